@@ -1,0 +1,1 @@
+"""Cerebro: model selection with model hopper parallelism."""

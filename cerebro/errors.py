@@ -1,0 +1,57 @@
+"""The exceptions that Cerebro raises.
+
+Bad arguments raise :class:`InputError`, which is a ``ValueError``; files that
+cannot be read or written raise ``OSError``; everything else is below. Each
+message names the file, the trial or the argument and says what to do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cerebro.result import Result
+
+
+class CerebroError(Exception):
+    """Base class of what Cerebro raises."""
+
+
+class InputError(CerebroError, ValueError):
+    """An argument, a configuration or a file given by the user is wrong."""
+
+
+class CorruptDataError(CerebroError):
+    """A data file, a state or a manifest is not what its checksum or header says."""
+
+
+class StateError(CerebroError):
+    """A model's state cannot be packed, or does not fit the model it is loaded into."""
+
+
+class DeviceError(CerebroError):
+    """A device or its driver failed."""
+
+
+class WorkerError(CerebroError):
+    """A worker process could not be started, or died and could not be replaced."""
+
+
+class UnitCancelled(CerebroError):
+    """A unit was told to stop; raised inside a worker, never seen by users."""
+
+
+class RunError(CerebroError):
+    """A run stopped because no trial can go on.
+
+    Parameters
+    ----------
+    message
+        The first cause.
+    result
+        What the run has so far, or None if it had not begun.
+    """
+
+    def __init__(self, message: str, result: Result | None = None) -> None:
+        super().__init__(message)
+        self.result = result

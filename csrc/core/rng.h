@@ -1,0 +1,61 @@
+/* rng.h -- keyed random streams, the row order and the visit order.
+ *
+ * Everything random in Cerebro is a pure function of a key, never of what was
+ * drawn before somewhere else: integer arithmetic only, so the bits are the
+ * same on every platform and at every optimisation level. The test vectors in
+ * tests/c/test_rng.c are part of the format: changing one changes every
+ * recorded run.
+ *
+ * The generator is xoshiro256** (Blackman and Vigna, "Scrambled linear
+ * pseudorandom number generators", 2021), seeded by splitmix64 of the key;
+ * bounds are drawn by Lemire's method ("Fast random integer generation in an
+ * interval", 2019). */
+#ifndef CER_RNG_H
+#define CER_RNG_H
+
+#include "base.h"
+
+typedef struct cer_rng {
+    uint64_t s[4];
+} cer_rng;
+
+/* What a stream is for; part of its key, so that streams of different use
+ * never coincide. Values are fixed for ever. */
+typedef enum cer_rng_use {
+    CER_RNG_ROWS = 1,      /* row order: (seed, epoch, shard) */
+    CER_RNG_WRITE = 2,     /* order in which a data set's rows are written */
+    CER_RNG_TRANSFORM = 3, /* random transforms: (seed, epoch, row) */
+    CER_RNG_SPACE = 4,     /* search spaces: (seed, trial, dimension) */
+    CER_RNG_EVAL = 5,      /* seeds of evaluation: (seed, trial, epoch) */
+    CER_RNG_SPLIT = 6,     /* stratified and grouped splits */
+} cer_rng_use;
+
+void cer_rng_seed(cer_rng *rng, uint64_t seed, cer_rng_use use, uint64_t a,
+                  uint64_t b);
+uint64_t cer_rng_next(cer_rng *rng);
+
+/* Uniform in [0, bound); bound > 0. */
+uint64_t cer_rng_below(cer_rng *rng, uint64_t bound);
+
+/* Uniform in [0, 1) with 53 random bits. */
+double cer_rng_double(cer_rng *rng);
+
+/* Writes a random permutation of 0..n-1 (Fisher-Yates). */
+void cer_rng_permute(cer_rng *rng, uint32_t *order, uint32_t n);
+
+/* The seed of a trial's generators: below 2**32, because NumPy's legacy
+ * generator takes no more, and different for every trial of one seed. */
+uint32_t cer_trial_seed(uint64_t seed, uint32_t trial);
+
+/* The shard that a trial visits as its step-th of the epoch (step < shards):
+ * round robin from (trial + epoch) mod shards, or from 0 without stagger. */
+static inline uint32_t
+cer_visit_shard(uint32_t trial, uint32_t epoch, uint32_t step, uint32_t shards,
+                bool stagger)
+{
+    uint64_t first = stagger ? (uint64_t)trial + epoch : 0;
+
+    return (uint32_t)((first + step) % shards);
+}
+
+#endif

@@ -1,0 +1,175 @@
+/* py_rng.c -- trial_seed, visit_order, permutation and keyed random numbers. */
+#define NO_IMPORT_ARRAY
+#include "module.h"
+#include "rng.h"
+
+#include <numpy/arrayobject.h>
+
+PyDoc_STRVAR(trial_seed_doc,
+             "trial_seed(seed, trial)\n--\n\n"
+             "Return the seed of a trial's generators, 0 <= result < 2**32.\n\n"
+             "Trials of one seed never share a result. The result fits\n"
+             "random.seed, numpy.random.seed and torch.manual_seed.");
+
+static PyObject *
+trial_seed(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"seed", "trial", NULL};
+    unsigned long long seed;
+    unsigned int trial;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KI:trial_seed", keywords,
+                                     &seed, &trial))
+        return NULL;
+    return PyLong_FromUnsignedLong(cer_trial_seed(seed, trial));
+}
+
+PyDoc_STRVAR(
+    visit_order_doc,
+    "visit_order(trial, epoch, shards, *, stagger=True)\n--\n\n"
+    "Return the shards in the order in which a trial visits them in an epoch.\n\n"
+    "Trial t starts epoch e at shard (t + e) mod shards and goes round;\n"
+    "without stagger every trial starts at shard 0.");
+
+static PyObject *
+visit_order(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"trial", "epoch", "shards", "stagger", NULL};
+    long long trial, epoch, shards;
+    int stagger = 1;
+    PyObject *order = NULL;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "LLL|$p:visit_order",
+                                     keywords, &trial, &epoch, &shards,
+                                     &stagger))
+        return NULL;
+    if (trial < 0 || trial > UINT32_MAX || epoch < 0 || epoch > UINT32_MAX ||
+        shards < 1 || shards > UINT32_MAX) {
+        PyErr_Format(PyExc_ValueError,
+                     "visit_order needs trial >= 0, epoch >= 0 and shards >= "
+                     "1, not %lld, %lld and %lld",
+                     trial, epoch, shards);
+        return NULL;
+    }
+    order = PyList_New((Py_ssize_t)shards);
+    for (long long step = 0; order != NULL && step < shards; step++) {
+        PyObject *shard = PyLong_FromUnsignedLong(
+            cer_visit_shard((uint32_t)trial, (uint32_t)epoch, (uint32_t)step,
+                            (uint32_t)shards, stagger != 0));
+
+        if (shard == NULL)
+            Py_CLEAR(order);
+        else
+            PyList_SET_ITEM(order, (Py_ssize_t)step, shard);
+    }
+    return order;
+}
+
+PyDoc_STRVAR(permutation_doc,
+             "permutation(n, seed, use, a=0, b=0)\n--\n\n"
+             "Return a random order of 0..n-1 as uint32, keyed by all arguments.\n\n"
+             "`use` is 'rows' (a=epoch, b=shard), 'write' or 'split'.");
+
+static PyObject *
+permutation(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"n", "seed", "use", "a", "b", NULL};
+    long long n;
+    unsigned long long seed, a = 0, b = 0;
+    const char *use_name;
+    cer_rng_use use;
+    npy_intp dims[1];
+    PyObject *array;
+    uint32_t *order;
+    cer_rng rng;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "LKs|KK:permutation",
+                                     keywords, &n, &seed, &use_name, &a, &b))
+        return NULL;
+    if (n < 0 || n > UINT32_MAX) {
+        PyErr_Format(PyExc_ValueError,
+                     "permutation of %lld rows: must be from 0 to 2**32 - 1", n);
+        return NULL;
+    }
+    if (strcmp(use_name, "rows") == 0) {
+        use = CER_RNG_ROWS;
+    } else if (strcmp(use_name, "write") == 0) {
+        use = CER_RNG_WRITE;
+    } else if (strcmp(use_name, "split") == 0) {
+        use = CER_RNG_SPLIT;
+    } else {
+        PyErr_Format(PyExc_ValueError,
+                     "unknown use '%s': must be rows, write or split", use_name);
+        return NULL;
+    }
+    dims[0] = (npy_intp)n;
+    array = PyArray_SimpleNew(1, dims, NPY_UINT32);
+    if (array == NULL)
+        return NULL;
+    order = PyArray_DATA((PyArrayObject *)array);
+    cer_rng_seed(&rng, seed, use, a, b);
+    Py_BEGIN_ALLOW_THREADS
+    cer_rng_permute(&rng, order, (uint32_t)n);
+    Py_END_ALLOW_THREADS
+    return array;
+}
+
+PyDoc_STRVAR(random_doubles_doc,
+             "random_doubles(n, seed, use, a=0, b=0)\n--\n\n"
+             "Return n floats, uniform in [0, 1), keyed by all arguments.\n\n"
+             "`use` is 'space' (a=trial, b=hash of the dimension's name) or\n"
+             "'eval' (a=trial, b=epoch).");
+
+static PyObject *
+random_doubles(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"n", "seed", "use", "a", "b", NULL};
+    Py_ssize_t n;
+    unsigned long long seed, a = 0, b = 0;
+    const char *use_name;
+    cer_rng_use use;
+    PyObject *list;
+    cer_rng rng;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nKs|KK:random_doubles",
+                                     keywords, &n, &seed, &use_name, &a, &b))
+        return NULL;
+    if (strcmp(use_name, "space") == 0) {
+        use = CER_RNG_SPACE;
+    } else if (strcmp(use_name, "eval") == 0) {
+        use = CER_RNG_EVAL;
+    } else {
+        PyErr_Format(PyExc_ValueError,
+                     "unknown use '%s': must be space or eval", use_name);
+        return NULL;
+    }
+    cer_rng_seed(&rng, seed, use, a, b);
+    list = PyList_New(n);
+    for (Py_ssize_t i = 0; list != NULL && i < n; i++) {
+        PyObject *value = PyFloat_FromDouble(cer_rng_double(&rng));
+
+        if (value == NULL)
+            Py_CLEAR(list);
+        else
+            PyList_SET_ITEM(list, i, value);
+    }
+    return list;
+}
+
+static PyMethodDef functions[] = {
+    {"trial_seed", (PyCFunction)(void (*)(void))trial_seed,
+     METH_VARARGS | METH_KEYWORDS, trial_seed_doc},
+    {"visit_order", (PyCFunction)(void (*)(void))visit_order,
+     METH_VARARGS | METH_KEYWORDS, visit_order_doc},
+    {"permutation", (PyCFunction)(void (*)(void))permutation,
+     METH_VARARGS | METH_KEYWORDS, permutation_doc},
+    {"random_doubles", (PyCFunction)(void (*)(void))random_doubles,
+     METH_VARARGS | METH_KEYWORDS, random_doubles_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+int
+core_register_rng(PyObject *module)
+{
+    return PyModule_AddFunctions(module, functions);
+}

@@ -1,0 +1,95 @@
+"""Builds the C extension ``cerebro._core``; everything else is in pyproject.toml."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CCompilerError, ExecError, PlatformError
+
+import numpy
+
+HERE = Path(__file__).parent
+NO_COMPILER = """
+Cerebro's core is written in C and needs a C compiler (gcc or clang) and Python's
+headers. Install them and try again:
+
+    Debian, Ubuntu   apt-get install gcc python3-dev
+    Fedora           dnf install gcc python3-devel
+    macOS            xcode-select --install
+"""
+
+WARNINGS = [
+    "-Wall",
+    "-Wextra",
+    "-Wshadow",
+    "-Wstrict-prototypes",
+    "-Wmissing-prototypes",
+    "-Wvla",
+]
+
+
+def c_sources() -> list[str]:
+    files = sorted([*HERE.glob("csrc/core/*.c"), *HERE.glob("csrc/python/*.c")])
+    return [str(file.relative_to(HERE)) for file in files]
+
+
+def c_headers() -> list[str]:
+    return [str(file.relative_to(HERE)) for file in sorted(HERE.glob("csrc/**/*.h"))]
+
+
+class BuildExt(build_ext):
+    """Adds what `CEREBRO_BUILD` asks for and explains a missing compiler.
+
+    ``CEREBRO_BUILD`` is a comma-separated list of ``werror`` (warnings are
+    errors), ``asan`` (AddressSanitizer and UBSan) and ``debug`` (-O0).
+    """
+
+    def build_extensions(self) -> None:
+        options = [o for o in os.environ.get("CEREBRO_BUILD", "").split(",") if o]
+        unknown = set(options) - {"werror", "asan", "debug"}
+        if unknown:
+            sys.exit(f"error: CEREBRO_BUILD: unknown option {', '.join(sorted(unknown))}")
+        for extension in self.extensions:
+            if "werror" in options:
+                extension.extra_compile_args.append("-Werror")
+            if "debug" in options:
+                extension.extra_compile_args.append("-O0")
+            if "asan" in options:
+                flags = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer"]
+                extension.extra_compile_args += flags
+                extension.extra_link_args += flags
+        try:
+            super().build_extensions()
+        except (CCompilerError, ExecError, PlatformError) as error:
+            sys.exit(f"{error}\n{NO_COMPILER}")
+
+
+if sys.platform == "win32":
+    sys.exit("error: Cerebro runs on Linux and macOS. On Windows, install it inside WSL.")
+
+setup(
+    ext_modules=[
+        Extension(
+            "cerebro._core",
+            sources=c_sources(),
+            depends=c_headers(),
+            include_dirs=["csrc/core", "csrc/python", "csrc/third_party", numpy.get_include()],
+            define_macros=[("_GNU_SOURCE", "1")],
+            # Contraction off: multiply-adds would give other bits than the frameworks.
+            extra_compile_args=[
+                "-std=c11",
+                "-O3",
+                "-g",
+                "-fvisibility=hidden",
+                "-ffp-contract=off",
+                *WARNINGS,
+            ],
+            libraries=["m", "pthread"] + (["dl"] if sys.platform == "linux" else []),
+        )
+    ],
+    cmdclass={"build_ext": BuildExt},
+)

@@ -1,0 +1,136 @@
+/* The vectors below are part of the data format: see rng.h. */
+#include "rng.h"
+
+#include <stdlib.h>
+
+#include "check.h"
+
+static void
+streams_are_keyed(void)
+{
+    cer_rng a, b;
+
+    cer_rng_seed(&a, 0, CER_RNG_ROWS, 1, 0);
+    cer_rng_seed(&b, 1, CER_RNG_ROWS, 0, 0);
+    CHECK(cer_rng_next(&a) != cer_rng_next(&b));
+    cer_rng_seed(&a, 0, CER_RNG_ROWS, 0, 0);
+    cer_rng_seed(&b, 0, CER_RNG_WRITE, 0, 0);
+    CHECK(cer_rng_next(&a) != cer_rng_next(&b));
+}
+
+static void
+permutations_are_permutations(void)
+{
+    enum { N = 10007 };
+    static uint32_t order[N];
+    static bool seen[N];
+    cer_rng rng;
+
+    for (uint32_t n = 0; n < 40; n++) {
+        uint64_t sum = 0;
+
+        cer_rng_seed(&rng, n, CER_RNG_ROWS, 0, 0);
+        cer_rng_permute(&rng, order, n);
+        for (uint32_t i = 0; i < n; i++)
+            sum |= UINT64_C(1) << order[i];
+        CHECK_EQ_HEX(sum, (UINT64_C(1) << n) - 1);
+    }
+    cer_rng_seed(&rng, 3, CER_RNG_ROWS, 5, 7);
+    cer_rng_permute(&rng, order, N);
+    for (uint32_t i = 0; i < N; i++) {
+        CHECK(order[i] < N && !seen[order[i]]);
+        seen[order[i]] = true;
+    }
+}
+
+/* All 24 orders of four rows must be equally likely: with 24,000 draws the
+ * chi-square statistic of 23 degrees of freedom stays far below 60. */
+static void
+permutations_are_uniform(void)
+{
+    uint32_t counts[256] = {0}, order[4];
+    double chi2 = 0;
+
+    for (uint32_t draw = 0; draw < 24000; draw++) {
+        cer_rng rng;
+
+        cer_rng_seed(&rng, 11, CER_RNG_ROWS, draw, 2);
+        cer_rng_permute(&rng, order, 4);
+        counts[order[0] << 6 | order[1] << 4 | order[2] << 2 | order[3]]++;
+    }
+    for (int i = 0; i < 256; i++) {
+        if (counts[i] != 0)
+            chi2 += (counts[i] - 1000.0) * (counts[i] - 1000.0) / 1000.0;
+    }
+    CHECK(chi2 < 60);
+}
+
+static void
+bounds_hold(void)
+{
+    cer_rng rng;
+
+    cer_rng_seed(&rng, 1, CER_RNG_SPACE, 2, 3);
+    for (int i = 0; i < 1000; i++) {
+        double d = cer_rng_double(&rng);
+
+        CHECK(cer_rng_below(&rng, 7) < 7);
+        CHECK(d >= 0 && d < 1);
+    }
+    CHECK_EQ_INT(cer_rng_below(&rng, 1), 0);
+}
+
+static int
+compare_u32(const void *a, const void *b)
+{
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+
+    return (x > y) - (x < y);
+}
+
+static void
+trial_seeds_never_coincide(void)
+{
+    enum { N = 100000 };
+    static uint32_t seeds[N];
+
+    for (uint32_t t = 0; t < N; t++)
+        seeds[t] = cer_trial_seed(42, t);
+    qsort(seeds, N, sizeof seeds[0], compare_u32);
+    for (uint32_t t = 1; t < N; t++)
+        CHECK(seeds[t] != seeds[t - 1]);
+    CHECK(cer_trial_seed(0, 0) != cer_trial_seed(1, 0));
+}
+
+static void
+visits_go_round(void)
+{
+    CHECK_EQ_INT(cer_visit_shard(2, 1, 0, 8, true), 3);
+    CHECK_EQ_INT(cer_visit_shard(2, 1, 6, 8, true), 1);
+    CHECK_EQ_INT(cer_visit_shard(2, 1, 6, 8, false), 6);
+    CHECK_EQ_INT(cer_visit_shard(UINT32_MAX, 1, 0, 7, true), 4294967296 % 7);
+}
+
+static void
+vectors(void)
+{
+    static const uint64_t next[4] = {UINT64_C(0x946d8de9ea692808), UINT64_C(0xc4cd8332a0a25e99), UINT64_C(0x432861a4b1837d82), UINT64_C(0x5ace9e03f8585eea)};
+    static const uint32_t permuted[20] = {13, 0, 5, 12, 18, 1, 10, 19, 15, 16, 9, 7, 3, 8, 17, 2, 6, 4, 14, 11};
+    static const uint32_t seeds[4] = {UINT32_C(0x39c71828), UINT32_C(0xe0785232), UINT32_C(0xac294360), UINT32_C(0x24239e2b)};
+    uint32_t order[20];
+    cer_rng rng;
+
+    cer_rng_seed(&rng, 7, CER_RNG_ROWS, 2, 3);
+    for (int i = 0; i < 4; i++)
+        CHECK_EQ_HEX(cer_rng_next(&rng), next[i]);
+    cer_rng_seed(&rng, 7, CER_RNG_ROWS, 2, 3);
+    cer_rng_permute(&rng, order, 20);
+    for (int i = 0; i < 20; i++)
+        CHECK_EQ_INT(order[i], permuted[i]);
+    for (uint32_t t = 0; t < 4; t++)
+        CHECK_EQ_INT(cer_trial_seed(42, t), seeds[t]);
+}
+
+CHECK_MAIN(streams_are_keyed, permutations_are_permutations,
+           permutations_are_uniform, bounds_hold, trial_seeds_never_coincide,
+           visits_go_round, vectors)
