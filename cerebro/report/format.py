@@ -1,0 +1,120 @@
+"""How numbers, times, configurations and metrics are written, everywhere alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+PREFIXES = ("val_", "train_")
+
+
+def number(value: Any, digits: int = 4) -> str:
+    """Write a number in at most about eight characters: ``0.9812``, ``3.1e-05``, ``1,024``."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) >= 100_000 else str(value)
+    if not math.isfinite(value):
+        return str(value)
+    if value != 0 and not 1e-3 <= abs(value) < 1e5:
+        mantissa, exponent = f"{value:.{digits - 2}e}".split("e")
+        if "." in mantissa:
+            mantissa = mantissa.rstrip("0").rstrip(".")
+        return f"{mantissa}e{int(exponent)}"
+    return f"{value:.{digits}g}"
+
+
+def metric(value: float | None, digits: int = 4) -> str:
+    """Write a metric with fixed decimals, so that columns line up; ``-`` for None."""
+    if value is None:
+        return "-"
+    if (math.isfinite(value) and 1e-3 <= abs(value) < 1e4) or value == 0:
+        return f"{value:.{digits}f}"
+    return number(float(value), digits)
+
+
+def duration(seconds: float | None) -> str:
+    """Write a time: ``850 ms``, ``4.2 s``, ``1:05``, ``2:03:00``; ``-`` for None."""
+    if seconds is None or not math.isfinite(seconds):
+        return "-"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def size(nbytes: float) -> str:
+    """Write a size in bytes with a unit: ``1.2 MB`` (1 MB is 10^6 bytes)."""
+    units = ["bytes", "kB", "MB", "GB", "TB", "PB"]
+    power = 0
+    while nbytes >= 1000 and power < len(units) - 1:
+        nbytes /= 1000
+        power += 1
+    return f"{nbytes:.0f} bytes" if power == 0 else f"{nbytes:.3g} {units[power]}"
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Turn nested dictionaries into one, with keys joined by dots."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{name}."))
+        else:
+            flat[name] = value
+    return flat
+
+
+def settings(config: Mapping[str, Any], width: int | None = None) -> str:
+    """Write a configuration on one line: ``lr=0.01 batch_size=32``; cut to `width` characters."""
+    parts = (f"{k}={number(v, 3)}" for k, v in flatten(config).items())
+    text = " ".join(parts)
+    if width is not None and len(text) > width:
+        text = text[: max(width - 1, 0)] + "…"
+    return text
+
+
+def short_name(name: str) -> str:
+    """Give a metric's name without ``val_`` or ``train_``."""
+    for prefix in PREFIXES:
+        if name.startswith(prefix):
+            return name[len(prefix) :]
+    return name
+
+
+def metric_value(metrics: Mapping[str, float], name: str) -> float | None:
+    """Look a metric up: its own key, else validation, else training."""
+    for key in (name, f"val_{name}", f"train_{name}"):
+        if key in metrics:
+            return metrics[key]
+    return None
+
+
+def metric_columns(rows: Iterable[Mapping[str, float]], ranked_by: str) -> list[str]:
+    """Choose the metric columns of a table: both losses, then what trials are ranked by.
+
+    Where trials are ranked by the loss, the first other metric (accuracy, say) comes third.
+    """
+    seen: dict[str, None] = {}
+    for metrics in rows:
+        seen.update(dict.fromkeys(metrics))
+    losses = ("train_loss", "val_loss")
+    columns: list[str] = [name for name in losses if name in seen]
+    if short_name(ranked_by) != "loss":
+        columns.append(ranked_by)
+        return columns
+    if ranked_by in seen and not columns:
+        columns.append(ranked_by)
+    others = [n for n in seen if short_name(n) != "loss" and not n.startswith("train_")]
+    others = others or [n for n in seen if short_name(n) != "loss"]
+    columns += [short_name(others[0])] if others else []
+    return columns
+
+
+def heading(name: str) -> str:
+    """Give a metric's column heading: ``train_loss`` becomes ``train loss``."""
+    return name.replace("_", " ")

@@ -1,0 +1,82 @@
+"""What a run looks like at one moment: the input of every progress display."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TrialRow:
+    """One trial as the displays see it.
+
+    Parameters
+    ----------
+    number
+        The trial's number, from 0.
+    config
+        Its configuration.
+    status
+        ``waiting running paused stopped finished diverged failed``.
+    epoch
+        Epochs it has finished.
+    epochs
+        Epochs it is to train for, as far as is known now.
+    metrics
+        Metrics of the last finished epoch: ``train_*`` and ``val_*``.
+    rows_per_second
+        Training rows per second of its last unit, or None before the first.
+    worker
+        The worker that runs it now, or None.
+    error
+        Its one-line error, for failed trials.
+    """
+
+    number: int
+    config: Mapping[str, Any]
+    status: str
+    epoch: int
+    epochs: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    rows_per_second: float | None = None
+    worker: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run at one moment.
+
+    Parameters
+    ----------
+    trials
+        All trials begun so far, by number.
+    share_done
+        Finished part of the work, 0 to 1.
+    seconds
+        Since the run's start.
+    seconds_left
+        Expected time to the end, or None while it cannot be told.
+    busy
+        Share of the workers' time spent training or validating, 0 to 1.
+    workers
+        How many workers there are.
+    best
+        Number of the best trial so far, or None.
+    metric, mode
+        What trials are ranked by, and ``"min"`` or ``"max"``.
+    path
+        The run's folder.
+    """
+
+    trials: Sequence[TrialRow]
+    share_done: float
+    seconds: float
+    seconds_left: float | None
+    busy: float
+    workers: int
+    best: int | None
+    metric: str
+    mode: str
+    path: str = ""
