@@ -1,0 +1,396 @@
+#include "fsio.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* Linux takes at most 2 GiB - 4 KiB per call, macOS fails from 2 GiB on. */
+#define MAX_PER_CALL ((size_t)1 << 30)
+
+static int
+open_file(const char *path, int flags)
+{
+    int fd;
+
+    do
+        fd = open(path, flags | O_CLOEXEC, 0666);
+    while (fd < 0 && errno == EINTR);
+    return fd;
+}
+
+static void
+close_fd(int fd)
+{
+    /* Not taken up again after EINTR: the descriptor is gone by then. What
+     * close could say of the data, fsync has said. */
+    if (fd >= 0)
+        (void)close(fd);
+}
+
+/* The size of an open regular file; `path` for the error. */
+static cer_status
+regular_size(int fd, const char *path, size_t *size_bytes, cer_error *err)
+{
+    struct stat info;
+
+    if (fstat(fd, &info) < 0)
+        return cer_fail_errno(err, errno, "cannot look at %s", path);
+    if (!S_ISREG(info.st_mode))
+        return cer_fail_errno(err, S_ISDIR(info.st_mode) ? EISDIR : EINVAL,
+                              "cannot open %s, which is no regular file", path);
+    if ((uint64_t)info.st_size > (uint64_t)PTRDIFF_MAX)
+        return cer_fail_errno(err, EFBIG, "cannot open %s", path);
+    *size_bytes = (size_t)info.st_size;
+    return CER_OK;
+}
+
+/* As cer_fsio_open_read, and the file's size with it. Non-blocking, so that a
+ * pipe in the place of the file does not hang. */
+static cer_status
+open_regular(const char *path, int *fd, size_t *size_bytes, cer_error *err)
+{
+    cer_status status;
+
+    *fd = open_file(path, O_RDONLY | O_NONBLOCK);
+    if (*fd < 0)
+        return cer_fail_errno(err, errno, "cannot open %s", path);
+    status = regular_size(*fd, path, size_bytes, err);
+    if (status != CER_OK) {
+        close_fd(*fd);
+        *fd = -1;
+    }
+    return status;
+}
+
+cer_status
+cer_fsio_open_read(const char *path, int *fd, cer_error *err)
+{
+    size_t size_bytes;
+
+    return open_regular(path, fd, &size_bytes, err);
+}
+
+cer_status
+cer_fsio_read(int fd, void *data, size_t len_bytes, size_t *got,
+              const char *path, cer_error *err)
+{
+    size_t done = 0;
+
+    while (done < len_bytes) {
+        size_t left = len_bytes - done;
+        ssize_t n = read(fd, (char *)data + done,
+                         left < MAX_PER_CALL ? left : MAX_PER_CALL);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return cer_fail_errno(err, errno, "cannot read %s", path);
+        if (n == 0)
+            break;
+        done += (size_t)n;
+    }
+    *got = done;
+    return CER_OK;
+}
+
+cer_status
+cer_fsio_write(int fd, const void *data, size_t len_bytes, const char *path,
+               cer_error *err)
+{
+    size_t done = 0;
+
+    while (done < len_bytes) {
+        size_t left = len_bytes - done;
+        ssize_t n = write(fd, (const char *)data + done,
+                          left < MAX_PER_CALL ? left : MAX_PER_CALL);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return cer_fail_errno(err, errno, "cannot write %s", path);
+        done += (size_t)n;
+    }
+    return CER_OK;
+}
+
+static int
+sync_fd(int fd)
+{
+    int result;
+
+    do {
+#ifdef F_FULLFSYNC
+        /* macOS: fsync stops at the drive's cache. */
+        result = fcntl(fd, F_FULLFSYNC);
+        if (result < 0 && errno != EINTR)
+            result = fsync(fd);
+#else
+        result = fsync(fd);
+#endif
+    } while (result < 0 && errno == EINTR);
+    return result;
+}
+
+cer_status
+cer_fsio_sync(int fd, const char *path, cer_error *err)
+{
+    if (sync_fd(fd) < 0)
+        return cer_fail_errno(err, errno, "cannot sync %s to disk", path);
+    return CER_OK;
+}
+
+cer_status
+cer_fsio_sync_directory(const char *path, cer_error *err)
+{
+    cer_status status = CER_OK;
+    int fd = open_file(path, O_RDONLY | O_DIRECTORY);
+
+    if (fd < 0)
+        return cer_fail_errno(err, errno, "cannot open folder %s", path);
+    if (sync_fd(fd) < 0 && errno != EINVAL)
+        status = cer_fail_errno(err, errno, "cannot sync folder %s", path);
+    close_fd(fd);
+    return status;
+}
+
+char *
+cer_fsio_parent(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    size_t len = slash == NULL ? 1 : (size_t)(slash - path);
+    char *parent;
+
+    if (len == 0)
+        len = 1; /* "/x": the slash itself */
+    parent = cer_alloc(len + 1);
+    if (parent == NULL)
+        return NULL;
+    memcpy(parent, slash == NULL ? "." : path, len);
+    parent[len] = '\0';
+    return parent;
+}
+
+/* Opens a new file beside `path` and leaves its name in *name. The name holds
+ * the process, and a number for what other threads or a dead process with the
+ * same id have left: no clock and no randomness needed. */
+static cer_status
+open_temporary(const char *path, char **name, int *fd, cer_error *err)
+{
+    enum { TRIES = 1000, SUFFIX = 48 };
+    size_t room = strlen(path) + SUFFIX;
+
+    *name = cer_alloc(room);
+    if (*name == NULL)
+        return cer_fail(err, CER_NOMEM, "out of memory writing %s", path);
+    for (int i = 0; i < TRIES; i++) {
+        (void)snprintf(*name, room, "%s.tmp-%ld-%d", path, (long)getpid(), i);
+        *fd = open_file(*name, O_WRONLY | O_CREAT | O_EXCL);
+        if (*fd >= 0)
+            return CER_OK;
+        if (errno != EEXIST)
+            break;
+    }
+    return cer_fail_errno(err, errno, "cannot create %s", *name);
+}
+
+static cer_status
+write_and_close(int *fd, const void *data, size_t len_bytes, const char *path,
+                cer_error *err)
+{
+    cer_status status = cer_fsio_write(*fd, data, len_bytes, path, err);
+
+    if (status == CER_OK)
+        status = cer_fsio_sync(*fd, path, err);
+    if (close(*fd) < 0 && status == CER_OK && errno != EINTR)
+        status = cer_fail_errno(err, errno, "cannot close %s", path);
+    *fd = -1;
+    return status;
+}
+
+cer_status
+cer_fsio_replace(const char *path, const void *data, size_t len_bytes,
+                 cer_error *err)
+{
+    cer_status status = CER_OK;
+    char *parent = cer_fsio_parent(path);
+    char *temporary = NULL;
+    bool renamed = false, created = false;
+    int fd = -1;
+
+    if (parent == NULL) {
+        status = cer_fail(err, CER_NOMEM, "out of memory writing %s", path);
+        goto done;
+    }
+    if ((status = open_temporary(path, &temporary, &fd, err)) != CER_OK)
+        goto done;
+    created = true;
+    status = write_and_close(&fd, data, len_bytes, path, err);
+    if (status != CER_OK)
+        goto done;
+    if (rename(temporary, path) < 0) {
+        status = cer_fail_errno(err, errno, "cannot replace %s", path);
+        goto done;
+    }
+    renamed = true;
+    status = cer_fsio_sync_directory(parent, err);
+
+done:
+    if (created && !renamed)
+        (void)unlink(temporary);
+    cer_free(temporary);
+    cer_free(parent);
+    return status;
+}
+
+/* mmap of a whole file; an empty one has no pages and gives NULL. */
+static cer_status
+map_all(int fd, size_t size_bytes, int protection, const char *path,
+        uint8_t **data, cer_error *err)
+{
+    void *pages = NULL;
+
+    if (size_bytes != 0)
+        pages = mmap(NULL, size_bytes, protection, MAP_SHARED, fd, 0);
+    if (pages == MAP_FAILED)
+        return cer_fail_errno(err, errno, "cannot map %s", path);
+    *data = pages;
+    return CER_OK;
+}
+
+cer_status
+cer_fsio_map_read(const char *path, cer_map *out, cer_error *err)
+{
+    cer_map map = CER_MAP_INIT;
+    int fd;
+    cer_status status = open_regular(path, &fd, &map.size_bytes, err);
+
+    *out = map;
+    if (status != CER_OK)
+        return status;
+    status = map_all(fd, map.size_bytes, PROT_READ, path, &map.data, err);
+    if (status == CER_OK)
+        *out = map;
+    close_fd(fd);
+    return status;
+}
+
+#ifdef __APPLE__
+/* No posix_fallocate: ask for the blocks, then set the size. */
+static int
+reserve(int fd, size_t old_bytes, size_t new_bytes)
+{
+    fstore_t store = {.fst_flags = F_ALLOCATEALL,
+                      .fst_posmode = F_PEOFPOSMODE,
+                      .fst_length = (off_t)(new_bytes - old_bytes)};
+
+    if (fcntl(fd, F_PREALLOCATE, &store) < 0 ||
+        ftruncate(fd, (off_t)new_bytes) < 0)
+        return errno;
+    return 0;
+}
+#else
+static int
+reserve(int fd, size_t old_bytes, size_t new_bytes)
+{
+    int code;
+
+    do
+        code = posix_fallocate(fd, (off_t)old_bytes,
+                               (off_t)(new_bytes - old_bytes));
+    while (code == EINTR);
+    return code;
+}
+#endif
+
+/* Makes the file at least `size_bytes` long; *size_bytes is its length after.
+ * A failure gives back what had been added. */
+static cer_status
+grow_file(int fd, const char *path, size_t *size_bytes, cer_error *err)
+{
+    size_t now = 0, wanted = *size_bytes;
+    cer_status status = regular_size(fd, path, &now, err);
+    int code;
+
+    if (status != CER_OK)
+        return status;
+    *size_bytes = now;
+    if (now >= wanted)
+        return CER_OK;
+    if (wanted > (size_t)PTRDIFF_MAX)
+        return cer_fail_errno(err, EFBIG, "cannot grow %s", path);
+    code = reserve(fd, now, wanted);
+    if (code != 0) {
+        /* Best effort: the error is the one to report. */
+        int ignored = ftruncate(fd, (off_t)now);
+
+        (void)ignored;
+        return cer_fail_errno(err, code, "cannot grow %s to %zu bytes", path,
+                              wanted);
+    }
+    *size_bytes = wanted;
+    return CER_OK;
+}
+
+cer_status
+cer_fsio_map_write(const char *path, size_t size_bytes, bool create,
+                   cer_map *out, cer_error *err)
+{
+    cer_map map = CER_MAP_INIT;
+    cer_status status;
+    bool created = false;
+
+    *out = map;
+    map.fd = open_file(path, O_RDWR);
+    if (map.fd < 0 && errno == ENOENT && create) {
+        map.fd = open_file(path, O_RDWR | O_CREAT | O_EXCL);
+        created = map.fd >= 0;
+        if (!created && errno == EEXIST) /* made by another one just now */
+            map.fd = open_file(path, O_RDWR);
+    }
+    if (map.fd < 0)
+        return cer_fail_errno(err, errno, "cannot open %s", path);
+    status = cer_fsio_map_grow(&map, size_bytes, path, err);
+    if (status == CER_OK) {
+        *out = map;
+    } else {
+        close_fd(map.fd);
+        if (created)
+            (void)unlink(path);
+    }
+    return status;
+}
+
+cer_status
+cer_fsio_map_grow(cer_map *map, size_t size_bytes, const char *path,
+                  cer_error *err)
+{
+    uint8_t *data = NULL;
+    cer_status status = grow_file(map->fd, path, &size_bytes, err);
+
+    if (status != CER_OK || size_bytes == map->size_bytes)
+        return status;
+    /* The new mapping first, so that a failure leaves the old one. The pages
+     * are the file's: nothing is copied. */
+    status =
+        map_all(map->fd, size_bytes, PROT_READ | PROT_WRITE, path, &data, err);
+    if (status != CER_OK)
+        return status;
+    if (map->data != NULL)
+        (void)munmap(map->data, map->size_bytes);
+    map->data = data;
+    map->size_bytes = size_bytes;
+    return CER_OK;
+}
+
+void
+cer_fsio_unmap(cer_map *map)
+{
+    if (map->data != NULL)
+        (void)munmap(map->data, map->size_bytes);
+    close_fd(map->fd);
+    *map = (cer_map)CER_MAP_INIT;
+}

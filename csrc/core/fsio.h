@@ -1,0 +1,80 @@
+/* fsio.h -- files: whole reads and writes, durability, atomic replacement and
+ * mappings.
+ *
+ * Every function names the file in its error and gives CER_IO with the errno
+ * of the call that failed. Interrupted calls and short counts are taken up
+ * again; a caller sees all of its bytes or an error. */
+#ifndef CER_FSIO_H
+#define CER_FSIO_H
+
+#include "base.h"
+
+/* Opens a regular file for reading; anything else in its place is an error and
+ * never waited for. The caller closes *fd, -1 on failure. */
+cer_status cer_fsio_open_read(const char *path, int *fd, cer_error *err);
+
+/* Reads until `len_bytes` are there or the file ends; *got says how many. */
+cer_status cer_fsio_read(int fd, void *data, size_t len_bytes, size_t *got,
+                         const char *path, cer_error *err);
+
+/* Writes all of it, or fails; what a failed write left behind is undefined. */
+cer_status cer_fsio_write(int fd, const void *data, size_t len_bytes,
+                          const char *path, cer_error *err);
+
+/* Until this returns CER_OK nothing written is safe from a loss of power.
+ * After a failure the file is to be treated as lost: a second try may succeed
+ * without the data. */
+cer_status cer_fsio_sync(int fd, const char *path, cer_error *err);
+
+/* Makes names added to or removed from a folder durable. A file system that
+ * cannot do that (EINVAL) is taken at its word. */
+cer_status cer_fsio_sync_directory(const char *path, cer_error *err);
+
+/* The folder that holds `path`: "." for a bare name, "/" for "/x". NULL: out
+ * of memory; the caller frees it with cer_free. */
+char *cer_fsio_parent(const char *path);
+
+/* Puts `data` in the place of the file `path` in one step: readers see the old
+ * bytes or the new ones, also after a loss of power. Written to a temporary
+ * file in the same folder, synced, renamed, and the folder synced. On failure
+ * the temporary file is gone and the old file untouched, with one exception: if
+ * syncing the folder fails, the new file is in place but not known durable. */
+cer_status cer_fsio_replace(const char *path, const void *data,
+                            size_t len_bytes, cer_error *err);
+
+/* --- mappings ------------------------------------------------------------ */
+typedef struct cer_map {
+    uint8_t *data;     /* page-aligned; NULL if the file is empty */
+    size_t size_bytes; /* of the file when it was mapped */
+    int fd;            /* of a writable mapping; -1 for a read-only one */
+} cer_map;
+
+/* What a cer_map is before it is opened and after it is closed. */
+#define CER_MAP_INIT                                                           \
+    {                                                                          \
+        .data = NULL, .size_bytes = 0, .fd = -1                                \
+    }
+
+/* Maps a whole regular file, shared and read-only. The descriptor is closed
+ * again. Truncating the file later makes access to the lost pages a SIGBUS:
+ * mapped files are immutable. */
+cer_status cer_fsio_map_read(const char *path, cer_map *out, cer_error *err);
+
+/* Maps a whole file shared and writable, so that other processes see what is
+ * written and a death of this one loses nothing. It is made if it is not there
+ * and `create` is given, and grown to `size_bytes` if it is smaller (never
+ * shrunk), with its blocks reserved: a full disk is an error here and not a
+ * SIGBUS later. A file made by a failing call is removed again. */
+cer_status cer_fsio_map_write(const char *path, size_t size_bytes, bool create,
+                              cer_map *out, cer_error *err);
+
+/* Grows the file of a writable mapping to `size_bytes`, if it is smaller, and
+ * maps all of it; with 0 it only takes up what another process has added.
+ * `data` may move. On failure file and mapping are as before. */
+cer_status cer_fsio_map_grow(cer_map *map, size_t size_bytes, const char *path,
+                             cer_error *err);
+
+/* Unmaps and closes; *map is CER_MAP_INIT afterwards. */
+void cer_fsio_unmap(cer_map *map);
+
+#endif
