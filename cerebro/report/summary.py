@@ -1,0 +1,126 @@
+"""A result as plain text: what ``Result.summary()`` and ``cerebro show`` print."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from cerebro.report import format as fmt
+
+MAX_TRIALS = 20
+
+
+def ranked(result: Any) -> list[Any]:
+    """Sort a result's trials, best first; those without the metric come last, by number."""
+    sign = -1.0 if result.mode == "max" else 1.0
+
+    def key(trial: Any) -> tuple[bool, float, int]:
+        value = fmt.metric_value(trial.metrics, result.metric)
+        missing = value is None or not math.isfinite(value)
+        return missing, 0.0 if value is None or missing else sign * value, trial.number
+
+    return sorted(result.trials, key=key)
+
+
+def columns(result: Any, trials: Sequence[Any]) -> tuple[list[str], list[list[str]]]:
+    """Give the headings and the rows of a table of `trials`, as text."""
+    names = fmt.metric_columns((trial.metrics for trial in trials), result.metric)
+    # A value that every trial shares says nothing about any of them.
+    flat = [fmt.flatten(trial.config) for trial in trials]
+    keys = list(dict.fromkeys(key for config in flat for key in config))
+    varying = [k for k in keys if len({repr(c.get(k)) for c in flat}) > 1] or keys
+    headings = ["trial", "status", "epochs", *(fmt.heading(n) for n in names), *varying]
+    rows = [
+        [
+            str(trial.number),
+            trial.status,
+            str(trial.epoch),
+            *(fmt.metric(fmt.metric_value(trial.metrics, name)) for name in names),
+            *(fmt.number(config[key], 3) if key in config else "" for key in varying),
+        ]
+        for trial, config in zip(trials, flat, strict=True)
+    ]
+    return headings, rows
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Lay out a table with columns two blanks apart; numbers to the right."""
+    widths = [max(len(r[i]) for r in [headings, *rows]) for i in range(len(headings))]
+    numeric = [all(_looks_numeric(row[i]) for row in rows) for i in range(len(headings))]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = (
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(cells, widths, numeric, strict=True)
+        )
+        return "  ".join(padded).rstrip()
+
+    return "\n".join([line(headings), *(line(row) for row in rows)])
+
+
+def _looks_numeric(cell: str) -> bool:
+    try:
+        float(cell.replace(",", "") or 0)
+    except ValueError:
+        return cell == "-"
+    return True
+
+
+def counts(result: Any) -> str:
+    """Say how many trials have which status: ``12 finished, 4 failed``."""
+    states: dict[str, int] = {}
+    for trial in result.trials:
+        states[trial.status] = states.get(trial.status, 0) + 1
+    return ", ".join(f"{n} {status}" for status, n in states.items()) or "no trials"
+
+
+def best_lines(result: Any) -> list[str]:
+    """Describe the best trial in a few lines; empty when no trial has finished an epoch."""
+    if not any(fmt.metric_value(t.metrics, result.metric) is not None for t in result.trials):
+        return []
+    best = result.best
+    value = fmt.metric(fmt.metric_value(best.metrics, result.metric))
+    after = "" if best.best_epoch is None else f" after {best.best_epoch + 1} epochs"
+    lines = [f"best: trial {best.number}, {fmt.heading(result.metric)} {value}{after}"]
+    config = fmt.flatten(best.config)
+    width = max((len(name) for name in config), default=0)
+    return [*lines, *(f"  {name:<{width}}  {fmt.number(v)}" for name, v in config.items())]
+
+
+def failures(result: Any) -> list[str]:
+    """Give the first line of each different error and how many trials had it."""
+    causes: dict[str, list[int]] = {}
+    for trial in result.trials:
+        if trial.error:
+            causes.setdefault(str(trial.error).strip().splitlines()[-1], []).append(trial.number)
+    return [
+        f"trial {numbers[0]}{f' and {len(numbers) - 1} more' if numbers[1:] else ''}: {cause}"
+        for cause, numbers in causes.items()
+    ]
+
+
+def render(result: Any, max_trials: int = MAX_TRIALS) -> str:
+    """Write a result as text: where it is, its trials best first, the best configuration.
+
+    Parameters
+    ----------
+    result
+        A ``Result``.
+    max_trials
+        How many trials to list.
+
+    Returns
+    -------
+    str
+        Several lines without colours and without a newline at the end.
+    """
+    trials = ranked(result)
+    parts = [f"{result.path}: {result.status}; {counts(result)}"]
+    if trials:
+        text = table(*columns(result, trials[:max_trials]))
+        if len(trials) > max_trials:
+            text += f"\nand {len(trials) - max_trials} more"
+        parts.append(text)
+    parts += ["\n".join(lines) for lines in (best_lines(result), failures(result)) if lines]
+    return "\n\n".join(parts)
