@@ -75,6 +75,14 @@ cer_fsio_open_read(const char *path, int *fd, cer_error *err)
 }
 
 cer_status
+cer_fsio_create(const char *path, int *fd, cer_error *err)
+{
+    *fd = open_file(path, O_WRONLY | O_CREAT | O_EXCL);
+    return *fd < 0 ? cer_fail_errno(err, errno, "cannot create %s", path)
+                   : CER_OK;
+}
+
+cer_status
 cer_fsio_read(int fd, void *data, size_t len_bytes, size_t *got,
               const char *path, cer_error *err)
 {

@@ -13,6 +13,10 @@
  * never waited for. The caller closes *fd, -1 on failure. */
 cer_status cer_fsio_open_read(const char *path, int *fd, cer_error *err);
 
+/* Makes a new file and opens it for writing; CER_IO with EEXIST if there is
+ * anything of that name. The caller closes *fd, -1 on failure. */
+cer_status cer_fsio_create(const char *path, int *fd, cer_error *err);
+
 /* Reads until `len_bytes` are there or the file ends; *got says how many. */
 cer_status cer_fsio_read(int fd, void *data, size_t len_bytes, size_t *got,
                          const char *path, cer_error *err);

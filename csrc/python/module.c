@@ -8,6 +8,8 @@ typedef int (*register_function)(PyObject *module);
 static const register_function registrations[] = {
     core_register_rng,
     core_register_hash,
+    core_register_shard,
+    core_register_fsio,
 };
 
 core_state *
@@ -22,44 +24,46 @@ core_state_of_type(PyTypeObject *type)
     return PyType_GetModuleState(type);
 }
 
+static PyObject *
+exception_for(const core_state *state, cer_status status)
+{
+    switch (status) {
+    case CER_OK:
+        return PyExc_SystemError; /* core_raise without an error */
+    case CER_NOMEM:
+        return PyExc_MemoryError;
+    case CER_INVALID:
+        return PyExc_ValueError;
+    case CER_IO:
+        return PyExc_OSError;
+    case CER_CORRUPT:
+        return state->CorruptDataError;
+    case CER_STATE:
+        return state->StateError;
+    case CER_DEVICE:
+        return state->DeviceError;
+    case CER_CANCELLED:
+        return state->UnitCancelled;
+    }
+    return PyExc_SystemError;
+}
+
 PyObject *
 core_raise(core_state *state, const cer_error *err)
 {
-    PyObject *exception = PyExc_RuntimeError;
-    PyObject *args;
+    PyObject *exception = exception_for(state, err->status);
+    /* A file's name need not be UTF-8, and a long message may be cut within a
+     * character: neither may hide the error. */
+    PyObject *value = PyUnicode_DecodeUTF8(
+        err->message, (Py_ssize_t)strlen(err->message), "replace");
 
-    switch (err->status) {
-    case CER_OK:
-        PyErr_SetString(PyExc_SystemError, "core_raise without an error");
-        return NULL;
-    case CER_NOMEM:
-        PyErr_SetString(PyExc_MemoryError, err->message);
-        return NULL;
-    case CER_IO:
-        /* OSError picks its subclass (FileNotFoundError, ...) by errno. */
-        args = Py_BuildValue("(is)", err->os_errno, err->message);
-        if (args != NULL) {
-            PyErr_SetObject(PyExc_OSError, args);
-            Py_DECREF(args);
-        }
-        return NULL;
-    case CER_INVALID:
-        exception = PyExc_ValueError;
-        break;
-    case CER_CORRUPT:
-        exception = state->CorruptDataError;
-        break;
-    case CER_STATE:
-        exception = state->StateError;
-        break;
-    case CER_DEVICE:
-        exception = state->DeviceError;
-        break;
-    case CER_CANCELLED:
-        exception = state->UnitCancelled;
-        break;
+    /* OSError picks its subclass (FileNotFoundError, ...) by errno. */
+    if (value != NULL && err->status == CER_IO)
+        value = Py_BuildValue("(iN)", err->os_errno, value);
+    if (value != NULL) {
+        PyErr_SetObject(exception, value);
+        Py_DECREF(value);
     }
-    PyErr_SetString(exception, err->message);
     return NULL;
 }
 

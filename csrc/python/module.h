@@ -13,7 +13,9 @@
 
 /* Types of this module, kept so that C code can make and recognise them. One
  * line per py_<name>.c with a type; a file adds its own lines. */
-#define CORE_TYPE_LIST(X)
+#define CORE_TYPE_LIST(X)                                                      \
+    X(shard_reader)                                                            \
+    X(npy_writer)
 
 typedef struct core_state {
 #define CORE_TYPE_MEMBER(name) PyTypeObject *name##_type;
@@ -41,14 +43,19 @@ core_state_of(PyObject *self)
  * STATE, DEVICE and CANCELLED the classes of cerebro.errors. Returns NULL. */
 PyObject *core_raise(core_state *state, const cer_error *err);
 
-/* Makes the heap type of `spec`, adds it to the module and keeps it in *slot. */
+/* Makes the heap type of `spec`, adds it to the module and keeps it in *slot.
+ */
 int core_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **slot);
 
-/* One per file; each adds its types and functions. 0, or -1 with an exception. */
+/* One per file; each adds its types and functions. 0, or -1 with an exception.
+ */
 int core_register_rng(PyObject *module);
 int core_register_hash(PyObject *module);
+int core_register_shard(PyObject *module);
+int core_register_fsio(PyObject *module);
 
-/* csrc/python files that need NumPy define NO_IMPORT_ARRAY, all but module.c. */
+/* csrc/python files that need NumPy define NO_IMPORT_ARRAY, all but module.c.
+ */
 #define PY_ARRAY_UNIQUE_SYMBOL cer_numpy_api
 #define NPY_NO_DEPRECATED_API NPY_1_25_API_VERSION
 #define NPY_TARGET_VERSION NPY_1_25_API_VERSION
