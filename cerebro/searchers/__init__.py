@@ -1,0 +1,55 @@
+"""Searchers: which configuration is trained next, and for how long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cerebro.errors import InputError
+from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion
+from cerebro.searchers.grid import GridSearch
+from cerebro.searchers.random import RandomSearch
+
+__all__ = [
+    "DONE",
+    "Decision",
+    "GridSearch",
+    "RandomSearch",
+    "Searcher",
+    "Suggestion",
+    "make_searcher",
+]
+
+_BY_NAME: dict[str, type[Any]] = {"random": RandomSearch, "grid": GridSearch}
+_METHODS = ("setup", "suggest", "report", "state_dict", "load_state_dict")
+
+
+def make_searcher(searcher: str | Searcher | type[Searcher]) -> Searcher:
+    """Return the searcher that `searcher` means.
+
+    Parameters
+    ----------
+    searcher
+        "random", "grid", a searcher, or the class of one that needs no arguments.
+
+    Raises
+    ------
+    InputError
+        If the name is unknown or the object lacks a method of
+        :class:`~cerebro.searchers.base.Searcher`.
+    """
+    if isinstance(searcher, str):
+        kind = _BY_NAME.get(searcher.lower())
+        if kind is None:
+            names = ", ".join(repr(name) for name in _BY_NAME)
+            raise InputError(
+                f"searcher={searcher!r} is not available in this version; there are {names}, or "
+                "pass an object with the methods of cerebro.searchers.Searcher"
+            )
+        made: Searcher = kind()
+        return made
+    instance: Any = searcher() if isinstance(searcher, type) else searcher
+    missing = [name for name in _METHODS if not callable(getattr(instance, name, None))]
+    if missing:
+        raise InputError(f"searcher={instance!r} is no searcher: it has no {missing[0]}() method")
+    result: Searcher = instance
+    return result

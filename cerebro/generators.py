@@ -1,0 +1,153 @@
+"""The global random generators: `random`, NumPy's legacy one and torch's.
+
+They belong to a trial's state: saved and restored around every unit, so that
+trials that share a process do not disturb each other, and evaluation leaves
+them alone. Capturing and restoring together take well below 0.1 ms.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from cerebro.errors import StateError
+
+# random.getstate() is (version, 624 words and a position, the spare normal number).
+_PYTHON_VERSION = 3
+
+
+def seed_all(seed: int, torch: bool) -> None:
+    """Seed `random`, NumPy and, if `torch`, torch on every device.
+
+    Parameters
+    ----------
+    seed
+        0 <= seed < 2**32, as :func:`cerebro.trial_seed` returns.
+    torch
+        Whether the model uses torch, see :func:`uses_torch`.
+    """
+    random.seed(seed)
+    np.random.seed(seed)
+    if torch:
+        _torch().manual_seed(seed)
+
+
+def capture(torch: bool) -> dict[str, Any]:
+    """Return the state of the generators: arrays and numbers, about 10 KB.
+
+    Parameters
+    ----------
+    torch
+        Whether torch's generators are part of it; CUDA's is where CUDA is in use.
+    """
+    _, words, gauss = random.getstate()
+    legacy = np.random.get_state(legacy=False)
+    assert isinstance(legacy, dict)
+    state: dict[str, Any] = {
+        "python": np.array(words, dtype=np.uint32),
+        "python_gauss": gauss,
+        "numpy": legacy["state"]["key"],
+        "numpy_position": int(legacy["state"]["pos"]),
+        "numpy_gauss": float(legacy["gauss"]) if legacy["has_gauss"] else None,
+    }
+    if torch:
+        module = _torch()
+        state["torch"] = module.get_rng_state().numpy()
+        if module.cuda.is_initialized():
+            state["torch_cuda"] = module.cuda.get_rng_state().numpy()
+    return state
+
+
+def restore(state: Mapping[str, Any]) -> None:
+    """Put the generators back to a state that :func:`capture` returned.
+
+    Raises
+    ------
+    StateError
+        If `state` is not such a state.
+    """
+    try:
+        words = tuple(np.asarray(state["python"]).tolist())
+        random.setstate((_PYTHON_VERSION, words, state["python_gauss"]))
+        gauss = state["numpy_gauss"]
+        key = np.asarray(state["numpy"])
+        np.random.set_state(
+            ("MT19937", key, state["numpy_position"], int(gauss is not None), gauss or 0.0)
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(f"this is no state of the random generators: {error}") from error
+    if "torch" in state:
+        module = _torch()
+        module.set_rng_state(_bytes(state["torch"]))
+        if "torch_cuda" in state and module.cuda.is_initialized():
+            module.cuda.set_rng_state(_bytes(state["torch_cuda"]))
+
+
+@contextmanager
+def preserved(torch: bool, seed: int | None = None) -> Iterator[None]:
+    """Run a block of code that leaves the generators as they were.
+
+    Parameters
+    ----------
+    torch
+        Whether the block may use torch's generators.
+    seed
+        If given, the block starts with generators seeded by it.
+    """
+    state = capture(torch)
+    try:
+        if seed is not None:
+            seed_all(seed, torch)
+        yield
+    finally:
+        restore(state)
+
+
+def uses_torch(model: object) -> bool:
+    """Return whether a model uses torch: to be asked once, after `build`.
+
+    It does if its ``framework`` is "torch", or if a torch tensor, module or
+    optimizer is among its attributes or in its state.
+    """
+    if getattr(model, "framework", None) == "torch":
+        return True
+    module: Any = sys.modules.get("torch")
+    if module is None or not hasattr(module, "Tensor"):
+        return False
+    kinds = (module.Tensor, module.nn.Module, module.optim.Optimizer)
+    if _holds(getattr(model, "__dict__", {}), kinds):
+        return True
+    take = getattr(model, "state_dict", None)
+    return callable(take) and _holds(take(), kinds)
+
+
+def _holds(value: object, kinds: tuple[type, ...], depth: int = 4) -> bool:
+    if isinstance(value, kinds):
+        return True
+    if depth == 0:
+        return False
+    items: Any = ()
+    if isinstance(value, Mapping):
+        items = value.values()
+    elif isinstance(value, (list, tuple)):
+        items = value
+    return any(_holds(item, kinds, depth - 1) for item in items)
+
+
+def _torch() -> Any:
+    import torch
+
+    return torch
+
+
+def _bytes(state: Any) -> Any:
+    """Return a generator's state as the byte tensor that torch wants, a copy."""
+    module = _torch()
+    if isinstance(state, module.Tensor):
+        return state.to(module.uint8).clone()
+    return module.from_numpy(np.array(state, dtype=np.uint8))

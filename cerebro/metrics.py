@@ -1,0 +1,58 @@
+"""Whether a metric is to be small or large."""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+from cerebro.errors import InputError
+
+Mode = Literal["min", "max"]
+
+_MIN = """
+    loss nll bce cross_entropy crossentropy log_loss logloss hinge kl kl_divergence
+    mse mae rmse rmsle msle mape smape medae mean_squared_error mean_absolute_error
+    root_mean_squared_error mean_absolute_percentage_error huber
+    error error_rate err zero_one_loss perplexity ppl bits_per_byte bpb bits_per_character bpc
+    brier brier_score ece calibration_error wer cer ter fid inertia
+"""
+_MAX = """
+    accuracy acc balanced_accuracy top1 top5 top1_accuracy top5_accuracy
+    binary_accuracy categorical_accuracy
+    auc roc_auc auroc pr_auc auprc average_precision ap map mean_average_precision
+    f1 f1_score f1_macro f1_micro f_score fbeta precision recall sensitivity specificity
+    r2 r2_score explained_variance correlation pearson spearman kendall
+    iou miou mean_iou jaccard dice psnr ssim bleu rouge rouge1 rouge2 rougel meteor
+    ndcg mrr hit_rate recall_at_k precision_at_k mcc kappa cohen_kappa em exact_match
+"""
+
+
+def metric_mode(metric: str, mode: str | None = None) -> Mode:
+    """Return whether `metric` is minimised or maximised.
+
+    Parameters
+    ----------
+    metric
+        A metric's name; ``val_`` and ``train_`` before it do not matter.
+    mode
+        "min" or "max" if the user said so, else None.
+
+    Raises
+    ------
+    InputError
+        If `mode` is neither, or if it is None and the metric is not well known.
+    """
+    if mode is not None:
+        if mode not in ("min", "max"):
+            raise InputError(f"mode must be 'min' or 'max', not {mode!r}")
+        return cast(Mode, mode)
+    if not isinstance(metric, str):
+        raise InputError(f"metric must be the name of a metric, not {metric!r}")
+    name = metric.lower().removeprefix("val_").removeprefix("train_").replace("-", "_")
+    if name in _MIN.split():
+        return "min"
+    if name in _MAX.split():
+        return "max"
+    raise InputError(
+        f"metric={metric!r} is not a metric Cerebro knows: say whether it is to be small or large "
+        "with mode='min' or mode='max'"
+    )

@@ -1,0 +1,181 @@
+"""What a searcher is: it suggests configurations and hears how they do.
+
+A searcher decides nothing but *which*: which configuration comes next, up to
+which epoch, and whether a trial goes on. It holds no models, files or clocks,
+so its answers are a pure function of what it was set up with and was told.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol
+
+from cerebro.errors import InputError
+from cerebro.space import Space, json_value
+
+
+class _Done(enum.Enum):
+    DONE = "done"
+
+    def __repr__(self) -> str:
+        return "DONE"
+
+
+#: Returned by :meth:`Searcher.suggest` when no suggestion will ever come again.
+DONE: Final = _Done.DONE
+
+
+class Decision(enum.Enum):
+    """What happens to a trial after an epoch that was reported."""
+
+    CONTINUE = "continue"  # trains on, up to the epoch that its suggestion named
+    PAUSE = "pause"  # waits until it is suggested again
+    STOP = "stop"  # ends for good
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """What to train next.
+
+    Attributes
+    ----------
+    config
+        The configuration of a new trial, or of a clone.
+    epochs
+        Train until so many epochs are done; None means the search's epochs.
+    trial
+        The number of a paused trial that is to go on; None starts a new trial.
+    parent
+        The number of the trial whose state a new trial begins with.
+    """
+
+    config: dict[str, Any]
+    epochs: int | None = None
+    trial: int | None = None
+    parent: int | None = None
+
+
+class Searcher(Protocol):
+    """What :func:`cerebro.search` asks of a searcher.
+
+    Trials are numbered from 0 in the order in which they are suggested. All
+    state is JSON, so that a run can be resumed.
+
+    Attributes
+    ----------
+    adaptive
+        Whether decisions depend on reports. Reports to an adaptive searcher come
+        in rounds, so that its decisions do not depend on timing.
+    """
+
+    adaptive: bool
+
+    def setup(
+        self,
+        space: Space,
+        *,
+        seed: int,
+        epochs: int,
+        n_trials: int | float | None,
+        metric: str,
+        mode: str,
+        points: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """Prepare for a search; called once, before anything else.
+
+        Parameters
+        ----------
+        n_trials
+            The number of trials, None if the user gave none, ``math.inf`` if
+            something else (a time limit) ends the search.
+        metric, mode
+            The metric that trials are compared by, "min" or "max".
+        points
+            Configurations to try first.
+        """
+        ...
+
+    def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
+        """Return the next suggestion; None if there is none now, `DONE` if never again."""
+        ...
+
+    def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
+        """Hear the metrics of a trial's epoch (from 0) and decide how it goes on."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return, as JSON, what a fresh searcher after :meth:`setup` needs to go on."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state_dict`; called after :meth:`setup`."""
+        ...
+
+
+class SequenceSearcher:
+    """A searcher whose configurations are known beforehand, one by one.
+
+    Subclasses say how many there are and which; every trial trains to the end.
+    """
+
+    adaptive = False
+
+    def __init__(self) -> None:
+        self._points: list[dict[str, Any]] = []
+        self._epochs: int | None = None
+        self._next = 0
+
+    def _start(
+        self, space: Space, seed: int, epochs: int, points: Sequence[Mapping[str, Any]]
+    ) -> None:
+        self._points = [space.complete(point, seed, trial) for trial, point in enumerate(points)]
+        self._epochs = epochs
+        self._next = 0
+
+    def _count(self) -> int | float:
+        """Return how many configurations there are, points included."""
+        raise NotImplementedError
+
+    def _config(self, trial: int) -> dict[str, Any]:
+        """Return the configuration of trial `trial`, which is not a point."""
+        raise NotImplementedError
+
+    def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
+        """Return the next configuration, or `DONE`."""
+        trial = self._next
+        if trial >= self._count():
+            return DONE
+        config = (
+            json_value(self._points[trial], "points")
+            if trial < len(self._points)
+            else self._config(trial)
+        )
+        self._next += 1
+        return Suggestion(config, self._epochs)
+
+    def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
+        """Return CONTINUE: every trial trains to the end."""
+        return Decision.CONTINUE
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of the trial that is suggested next."""
+        return {"next": self._next}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the trial after the last one that was suggested."""
+        self._next = int(state["next"])
+
+
+def check_n_trials(n_trials: int | float | None, points: Sequence[object]) -> None:
+    """Raise InputError if `n_trials` is no positive number or below the number of points."""
+    if n_trials is None:
+        return
+    if isinstance(n_trials, bool) or n_trials != n_trials or n_trials < 1:
+        raise InputError(f"n_trials must be at least 1, not {n_trials!r}")
+    if n_trials < len(points):
+        raise InputError(
+            f"n_trials={n_trials}, but there are {len(points)} points to try first; points count "
+            "as trials, so raise n_trials or give fewer points"
+        )

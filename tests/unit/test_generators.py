@@ -1,0 +1,182 @@
+"""Random generators: captured, restored, left alone; and what a model must have."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from cerebro import generators
+from cerebro.errors import InputError, StateError
+from cerebro.protocol import Info, call_build, check_model, framework_of, whole_pass
+
+
+def draw():
+    return (
+        random.random(),
+        random.gauss(0, 1),
+        np.random.rand(),
+        np.random.randn(),
+        torch.rand(()).item(),
+        torch.randn(3).tolist(),
+    )
+
+
+@pytest.fixture(autouse=True)
+def leave_generators_alone():
+    with generators.preserved(True):
+        yield
+
+
+def test_seeding_is_that_of_the_libraries():
+    generators.seed_all(5, True)
+    got = draw()
+    random.seed(5)
+    np.random.seed(5)
+    torch.manual_seed(5)
+    assert got == draw()
+
+
+@pytest.mark.parametrize("before", [0, 1, 700])
+def test_restoring_gives_the_same_numbers_again(before):
+    generators.seed_all(1, True)
+    for _ in range(before):
+        draw()
+    random.gauss(0, 1), np.random.randn()  # leave a spare normal number in both
+    state = generators.capture(True)
+    first = [draw() for _ in range(3)]
+    generators.seed_all(2, True)
+    generators.restore(state)
+    assert [draw() for _ in range(3)] == first
+
+
+def test_a_state_is_small_plain_and_reproducible():
+    generators.seed_all(1, True)
+    one, two = generators.capture(True), generators.capture(True)
+    for key, value in one.items():
+        if isinstance(value, np.ndarray):
+            assert value.dtype in (np.uint32, np.uint8)
+            assert value.tobytes() == two[key].tobytes()
+        else:
+            assert value is None or isinstance(value, (int, float))
+    assert sum(v.nbytes for v in one.values() if isinstance(v, np.ndarray)) < 12_000
+    assert "torch" not in generators.capture(False)
+    random.random(), np.random.rand(), torch.rand(())
+    assert all(np.array_equal(one[key], two[key]) for key in one), "a state is a copy"
+
+
+def test_a_state_of_tensors_is_restored_too():
+    state = generators.capture(True)
+    first = draw()
+    arrays = {
+        k: torch.from_numpy(v.astype(np.int64)) for k, v in state.items() if hasattr(v, "dtype")
+    }
+    generators.restore({**state, **arrays})
+    assert draw() == first
+
+
+def test_a_preserved_block_leaves_no_trace():
+    generators.seed_all(1, True)
+    wanted = draw()
+    generators.seed_all(1, True)
+    with pytest.raises(KeyError), generators.preserved(True, seed=9):
+        seeded = draw()
+        raise KeyError
+    assert draw() == wanted
+    generators.seed_all(9, True)
+    assert draw() == seeded
+
+
+def test_a_wrong_state_is_refused():
+    for bad in ({}, {"python": [1, 2], "python_gauss": None}):
+        with pytest.raises(StateError, match="no state of the random generators"):
+            generators.restore(bad)
+
+
+class NumpyModel:
+    framework = "numpy"
+
+    def __init__(self):
+        self.weights = np.zeros(3)
+
+    def train_batch(self, batch):
+        self.weights += batch["x"].mean(axis=0)
+
+    def eval_batch(self, batch):
+        return {"loss": float(self.weights.sum())}
+
+    def state_dict(self):
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state):
+        self.weights[...] = state["weights"]
+
+
+def test_torch_is_noticed_by_what_a_model_holds():
+    model = NumpyModel()
+    assert not generators.uses_torch(model)
+    model.parts = [{"net": torch.nn.Linear(1, 1)}]
+    assert generators.uses_torch(model)
+    model.parts, model.weights = None, torch.zeros(3)
+    assert generators.uses_torch(model)
+    model.weights, model.framework = np.zeros(3), "torch"
+    assert generators.uses_torch(model)
+
+
+INFO = Info(epochs=1, steps_per_epoch=2, total_steps=2, batch_size=4, trial=0, seed=0)
+
+
+def test_build_may_take_info():
+    def two(config, info):
+        model = NumpyModel()
+        model.got = (config, info)
+        return model
+
+    def optional(config, info=None):
+        return two(config, info)
+
+    def other_default(config, depth=3):
+        return two(config, depth)
+
+    assert call_build(two, {"a": 1}, INFO).got == ({"a": 1}, INFO)
+    assert call_build(optional, {}, INFO).got == ({}, INFO)
+    assert call_build(lambda *args: two(*args), {}, INFO).got == ({}, INFO)
+    assert call_build(other_default, {}, INFO).got == ({}, 3)
+    assert isinstance(call_build(lambda config: NumpyModel(), {}, INFO), NumpyModel)
+
+
+def test_a_model_hears_of_the_search():
+    class Bound(NumpyModel):
+        def bind_info(self, info):
+            self.info = info
+
+    assert call_build(lambda config: Bound(), {}, INFO).info is INFO
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (None, "returned None"),
+        (torch.nn.Linear(1, 1), r"Linear, which has no train_batch .*cerebro\.torch\.Model"),
+        ((1, 2), "return one object"),
+        (type("M", (NumpyModel,), {"state_dict": None})(), "no state_dict method"),
+        (type("M", (NumpyModel,), {"eval_batch": None})(), "no eval_batch method"),
+        (type("M", (NumpyModel,), {"framework": "mxnet"})(), "framework='mxnet'"),
+    ],
+)
+def test_what_is_no_model_is_named(model, message):
+    with pytest.raises(InputError, match=message):
+        check_model(model)
+
+
+def test_what_a_model_prefers():
+    class Whole(NumpyModel):
+        def evaluate(self, batches):
+            return {"loss": 0.0}
+
+    assert whole_pass(NumpyModel()) is None
+    assert whole_pass(Whole())([]) == {"loss": 0.0}
+    assert framework_of(NumpyModel()) == "numpy" and framework_of(object()) == "dlpack"
+    check_model(Whole())

@@ -1,0 +1,38 @@
+"""Which metrics are to be small and which large."""
+
+from __future__ import annotations
+
+import pytest
+
+from cerebro.errors import InputError
+from cerebro.metrics import metric_mode
+
+
+@pytest.mark.parametrize(
+    ("metric", "mode"),
+    [
+        ("loss", "min"),
+        ("val_loss", "min"),
+        ("train_rmse", "min"),
+        ("Perplexity", "min"),
+        ("log-loss", "min"),
+        ("accuracy", "max"),
+        ("val_roc_auc", "max"),
+        ("F1", "max"),
+        ("r2", "max"),
+        ("map", "max"),
+    ],
+)
+def test_well_known_metrics(metric, mode):
+    assert metric_mode(metric) == mode
+    assert metric_mode(metric, "max") == "max"
+
+
+def test_what_is_not_known_must_be_said():
+    assert metric_mode("revenue", "max") == "max"
+    with pytest.raises(InputError, match="mode='min' or mode='max'"):
+        metric_mode("revenue")
+    with pytest.raises(InputError, match="'min' or 'max', not 'up'"):
+        metric_mode("loss", "up")
+    with pytest.raises(InputError, match="name of a metric"):
+        metric_mode(None)

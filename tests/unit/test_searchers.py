@@ -1,0 +1,112 @@
+"""Grid and random search, points, and searchers by name."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from cerebro.errors import InputError
+from cerebro.searchers import DONE, Decision, GridSearch, RandomSearch, Suggestion, make_searcher
+from cerebro.space import Space, integer, uniform
+
+SPACE = Space({"lr": uniform(0, 1), "layers": integer(1, 4)})
+GRID = Space({"a": [1, 2], "b": ["x", "y", "z"]})
+
+
+def ready(searcher, space=SPACE, n_trials=5, seed=3, epochs=4, points=()):
+    searcher = make_searcher(searcher)
+    searcher.setup(
+        space,
+        seed=seed,
+        epochs=epochs,
+        n_trials=n_trials,
+        metric="loss",
+        mode="min",
+        points=points,
+    )
+    return searcher
+
+
+def drain(searcher):
+    suggestions = []
+    while (suggestion := searcher.suggest()) is not DONE:
+        assert isinstance(suggestion, Suggestion)
+        suggestions.append(suggestion)
+    assert searcher.suggest() is DONE
+    return suggestions
+
+
+def test_random_search_is_the_space_sampled_by_trial_number():
+    suggestions = drain(ready("random"))
+    assert [s.config for s in suggestions] == [SPACE.sample(3, trial) for trial in range(5)]
+    assert {(s.epochs, s.trial, s.parent) for s in suggestions} == {(4, None, None)}
+    longer = drain(ready(RandomSearch(), n_trials=8))
+    assert [s.config for s in longer[:5]] == [s.config for s in suggestions]
+
+
+def test_points_come_first_and_count_as_trials():
+    suggestions = drain(ready("random", points=[{"lr": 9.0}, {"lr": 0.1, "layers": 2}]))
+    configs = [s.config for s in suggestions]
+    assert configs[0] == {"lr": 9.0, "layers": SPACE.sample(3, 0)["layers"]}
+    assert configs[1] == {"lr": 0.1, "layers": 2}
+    assert configs[2:] == [SPACE.sample(3, trial) for trial in (2, 3, 4)]
+    configs[1]["lr"] = None
+    with pytest.raises(InputError, match="2 points"):
+        ready("random", n_trials=1, points=[{}, {}])
+    with pytest.raises(InputError, match="not in the space"):
+        ready("random", points=[{"rl": 1}])
+
+
+def test_grid_search_goes_through_the_grid():
+    assert [s.config for s in drain(ready("grid", GRID, None))] == GRID.grid()
+    assert [s.config for s in drain(ready("grid", GRID, 4))] == GRID.grid()[:4]
+    assert len(drain(ready("grid", GRID, math.inf))) == 6
+    with_points = [s.config for s in drain(ready(GridSearch, GRID, None, points=[GRID.grid()[4]]))]
+    assert with_points[0] == GRID.grid()[4]
+    assert len(with_points) == 6 and all(config in GRID.grid() for config in with_points)
+    with pytest.raises(InputError, match="lr"):
+        ready("grid")
+
+
+@pytest.mark.parametrize("name", ["random", "grid"])
+def test_a_search_goes_on_from_its_state(name):
+    whole = [s.config for s in drain(ready(name, GRID, 6, points=[{"a": 7}]))]
+    searcher = ready(name, GRID, 6, points=[{"a": 7}])
+    head = [searcher.suggest().config for _ in range(3)]
+    again = ready(name, GRID, 6, points=[{"a": 7}])
+    again.load_state_dict(json.loads(json.dumps(searcher.state_dict())))
+    assert head + [s.config for s in drain(again)] == whole
+
+
+def test_every_trial_goes_on():
+    for name in ("random", "grid"):
+        searcher = ready(name, GRID)
+        assert searcher.adaptive is False
+        assert searcher.report(0, 0, {"loss": math.nan}) is Decision.CONTINUE
+
+
+@pytest.mark.parametrize("n_trials", [0, -1, True, math.nan])
+def test_n_trials_is_positive(n_trials):
+    for name in ("random", "grid"):
+        with pytest.raises(InputError, match="n_trials must be at least 1"):
+            ready(name, GRID, n_trials)
+
+
+def test_random_search_needs_an_end():
+    with pytest.raises(InputError, match=r"n_trials .* or time_limit"):
+        ready("random", n_trials=None)
+    endless = ready("random", n_trials=math.inf)
+    assert [endless.suggest().config for _ in range(50)][49] == SPACE.sample(3, 49)
+
+
+def test_searchers_by_name():
+    assert isinstance(make_searcher("Random"), RandomSearch)
+    assert isinstance(make_searcher(GridSearch), GridSearch)
+    searcher = RandomSearch()
+    assert make_searcher(searcher) is searcher
+    with pytest.raises(InputError, match=r"'hyperband' is not available .*'random', 'grid'"):
+        make_searcher("hyperband")
+    with pytest.raises(InputError, match=r"no setup\(\) method"):
+        make_searcher(3)
