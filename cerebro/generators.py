@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import sys
+from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -49,7 +50,7 @@ def capture(torch: bool) -> dict[str, Any]:
     legacy = np.random.get_state(legacy=False)
     assert isinstance(legacy, dict)
     state: dict[str, Any] = {
-        "python": np.array(words, dtype=np.uint32),
+        "python": np.frombuffer(array("I", words), dtype=np.uint32),
         "python_gauss": gauss,
         "numpy": legacy["state"]["key"],
         "numpy_position": int(legacy["state"]["pos"]),
