@@ -10,6 +10,7 @@ static const register_function registrations[] = {
     core_register_hash,
     core_register_shard,
     core_register_fsio,
+    core_register_schedule,
 };
 
 core_state *

@@ -15,7 +15,8 @@
  * line per py_<name>.c with a type; a file adds its own lines. */
 #define CORE_TYPE_LIST(X)                                                      \
     X(shard_reader)                                                            \
-    X(npy_writer)
+    X(npy_writer)                                                              \
+    X(schedule)
 
 typedef struct core_state {
 #define CORE_TYPE_MEMBER(name) PyTypeObject *name##_type;
@@ -53,6 +54,7 @@ int core_register_rng(PyObject *module);
 int core_register_hash(PyObject *module);
 int core_register_shard(PyObject *module);
 int core_register_fsio(PyObject *module);
+int core_register_schedule(PyObject *module);
 
 /* csrc/python files that need NumPy define NO_IMPORT_ARRAY, all but module.c.
  */

@@ -1,0 +1,551 @@
+/* schedule.c -- the scheduler's trials, workers and events. */
+#include "rng.h"
+#include "schedule_impl.h"
+
+#include <math.h>
+#include <string.h>
+
+/* --- making and freeing --------------------------------------------------- */
+
+static cer_status
+check_options(const cer_schedule_options *o, cer_error *err)
+{
+    if (o->shards == 0 || o->shards > INT32_MAX / 4)
+        return cer_fail(err, CER_INVALID,
+                        "a schedule needs 1 to %d shards, not %u",
+                        INT32_MAX / 4, o->shards);
+    if (o->live_models == 0)
+        return cer_fail(err, CER_INVALID,
+                        "live_models must be at least 1, not 0");
+    if (!(o->eval_cost >= 0.0 && isfinite(o->eval_cost)))
+        return cer_fail(err, CER_INVALID,
+                        "eval_cost must be finite and not negative, not %g",
+                        o->eval_cost);
+    if (o->exclusive && !o->stagger)
+        return cer_fail(err, CER_INVALID,
+                        "stagger=False needs shards that every worker can "
+                        "read; leave out exclusive or stagger=False");
+    for (uint32_t i = 0; o->weights != NULL && i < o->shards; i++) {
+        if (!(o->weights[i] >= 0.0 && isfinite(o->weights[i])))
+            return cer_fail(err, CER_INVALID,
+                            "the weight of shard %u must be finite and not "
+                            "negative, not %g",
+                            i, o->weights[i]);
+    }
+    return CER_OK;
+}
+
+static void
+sum_weights(cer_schedule *s, const double *weights)
+{
+    s->prefix[0] = 0.0;
+    for (uint32_t i = 0; i < 2 * s->shards; i++) {
+        double weight = weights == NULL ? 1.0 : weights[i % s->shards];
+
+        s->prefix[i + 1] = s->prefix[i] + weight;
+    }
+}
+
+static bool
+alloc_tables(cer_schedule *s)
+{
+    s->prefix = cer_calloc(2 * (size_t)s->shards + 1, sizeof *s->prefix);
+    s->queues = cer_calloc(s->n_queues, sizeof *s->queues);
+    if (s->prefix == NULL || s->queues == NULL)
+        return false;
+    for (uint32_t i = 0; i < s->n_queues; i++)
+        s->queues[i] = CER_HEAP_EMPTY;
+    s->oldest = CER_HEAP_EMPTY;
+    if (s->mode == MODE_WAVE)
+        s->wave.parked = cer_calloc(s->shards, sizeof *s->wave.parked);
+    if (s->mode == MODE_EXCLUSIVE) {
+        s->n_holders = cer_calloc((size_t)s->shards + 1, sizeof *s->n_holders);
+        s->filled = cer_calloc(s->held_words, sizeof *s->filled);
+    }
+    return (s->mode != MODE_WAVE || s->wave.parked != NULL) &&
+           (s->mode != MODE_EXCLUSIVE ||
+            (s->n_holders != NULL && s->filled != NULL));
+}
+
+static bool reserve_trials(cer_schedule *s, uint32_t wanted);
+
+cer_status
+cer_schedule_new(const cer_schedule_options *options, cer_schedule **out,
+                 cer_error *err)
+{
+    cer_schedule *s = NULL;
+    cer_status status = check_options(options, err);
+
+    *out = NULL;
+    if (status != CER_OK)
+        return status;
+    s = cer_calloc(1, sizeof *s);
+    if (s == NULL)
+        return cer_fail(err, CER_NOMEM, "no memory for a schedule");
+    /* With one or two shards no more than two are ever open. */
+    s->mode = options->exclusive                         ? MODE_EXCLUSIVE
+              : options->stagger || options->shards <= 2 ? MODE_SHARED
+                                                         : MODE_WAVE;
+    s->stagger = options->stagger;
+    s->shards = options->shards;
+    s->live_models = options->live_models;
+    s->eval_cost = options->eval_cost;
+    s->n_queues = schedule_n_queues(s);
+    if (s->mode == MODE_EXCLUSIVE) {
+        s->held_words = s->shards / 64 + 1;
+        s->n_orphans = s->shards;
+    }
+    if (!alloc_tables(s) ||
+        !reserve_trials(s, options->capacity > 0 ? options->capacity : 1)) {
+        status = cer_fail(err, CER_NOMEM,
+                          "no memory for a schedule of %u shards and %u trials",
+                          options->shards, options->capacity);
+        goto done;
+    }
+    sum_weights(s, options->weights);
+    *out = s;
+    s = NULL;
+
+done:
+    cer_schedule_free(s);
+    return status;
+}
+
+void
+cer_schedule_free(cer_schedule *s)
+{
+    if (s == NULL)
+        return;
+    for (uint32_t i = 0; i < s->n_workers; i++) {
+        cer_free(s->workers[i].live);
+        cer_free(s->workers[i].held);
+    }
+    cer_free(s->workers);
+    cer_free(s->trials);
+    cer_free(s->nodes);
+    cer_free(s->ages);
+    cer_free(s->index);
+    cer_free(s->queues);
+    cer_free(s->wave.parked);
+    cer_free(s->n_holders);
+    cer_free(s->filled);
+    cer_free(s->prefix);
+    cer_free(s);
+}
+
+size_t
+cer_schedule_bytes(const cer_schedule *s)
+{
+    size_t trial = sizeof *s->trials + sizeof *s->nodes + sizeof *s->ages;
+    size_t worker = sizeof *s->workers + s->held_words * sizeof(uint64_t) +
+                    s->live_models * sizeof(uint32_t);
+
+    return sizeof *s + s->capacity * trial + s->index_size * sizeof *s->index +
+           s->n_workers * worker +
+           (2 * (size_t)s->shards + 1) * sizeof *s->prefix +
+           s->n_queues * sizeof *s->queues;
+}
+
+/* --- finding trials and workers ------------------------------------------- */
+
+static uint32_t
+index_position(const cer_schedule *s, uint32_t number)
+{
+    uint32_t at = (number * UINT32_C(0x9e3779b1)) & (s->index_size - 1);
+
+    while (s->index[at] != NONE && s->trials[s->index[at]].number != number)
+        at = (at + 1) & (s->index_size - 1);
+    return at;
+}
+
+cer_status
+schedule_find_trial(const cer_schedule *s, uint32_t number, uint32_t *slot,
+                    cer_error *err)
+{
+    *slot = s->index[index_position(s, number)];
+    if (*slot == NONE)
+        return cer_fail(err, CER_INVALID, "there is no trial %u", number);
+    return CER_OK;
+}
+
+cer_status
+schedule_find_worker(const cer_schedule *s, uint32_t number,
+                     schedule_worker **worker, cer_error *err)
+{
+    *worker = NULL;
+    if (number >= s->n_workers || !s->workers[number].present)
+        return cer_fail(err, CER_INVALID, "there is no worker %u", number);
+    *worker = &s->workers[number];
+    return CER_OK;
+}
+
+bool
+schedule_grow(void *array_at, size_t count, size_t size)
+{
+    void **array = array_at;
+    size_t bytes;
+    void *larger;
+
+    if (!cer_mul_size(count, size, &bytes))
+        return false;
+    larger = cer_realloc(*array, bytes);
+    if (larger == NULL)
+        return false;
+    *array = larger;
+    return true;
+}
+
+static bool
+grow_index(cer_schedule *s, uint32_t capacity)
+{
+    uint32_t size = 16;
+    uint32_t *index;
+
+    while (size < 2 * capacity)
+        size *= 2;
+    index = cer_alloc(size * sizeof *index);
+    if (index == NULL)
+        return false;
+    cer_free(s->index);
+    s->index = index;
+    s->index_size = size;
+    memset(index, 0xff, size * sizeof *index); /* NONE */
+    for (uint32_t i = 0; i < s->n_trials; i++)
+        index[index_position(s, s->trials[i].number)] = i;
+    return true;
+}
+
+/* Makes room for `wanted` trials in all, twice as much as there was at least.
+ */
+static bool
+reserve_trials(cer_schedule *s, uint32_t wanted)
+{
+    uint32_t capacity = s->capacity;
+
+    if (wanted <= capacity)
+        return true;
+    if (wanted > UINT32_MAX / 8)
+        return false;
+    if (capacity > 0)
+        wanted = wanted > 2 * capacity ? wanted : 2 * capacity;
+    if (!schedule_grow(&s->trials, wanted, sizeof *s->trials) ||
+        !schedule_grow(&s->nodes, wanted, sizeof *s->nodes) ||
+        !schedule_grow(&s->ages, wanted, sizeof *s->ages) ||
+        !grow_index(s, wanted))
+        return false;
+    s->capacity = wanted;
+    return true;
+}
+
+/* --- a trial's position --------------------------------------------------- */
+
+int64_t
+schedule_next_shard(const cer_schedule *s, const schedule_trial *t)
+{
+    if (t->step == s->shards)
+        return CER_SHARD_VALIDATION;
+    return cer_visit_shard(t->number, t->epoch, t->step, s->shards, s->stagger);
+}
+
+static cer_unit
+unit_of(const cer_schedule *s, const schedule_trial *t)
+{
+    return (cer_unit){.trial = t->number,
+                      .epoch = t->epoch,
+                      .step = t->step,
+                      .attempt = t->attempt,
+                      .shard = schedule_next_shard(s, t)};
+}
+
+static void
+advance_position(cer_schedule *s, schedule_trial *t)
+{
+    uint32_t steps = s->shards + (s->eval_cost > 0.0 ? 1 : 0);
+
+    if (t->step < s->shards)
+        schedule_wave_step(s, t);
+    t->attempt = 0;
+    t->step++;
+    if (t->step == steps) {
+        t->step = 0;
+        t->epoch++;
+    }
+}
+
+/* Puts a trial that is in no queue and does not run where it belongs now. */
+static void
+settle(cer_schedule *s, uint32_t slot)
+{
+    schedule_trial *t = &s->trials[slot];
+    bool was_active =
+        t->status == CER_TRIAL_READY || t->status == CER_TRIAL_RUNNING;
+    bool active = !t->ending && t->epoch < t->epochs;
+
+    t->status = t->ending ? CER_TRIAL_DROPPED
+                : active  ? CER_TRIAL_READY
+                          : CER_TRIAL_WAITING;
+    s->n_active = s->n_active + active - was_active;
+    schedule_account(s, t, active);
+    if (active)
+        schedule_enqueue(s, slot);
+    else
+        schedule_wave_leave(s, t);
+}
+
+/* --- trials --------------------------------------------------------------- */
+
+static cer_status
+check_position(const cer_schedule *s, uint32_t trial, uint32_t epochs,
+               uint32_t epoch, uint32_t step, cer_error *err)
+{
+    uint32_t last = s->eval_cost > 0.0 ? s->shards : s->shards - 1;
+
+    if (step > last)
+        return cer_fail(err, CER_INVALID,
+                        "trial %u cannot begin at step %u: the last step of an "
+                        "epoch is %u",
+                        trial, step, last);
+    if (epoch > epochs || (epoch == epochs && step > 0))
+        return cer_fail(err, CER_INVALID,
+                        "trial %u has begun epoch %u and cannot train for %u",
+                        trial, epoch, epochs);
+    return CER_OK;
+}
+
+cer_status
+cer_schedule_add_trial(cer_schedule *s, uint32_t trial, uint32_t epochs,
+                       uint32_t epoch, uint32_t step, cer_error *err)
+{
+    cer_status status = check_position(s, trial, epochs, epoch, step, err);
+    uint32_t slot = s->n_trials;
+
+    if (status != CER_OK)
+        return status;
+    if (s->index[index_position(s, trial)] != NONE)
+        return cer_fail(err, CER_INVALID, "trial %u is there already", trial);
+    if (!reserve_trials(s, slot + 1))
+        return cer_fail(err, CER_NOMEM, "no memory for trial %u", trial);
+    s->n_trials++;
+    s->trials[slot] = (schedule_trial){.number = trial,
+                                       .epochs = epochs,
+                                       .epoch = epoch,
+                                       .step = step,
+                                       .worker = NONE,
+                                       .live_worker = NONE,
+                                       .queue = NONE,
+                                       .status = CER_TRIAL_WAITING};
+    s->index[index_position(s, trial)] = slot;
+    settle(s, slot);
+    return CER_OK;
+}
+
+cer_status
+cer_schedule_extend_trial(cer_schedule *s, uint32_t trial, uint32_t epochs,
+                          cer_error *err)
+{
+    uint32_t slot;
+    cer_status status = schedule_find_trial(s, trial, &slot, err);
+    schedule_trial *t;
+    uint32_t begun;
+
+    if (status != CER_OK)
+        return status;
+    t = &s->trials[slot];
+    if (t->status == CER_TRIAL_DROPPED || t->ending)
+        return cer_fail(err, CER_INVALID, "trial %u was dropped", trial);
+    begun = t->epoch + (t->step > 0 || t->status == CER_TRIAL_RUNNING);
+    if (epochs < begun)
+        return cer_fail(err, CER_INVALID,
+                        "trial %u has begun %u epochs and cannot train for %u",
+                        trial, begun, epochs);
+    t->epochs = epochs;
+    if (t->status == CER_TRIAL_RUNNING) {
+        schedule_account(s, t, true);
+    } else {
+        if (t->queue != NONE)
+            schedule_dequeue(s, slot);
+        settle(s, slot);
+    }
+    return CER_OK;
+}
+
+cer_status
+cer_schedule_drop_trial(cer_schedule *s, uint32_t trial, cer_error *err)
+{
+    uint32_t slot;
+    cer_status status = schedule_find_trial(s, trial, &slot, err);
+    schedule_trial *t;
+
+    if (status != CER_OK)
+        return status;
+    t = &s->trials[slot];
+    t->ending = true;
+    if (t->status == CER_TRIAL_RUNNING) {
+        schedule_account(s, t, false);
+        return CER_OK;
+    }
+    if (t->queue != NONE)
+        schedule_dequeue(s, slot);
+    settle(s, slot);
+    schedule_forget_everywhere(s, slot);
+    return CER_OK;
+}
+
+cer_status
+cer_schedule_fork_trial(cer_schedule *s, uint32_t parent, uint32_t child,
+                        uint32_t epochs, cer_error *err)
+{
+    uint32_t slot;
+    cer_status status = schedule_find_trial(s, parent, &slot, err);
+
+    if (status != CER_OK)
+        return status;
+    /* The child's cost is measured anew: its configuration may be another. */
+    return cer_schedule_add_trial(s, child, epochs, s->trials[slot].epoch, 0,
+                                  err);
+}
+
+cer_status
+cer_schedule_status(const cer_schedule *s, uint32_t trial,
+                    cer_trial_status *out, cer_error *err)
+{
+    uint32_t slot;
+    cer_status status = schedule_find_trial(s, trial, &slot, err);
+
+    if (status == CER_OK)
+        *out = (cer_trial_status)s->trials[slot].status;
+    return status;
+}
+
+cer_status
+cer_schedule_position(const cer_schedule *s, uint32_t trial, cer_unit *unit,
+                      cer_error *err)
+{
+    uint32_t slot;
+    cer_status status = schedule_find_trial(s, trial, &slot, err);
+
+    if (status == CER_OK)
+        *unit = unit_of(s, &s->trials[slot]);
+    return status;
+}
+
+bool
+cer_schedule_finished(const cer_schedule *s)
+{
+    return s->n_active == 0;
+}
+
+/* --- steps ---------------------------------------------------------------- */
+
+bool
+cer_schedule_next(cer_schedule *s, double now, cer_command *command)
+{
+    uint32_t slot, worker;
+    schedule_trial *t;
+    schedule_worker *w;
+
+    if (s->n_orphans > 0 && s->n_present > 0) {
+        schedule_adopt_orphan(s, command);
+        return true;
+    }
+    if (s->mode == MODE_WAVE)
+        schedule_wave_start(s);
+    if (!schedule_choose(s, &slot, &worker))
+        return false;
+    t = &s->trials[slot];
+    w = &s->workers[worker];
+    schedule_dequeue(s, slot);
+    schedule_touch_live(s, worker, slot);
+    t->status = CER_TRIAL_RUNNING;
+    t->worker = worker;
+    w->trial = slot;
+    w->start = now;
+    schedule_leave_idle(s);
+    command->kind = CER_COMMAND_RUN;
+    command->worker = worker;
+    command->unit = unit_of(s, t);
+    if (command->unit.shard != CER_SHARD_VALIDATION)
+        w->shard = command->unit.shard;
+    return true;
+}
+
+/* The unit of a worker ended: fills *unit and gives the trial's slot. */
+static cer_status
+end_unit(const cer_schedule *s, uint32_t worker, cer_unit *unit, uint32_t *slot,
+         cer_error *err)
+{
+    schedule_worker *w;
+    cer_status status = schedule_find_worker(s, worker, &w, err);
+
+    *slot = NONE;
+    if (status != CER_OK)
+        return status;
+    if (w->trial == NONE)
+        return cer_fail(err, CER_INVALID, "worker %u runs no unit", worker);
+    *slot = w->trial;
+    if (unit != NULL)
+        *unit = unit_of(s, &s->trials[w->trial]);
+    return CER_OK;
+}
+
+/* Frees the worker of the trial and puts the trial where it belongs. */
+static void
+release(cer_schedule *s, uint32_t worker, uint32_t slot)
+{
+    schedule_become_idle(s, worker);
+    s->trials[slot].worker = NONE;
+    settle(s, slot);
+    if (s->trials[slot].ending)
+        schedule_forget_everywhere(s, slot);
+}
+
+cer_status
+cer_schedule_unit_done(cer_schedule *s, uint32_t worker, double now,
+                       cer_unit *unit, cer_error *err)
+{
+    uint32_t slot;
+    cer_status status = end_unit(s, worker, unit, &slot, err);
+    schedule_worker *w;
+    schedule_trial *t;
+
+    if (status != CER_OK)
+        return status;
+    w = &s->workers[worker];
+    t = &s->trials[slot];
+    if (t->step < s->shards)
+        schedule_learn(s, w, t, schedule_unit_weight(s, t), now - w->start);
+    advance_position(s, t);
+    release(s, worker, slot);
+    return CER_OK;
+}
+
+cer_status
+schedule_unit_again(cer_schedule *s, uint32_t worker, cer_unit *unit,
+                    cer_error *err)
+{
+    uint32_t slot;
+    cer_status status = end_unit(s, worker, unit, &slot, err);
+
+    if (status != CER_OK)
+        return status;
+    schedule_forget_live(s, worker, slot);
+    s->trials[slot].attempt++;
+    release(s, worker, slot);
+    return CER_OK;
+}
+
+cer_status
+cer_schedule_unit_failed(cer_schedule *s, uint32_t worker, double now,
+                         cer_unit *unit, cer_error *err)
+{
+    (void)now;
+    return schedule_unit_again(s, worker, unit, err);
+}
+
+cer_status
+cer_schedule_unit_lost(cer_schedule *s, uint32_t worker, double now,
+                       cer_unit *unit, cer_error *err)
+{
+    (void)now;
+    return schedule_unit_again(s, worker, unit, err);
+}

@@ -1,0 +1,355 @@
+/* schedule_queue.c -- what may start, and the choice among it.
+ *
+ * Every ready trial is in exactly one of s->queues, heaps over s->nodes.
+ *
+ * SHARED. Queue 0 holds the trials of known rate by seconds left, queue 1 the
+ * others by weight left: so their order stays right while the mean rate, by
+ * which the weights are multiplied, moves. All are in s->oldest too.
+ *
+ * WAVE. Such a pair for each of three lanes (lane l uses pair l % 3), one pair
+ * for trials whose validation is next, and one queue per shard for the trials
+ * that wait for the wave to come by.
+ *
+ * EXCLUSIVE. One queue per shard, and one for validation, by work left in
+ * steps of two mean units. */
+#include "schedule_impl.h"
+
+#include <math.h>
+
+enum { LANES = 3, EVAL_PAIR = LANES, FIRST_PARKED = 2 * (LANES + 1) };
+
+uint32_t
+schedule_n_queues(const cer_schedule *s)
+{
+    switch (s->mode) {
+    case MODE_SHARED:
+        return 2;
+    case MODE_WAVE:
+        return FIRST_PARKED + s->shards;
+    case MODE_EXCLUSIVE:
+        break;
+    }
+    return s->shards + 1;
+}
+
+static void
+push(cer_schedule *s, uint32_t slot, uint32_t queue, double key)
+{
+    schedule_trial *t = &s->trials[slot];
+
+    cer_heap_push(&s->queues[queue], s->nodes, slot, key, t->number);
+    t->queue = queue;
+    if (s->mode == MODE_EXCLUSIVE)
+        schedule_set_bit(s->filled, queue, true);
+}
+
+/* --- pairs of queues: known rate, unknown rate ---------------------------- */
+
+static void
+push_pair(cer_schedule *s, uint32_t slot, uint32_t pair)
+{
+    bool known = s->trials[slot].known;
+
+    /* t->work is in seconds where the rate is known, else in weights. */
+    push(s, slot, 2 * pair + (known ? 0 : 1), s->trials[slot].work);
+}
+
+/* The trial of a pair with the most work left, all else being unknown at
+ * `rate` seconds per weight; NONE if there is none. */
+static uint32_t
+longest_of_pair(const cer_schedule *s, uint32_t pair, double rate, double *work)
+{
+    uint32_t known = s->queues[2 * pair], other = s->queues[2 * pair + 1];
+    double seconds, weights;
+
+    if (known == NONE && other == NONE)
+        return NONE;
+    seconds = known == NONE ? -1.0 : s->nodes[known].key;
+    weights = other == NONE ? -1.0 : s->nodes[other].key * rate;
+    *work = fmax(seconds, weights);
+    if (seconds == weights)
+        return s->nodes[known].tie < s->nodes[other].tie ? known : other;
+    return seconds > weights ? known : other;
+}
+
+/* --- the wave ------------------------------------------------------------- */
+
+static uint32_t
+lane_pair(uint64_t lane)
+{
+    return (uint32_t)(lane % LANES);
+}
+
+static uint32_t
+wave_shard(const cer_schedule *s, const schedule_trial *t)
+{
+    return t->step % s->shards;
+}
+
+static void
+wave_join(cer_schedule *s, uint32_t slot, uint64_t lane)
+{
+    schedule_trial *t = &s->trials[slot];
+
+    t->in_wave = true;
+    t->lane = lane;
+    s->wave.members++;
+    s->wave.at[lane % LANES]++;
+    push_pair(s, slot, t->step == s->shards ? EVAL_PAIR : lane_pair(lane));
+}
+
+/* Lets in the trials that waited for the shard of `lane`. */
+static void
+wave_open(cer_schedule *s, uint64_t lane)
+{
+    uint32_t shard = (uint32_t)(lane % s->shards);
+    uint32_t queue = FIRST_PARKED + shard;
+
+    while (s->queues[queue] != NONE) {
+        uint32_t slot = s->queues[queue];
+
+        schedule_dequeue(s, slot);
+        wave_join(s, slot, lane);
+    }
+}
+
+void
+schedule_wave_start(cer_schedule *s)
+{
+    uint32_t best = 0, most = 0;
+
+    if (s->wave.members > 0 || s->wave.n_parked == 0)
+        return;
+
+    for (uint32_t shard = 0; shard < s->shards; shard++) {
+        uint32_t next = (shard + 1) % s->shards;
+        uint32_t n = s->wave.parked[shard] + s->wave.parked[next];
+
+        if (s->wave.parked[shard] > 0 && n > most) {
+            most = n;
+            best = shard;
+        }
+    }
+    s->wave.front = best;
+    wave_open(s, s->wave.front);
+    wave_open(s, s->wave.front + 1);
+}
+
+/* Moves the front on when nobody is there any more. */
+static void
+wave_advance(cer_schedule *s)
+{
+    schedule_wave *wave = &s->wave;
+
+    while (wave->members > 0 && wave->at[wave->front % LANES] == 0) {
+        wave->front++;
+        wave_open(s, wave->front + 1);
+    }
+}
+
+void
+schedule_wave_step(cer_schedule *s, schedule_trial *t)
+{
+    if (!t->in_wave)
+        return;
+    s->wave.at[t->lane % LANES]--;
+    t->lane++;
+    s->wave.at[t->lane % LANES]++;
+    wave_advance(s);
+}
+
+void
+schedule_wave_leave(cer_schedule *s, schedule_trial *t)
+{
+    if (!t->in_wave)
+        return;
+    t->in_wave = false;
+    s->wave.members--;
+    s->wave.at[t->lane % LANES]--;
+    wave_advance(s);
+}
+
+static void
+wave_enqueue(cer_schedule *s, uint32_t slot)
+{
+    schedule_trial *t = &s->trials[slot];
+    uint32_t shard = wave_shard(s, t);
+    uint64_t front = s->wave.front;
+
+    if (t->in_wave) {
+        push_pair(s, slot,
+                  t->step == s->shards ? EVAL_PAIR : lane_pair(t->lane));
+    } else if (s->wave.members > 0 && shard == front % s->shards) {
+        wave_join(s, slot, front);
+    } else if (s->wave.members > 0 && shard == (front + 1) % s->shards) {
+        wave_join(s, slot, front + 1);
+    } else {
+        s->wave.parked[shard]++;
+        s->wave.n_parked++;
+        push(s, slot, FIRST_PARKED + shard, 0.0);
+    }
+}
+
+static uint32_t
+wave_choose(const cer_schedule *s)
+{
+    uint32_t pairs[] = {EVAL_PAIR, lane_pair(s->wave.front),
+                        lane_pair(s->wave.front + 1)};
+    uint32_t slot = NONE;
+    double work;
+
+    if (s->wave.members == 0)
+        return NONE;
+    for (int i = 0; i < LANES && slot == NONE; i++)
+        slot = longest_of_pair(s, pairs[i], schedule_mean_rate(s), &work);
+    return slot;
+}
+
+/* --- putting in and taking out -------------------------------------------- */
+
+static void
+exclusive_enqueue(cer_schedule *s, uint32_t slot)
+{
+    schedule_trial *t = &s->trials[slot];
+    int64_t shard = schedule_next_shard(s, t);
+    double rate = t->known ? t->rate / schedule_mean_rate(s) : 1.0;
+    double unit = s->prefix[s->shards] / (double)s->shards;
+    double key = schedule_weight_left(s, t) * rate;
+
+    if (unit > 0.0)
+        key = floor(key / (2.0 * unit));
+    push(s, slot, shard == CER_SHARD_VALIDATION ? s->shards : (uint32_t)shard,
+         key);
+}
+
+void
+schedule_enqueue(cer_schedule *s, uint32_t slot)
+{
+    switch (s->mode) {
+    case MODE_SHARED:
+        push_pair(s, slot, 0);
+        cer_heap_push(&s->oldest, s->ages, slot, 0.0, s->trials[slot].number);
+        break;
+    case MODE_WAVE:
+        wave_enqueue(s, slot);
+        break;
+    case MODE_EXCLUSIVE:
+        exclusive_enqueue(s, slot);
+        break;
+    }
+}
+
+void
+schedule_dequeue(cer_schedule *s, uint32_t slot)
+{
+    uint32_t queue = s->trials[slot].queue;
+
+    cer_heap_remove(&s->queues[queue], s->nodes, slot);
+    s->trials[slot].queue = NONE;
+    if (s->mode == MODE_SHARED)
+        cer_heap_remove(&s->oldest, s->ages, slot);
+    if (s->mode == MODE_WAVE && queue >= FIRST_PARKED) {
+        s->wave.parked[queue - FIRST_PARKED]--;
+        s->wave.n_parked--;
+    }
+    if (s->mode == MODE_EXCLUSIVE && s->queues[queue] == NONE)
+        schedule_set_bit(s->filled, queue, false);
+}
+
+/* --- the choice ----------------------------------------------------------- */
+
+/* Urgent trials first, longest first; else the oldest. */
+static uint32_t
+shared_choose(const cer_schedule *s)
+{
+    double work = 0.0;
+    uint32_t slot = longest_of_pair(s, 0, schedule_mean_rate(s), &work);
+
+    if (slot == NONE || work >= schedule_mean_work(s))
+        return slot;
+    return s->oldest;
+}
+
+/* The first of what the worker may run, if it comes before `best`. */
+static uint32_t
+first_held(const cer_schedule *s, const schedule_worker *w, uint32_t best)
+{
+    for (size_t i = 0; i < s->held_words; i++) {
+        for (uint64_t bits = w->held[i] & s->filled[i]; bits != 0;
+             bits &= bits - 1) {
+            uint32_t queue =
+                (uint32_t)(64 * i) + (uint32_t)__builtin_ctzll(bits);
+            uint32_t slot = s->queues[queue];
+
+            if (best == NONE ||
+                cer_heap_before(&s->nodes[slot], &s->nodes[best]))
+                best = slot;
+        }
+    }
+    return best;
+}
+
+static bool
+is_idle(const schedule_worker *w)
+{
+    return w->present && w->trial == NONE;
+}
+
+static uint32_t
+exclusive_choose(const cer_schedule *s)
+{
+    uint32_t best = NONE;
+
+    for (uint32_t w = s->lowest_idle; w < s->n_workers; w++) {
+        if (is_idle(&s->workers[w]))
+            best = first_held(s, &s->workers[w], best);
+    }
+    return best;
+}
+
+/* The idle worker that has the state live, else one that has the shard warm,
+ * else the lowest number; of those that may run the trial. */
+static uint32_t
+choose_worker(const cer_schedule *s, const schedule_trial *t)
+{
+    int64_t shard = schedule_next_shard(s, t);
+    uint32_t found = NONE;
+    bool warm = false;
+
+    for (uint32_t i = s->lowest_idle; i < s->n_workers; i++) {
+        const schedule_worker *w = &s->workers[i];
+
+        if (!is_idle(w) ||
+            (s->mode == MODE_EXCLUSIVE && !schedule_bit(w->held, t->queue)))
+            continue;
+        if (i == t->live_worker)
+            return i;
+        if (found == NONE || (!warm && w->shard == shard)) {
+            found = i;
+            warm = w->shard == shard;
+        }
+    }
+    return found;
+}
+
+bool
+schedule_choose(const cer_schedule *s, uint32_t *slot, uint32_t *worker)
+{
+    if (s->n_idle == 0)
+        return false;
+    switch (s->mode) {
+    case MODE_SHARED:
+        *slot = shared_choose(s);
+        break;
+    case MODE_WAVE:
+        *slot = wave_choose(s);
+        break;
+    case MODE_EXCLUSIVE:
+        *slot = exclusive_choose(s);
+        break;
+    }
+    if (*slot == NONE)
+        return false;
+    *worker = choose_worker(s, &s->trials[*slot]);
+    return true;
+}

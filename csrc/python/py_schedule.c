@@ -1,0 +1,612 @@
+/* py_schedule.c -- Schedule: the scheduler's state machine. */
+#include "module.h"
+#include "schedule.h"
+
+typedef struct schedule_object {
+    PyObject_HEAD
+    cer_schedule *schedule;
+} schedule_object;
+
+/* --- numbers -------------------------------------------------------------- */
+
+/* For "O&": a number of a trial, a worker, an epoch, ... */
+static int
+to_number(PyObject *value, void *out)
+{
+    long long number = PyLong_AsLongLong(value);
+
+    if (number == -1 && PyErr_Occurred()) {
+        if (!PyErr_ExceptionMatches(PyExc_OverflowError))
+            return 0;
+        PyErr_Clear();
+    }
+    if (number < 0 || number >= UINT32_MAX) {
+        PyErr_Format(PyExc_ValueError, "%R is not a number from 0 to 2**32 - 2",
+                     value);
+        return 0;
+    }
+    *(uint32_t *)out = (uint32_t)number;
+    return 1;
+}
+
+/* Keyword-only arguments are always optional to CPython's parser. */
+static int
+given(bool is_given, const char *function, const char *argument)
+{
+    if (is_given)
+        return 0;
+    PyErr_Format(PyExc_TypeError, "%s needs the keyword argument %s", function,
+                 argument);
+    return -1;
+}
+
+/* The arguments (worker, now) of events. */
+static int
+to_event(PyObject *const *args, Py_ssize_t n, const char *name,
+         uint32_t *worker, double *now)
+{
+    if (n != 2) {
+        PyErr_Format(PyExc_TypeError, "%s takes a worker and the time", name);
+        return -1;
+    }
+    if (!to_number(args[0], worker))
+        return -1;
+    *now = PyFloat_AsDouble(args[1]);
+    return *now == -1.0 && PyErr_Occurred() ? -1 : 0;
+}
+
+static cer_schedule *
+schedule_of(PyObject *self)
+{
+    return ((schedule_object *)self)->schedule;
+}
+
+static PyObject *
+none_or_raise(PyObject *self, cer_status status, const cer_error *err)
+{
+    if (status != CER_OK)
+        return core_raise(core_state_of(self), err);
+    Py_RETURN_NONE;
+}
+
+/* --- making --------------------------------------------------------------- */
+
+/* `shards`: how many, or a sequence of their weights. *weights is to be freed
+ * with PyMem_Free. */
+static int
+read_shards(PyObject *shards, cer_schedule_options *options, double **weights)
+{
+    PyObject *list;
+    Py_ssize_t n;
+
+    *weights = NULL;
+    if (PyLong_Check(shards))
+        return to_number(shards, &options->shards) ? 0 : -1;
+    list = PySequence_Fast(shards, "shards must be a number or the weights");
+    if (list == NULL)
+        return -1;
+    n = PySequence_Fast_GET_SIZE(list);
+    options->shards = n > INT32_MAX ? UINT32_MAX : (uint32_t)n;
+    *weights = PyMem_Calloc(n > 0 ? (size_t)n : 1, sizeof **weights);
+    if (*weights == NULL)
+        PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < n && !PyErr_Occurred(); i++)
+        (*weights)[i] = PyFloat_AsDouble(PySequence_Fast_GET_ITEM(list, i));
+    Py_DECREF(list);
+    options->weights = *weights;
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+PyDoc_STRVAR(
+    schedule_doc,
+    "Schedule(*, shards, exclusive=False, stagger=True, eval_cost=0.0,\n"
+    "         live_models=8, capacity=1024)\n--\n\n"
+    "Which trial trains on which shard on which worker, next.\n\n"
+    "A state machine: events in, commands out, the time (seconds) passed in.\n"
+    "`shards` is their number or a weight for each, e.g. its rows, and\n"
+    "`eval_cost` the weight of the validation unit (0: there is none).");
+
+static PyObject *
+schedule_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"shards",    "exclusive",   "stagger",
+                               "eval_cost", "live_models", "capacity",
+                               NULL};
+    cer_schedule_options options = {.live_models = 8, .capacity = 1024};
+    int exclusive = 0, stagger = 1;
+    double *weights = NULL;
+    cer_schedule *schedule = NULL;
+    PyObject *shards = NULL, *self = NULL;
+    cer_error err;
+
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "|$OppdO&O&:Schedule", keywords, &shards, &exclusive,
+            &stagger, &options.eval_cost, to_number, &options.live_models,
+            to_number, &options.capacity))
+        return NULL;
+    if (given(shards != NULL, "Schedule", "shards") < 0)
+        return NULL;
+    options.exclusive = exclusive != 0;
+    options.stagger = stagger != 0;
+    if (read_shards(shards, &options, &weights) < 0)
+        goto done;
+    if (cer_schedule_new(&options, &schedule, &err) != CER_OK) {
+        core_raise(core_state_of_type(type), &err);
+        goto done;
+    }
+    self = type->tp_alloc(type, 0);
+    if (self != NULL) {
+        ((schedule_object *)self)->schedule = schedule;
+        schedule = NULL;
+    }
+
+done:
+    cer_schedule_free(schedule);
+    PyMem_Free(weights);
+    return self;
+}
+
+static void
+schedule_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+
+    cer_schedule_free(schedule_of(self));
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+/* --- workers and shards --------------------------------------------------- */
+
+PyDoc_STRVAR(add_worker_doc,
+             "add_worker(now)\n--\n\n"
+             "Add a worker and return its number; numbers count up from 0.");
+
+static PyObject *
+add_worker(PyObject *self, PyObject *now)
+{
+    uint32_t worker = 0;
+    cer_error err;
+
+    if (PyFloat_AsDouble(now) == -1.0 && PyErr_Occurred())
+        return NULL;
+    if (cer_schedule_add_worker(schedule_of(self), &worker, &err) != CER_OK)
+        return core_raise(core_state_of(self), &err);
+    return PyLong_FromUnsignedLong(worker);
+}
+
+PyDoc_STRVAR(remove_worker_doc,
+             "remove_worker(worker, now)\n--\n\n"
+             "A worker left; a unit that it ran is lost and runs again.");
+
+static PyObject *
+remove_worker(PyObject *self, PyObject *const *args, Py_ssize_t n)
+{
+    uint32_t worker;
+    double now;
+    cer_error err;
+
+    if (to_event(args, n, "remove_worker", &worker, &now) < 0)
+        return NULL;
+    return none_or_raise(
+        self, cer_schedule_remove_worker(schedule_of(self), worker, &err),
+        &err);
+}
+
+PyDoc_STRVAR(set_holders_doc,
+             "set_holders(shard, workers)\n--\n\n"
+             "Make `workers` the only ones that run an exclusive shard.\n\n"
+             "Shard -1 is the validation set, which every worker has until it\n"
+             "is placed. next() orders shards without holders to be loaded.");
+
+static PyObject *
+set_holders(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"shard", "workers", NULL};
+    long long shard;
+    PyObject *workers, *list = NULL, *result = NULL;
+    uint32_t *numbers = NULL;
+    Py_ssize_t n;
+    cer_error err;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "LO:set_holders", keywords,
+                                     &shard, &workers))
+        return NULL;
+    list = PySequence_Fast(workers, "workers must be a sequence of numbers");
+    if (list == NULL)
+        return NULL;
+    n = PySequence_Fast_GET_SIZE(list);
+    numbers = PyMem_Calloc(n > 0 ? (size_t)n : 1, sizeof *numbers);
+    if (numbers == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        if (!to_number(PySequence_Fast_GET_ITEM(list, i), &numbers[i]))
+            goto done;
+    }
+    result = none_or_raise(self,
+                           cer_schedule_set_holders(schedule_of(self), shard,
+                                                    numbers, (size_t)n, &err),
+                           &err);
+
+done:
+    PyMem_Free(numbers);
+    Py_DECREF(list);
+    return result;
+}
+
+PyDoc_STRVAR(live_doc,
+             "live(worker)\n--\n\n"
+             "Return the trials whose models the worker is expected to keep\n"
+             "alive, the most recently used first; at most live_models.");
+
+static PyObject *
+live(PyObject *self, PyObject *worker_arg)
+{
+    PyObject *result = NULL;
+    uint32_t *trials = NULL;
+    uint32_t worker;
+    size_t n;
+    cer_error err;
+
+    if (!to_number(worker_arg, &worker))
+        return NULL;
+    if (cer_schedule_live(schedule_of(self), worker, NULL, 0, &n, &err) !=
+        CER_OK)
+        return core_raise(core_state_of(self), &err);
+    trials = PyMem_Calloc(n + 1, sizeof *trials);
+    if (trials == NULL)
+        return PyErr_NoMemory();
+    (void)cer_schedule_live(schedule_of(self), worker, trials, n, &n, NULL);
+    result = PyList_New((Py_ssize_t)n);
+    for (size_t i = 0; result != NULL && i < n; i++) {
+        PyObject *trial = PyLong_FromUnsignedLong(trials[i]);
+
+        if (trial == NULL)
+            Py_CLEAR(result);
+        else
+            PyList_SET_ITEM(result, (Py_ssize_t)i, trial);
+    }
+    PyMem_Free(trials);
+    return result;
+}
+
+PyDoc_STRVAR(forget_live_doc, "forget_live(worker, trial)\n--\n\n"
+                              "The worker dropped its live model of a trial.");
+
+static PyObject *
+forget_live(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"worker", "trial", NULL};
+    uint32_t worker, trial;
+    cer_error err;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O&:forget_live", keywords,
+                                     to_number, &worker, to_number, &trial))
+        return NULL;
+    return none_or_raise(
+        self, cer_schedule_forget_live(schedule_of(self), worker, trial, &err),
+        &err);
+}
+
+/* --- trials --------------------------------------------------------------- */
+
+PyDoc_STRVAR(add_trial_doc,
+             "add_trial(trial, *, epochs, epoch=0, step=0)\n--\n\n"
+             "Add a trial that trains until `epochs` epochs are done.\n\n"
+             "`epoch` and `step`: what it has done already.");
+
+static PyObject *
+add_trial(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"trial", "epochs", "epoch", "step", NULL};
+    uint32_t trial, epochs = UINT32_MAX, epoch = 0, step = 0;
+    cer_error err;
+
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "O&|$O&O&O&:add_trial", keywords, to_number, &trial,
+            to_number, &epochs, to_number, &epoch, to_number, &step) ||
+        given(epochs != UINT32_MAX, "add_trial", "epochs") < 0)
+        return NULL;
+    return none_or_raise(self,
+                         cer_schedule_add_trial(schedule_of(self), trial,
+                                                epochs, epoch, step, &err),
+                         &err);
+}
+
+PyDoc_STRVAR(extend_trial_doc,
+             "extend_trial(trial, epochs)\n--\n\n"
+             "Let a trial train until `epochs` epochs are done.");
+
+static PyObject *
+extend_trial(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"trial", "epochs", NULL};
+    uint32_t trial, epochs;
+    cer_error err;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O&:extend_trial",
+                                     keywords, to_number, &trial, to_number,
+                                     &epochs))
+        return NULL;
+    return none_or_raise(
+        self, cer_schedule_extend_trial(schedule_of(self), trial, epochs, &err),
+        &err);
+}
+
+PyDoc_STRVAR(drop_trial_doc,
+             "drop_trial(trial)\n--\n\n"
+             "End a trial; a unit of it that runs stays its worker's until it\n"
+             "is reported as done, failed or lost.");
+
+static PyObject *
+drop_trial(PyObject *self, PyObject *trial_arg)
+{
+    uint32_t trial;
+    cer_error err;
+
+    if (!to_number(trial_arg, &trial))
+        return NULL;
+    return none_or_raise(
+        self, cer_schedule_drop_trial(schedule_of(self), trial, &err), &err);
+}
+
+PyDoc_STRVAR(fork_trial_doc,
+             "fork_trial(parent, child, *, epochs)\n--\n\n"
+             "Add `child`, which begins after the epochs `parent` has done.");
+
+static PyObject *
+fork_trial(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"parent", "child", "epochs", NULL};
+    uint32_t parent, child, epochs = UINT32_MAX;
+    cer_error err;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O&|$O&:fork_trial",
+                                     keywords, to_number, &parent, to_number,
+                                     &child, to_number, &epochs) ||
+        given(epochs != UINT32_MAX, "fork_trial", "epochs") < 0)
+        return NULL;
+    return none_or_raise(
+        self,
+        cer_schedule_fork_trial(schedule_of(self), parent, child, epochs, &err),
+        &err);
+}
+
+PyDoc_STRVAR(trial_status_doc,
+             "trial_status(trial)\n--\n\n"
+             "Return 'ready', 'running', 'waiting' (has done its epochs) or\n"
+             "'dropped'.");
+
+static PyObject *
+trial_status(PyObject *self, PyObject *trial_arg)
+{
+    static const char *const names[] = {
+        [CER_TRIAL_READY] = "ready",
+        [CER_TRIAL_RUNNING] = "running",
+        [CER_TRIAL_WAITING] = "waiting",
+        [CER_TRIAL_DROPPED] = "dropped",
+    };
+    cer_trial_status status = CER_TRIAL_DROPPED;
+    uint32_t trial;
+    cer_error err;
+
+    if (!to_number(trial_arg, &trial))
+        return NULL;
+    if (cer_schedule_status(schedule_of(self), trial, &status, &err) != CER_OK)
+        return core_raise(core_state_of(self), &err);
+    return PyUnicode_FromString(names[status]);
+}
+
+PyDoc_STRVAR(trial_position_doc,
+             "trial_position(trial)\n--\n\n"
+             "Return (epoch, step, attempt) of the unit that is next or runs.");
+
+static PyObject *
+trial_position(PyObject *self, PyObject *trial_arg)
+{
+    cer_unit unit = {0};
+    uint32_t trial;
+    cer_error err;
+
+    if (!to_number(trial_arg, &trial))
+        return NULL;
+    if (cer_schedule_position(schedule_of(self), trial, &unit, &err) != CER_OK)
+        return core_raise(core_state_of(self), &err);
+    return Py_BuildValue("(III)", unit.epoch, unit.step, unit.attempt);
+}
+
+/* --- steps ---------------------------------------------------------------- */
+
+PyDoc_STRVAR(next_doc,
+             "next(now)\n--\n\n"
+             "Return the next command, or None when nothing can start now:\n"
+             "('run', worker, trial, epoch, step, shard, attempt) or\n"
+             "('load', worker, shard). step == shards and shard -1 is the\n"
+             "validation unit.");
+
+static PyObject *
+next(PyObject *self, PyObject *now_arg)
+{
+    double now = PyFloat_AsDouble(now_arg);
+    cer_command command;
+    const cer_unit *unit = &command.unit;
+
+    if (now == -1.0 && PyErr_Occurred())
+        return NULL;
+    if (!cer_schedule_next(schedule_of(self), now, &command))
+        Py_RETURN_NONE;
+    if (command.kind == CER_COMMAND_LOAD)
+        return Py_BuildValue("(sIL)", "load", command.worker,
+                             (long long)unit->shard);
+    return Py_BuildValue("(sIIIILI)", "run", command.worker, unit->trial,
+                         unit->epoch, unit->step, (long long)unit->shard,
+                         unit->attempt);
+}
+
+typedef cer_status (*event_function)(cer_schedule *schedule, uint32_t worker,
+                                     double now, cer_unit *unit,
+                                     cer_error *err);
+
+static PyObject *
+event(PyObject *self, PyObject *const *args, Py_ssize_t n, const char *name,
+      event_function function)
+{
+    uint32_t worker;
+    double now;
+    cer_unit unit;
+    cer_error err;
+
+    if (to_event(args, n, name, &worker, &now) < 0)
+        return NULL;
+    if (function(schedule_of(self), worker, now, &unit, &err) != CER_OK)
+        return core_raise(core_state_of(self), &err);
+    return Py_BuildValue("(III)", unit.trial, unit.epoch, unit.step);
+}
+
+PyDoc_STRVAR(unit_done_doc,
+             "unit_done(worker, now, /)\n--\n\n"
+             "The worker's unit is done; returns its (trial, epoch, step).");
+
+static PyObject *
+unit_done(PyObject *self, PyObject *const *args, Py_ssize_t n)
+{
+    return event(self, args, n, "unit_done", cer_schedule_unit_done);
+}
+
+PyDoc_STRVAR(
+    unit_failed_doc,
+    "unit_failed(worker, now, /)\n--\n\n"
+    "The unit went wrong and is to be run again, with the next attempt\n"
+    "number; returns its (trial, epoch, step).");
+
+static PyObject *
+unit_failed(PyObject *self, PyObject *const *args, Py_ssize_t n)
+{
+    return event(self, args, n, "unit_failed", cer_schedule_unit_failed);
+}
+
+PyDoc_STRVAR(unit_lost_doc,
+             "unit_lost(worker, now, /)\n--\n\n"
+             "The unit was cancelled or its fate is unknown; as unit_failed.");
+
+static PyObject *
+unit_lost(PyObject *self, PyObject *const *args, Py_ssize_t n)
+{
+    return event(self, args, n, "unit_lost", cer_schedule_unit_lost);
+}
+
+PyDoc_STRVAR(
+    remaining_doc,
+    "remaining()\n--\n\n"
+    "Return the seconds that one worker would need for all that is\n"
+    "left, units in flight counted whole; None until a unit was timed.");
+
+static PyObject *
+remaining(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    bool seconds;
+    double work = cer_schedule_remaining(schedule_of(self), &seconds);
+
+    if (!seconds && work > 0.0)
+        Py_RETURN_NONE;
+    return PyFloat_FromDouble(work);
+}
+
+/* --- properties ----------------------------------------------------------- */
+
+static PyObject *
+get_idle_workers(PyObject *self, void *Py_UNUSED(closure))
+{
+    cer_schedule *schedule = schedule_of(self);
+    PyObject *result = PyList_New(0);
+
+    for (uint32_t i = 0; result != NULL && i < cer_schedule_workers(schedule);
+         i++) {
+        PyObject *worker;
+
+        if (!cer_schedule_idle(schedule, i))
+            continue;
+        worker = PyLong_FromUnsignedLong(i);
+        if (worker == NULL || PyList_Append(result, worker) < 0)
+            Py_CLEAR(result);
+        Py_XDECREF(worker);
+    }
+    return result;
+}
+
+static PyObject *
+get_finished(PyObject *self, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(cer_schedule_finished(schedule_of(self)));
+}
+
+static PyObject *
+get_nbytes(PyObject *self, void *Py_UNUSED(closure))
+{
+    return PyLong_FromSize_t(cer_schedule_bytes(schedule_of(self)));
+}
+
+/* --- the type ------------------------------------------------------------- */
+
+#define WITH_KEYWORDS(function)                                                \
+    {                                                                          \
+#function, (PyCFunction)(void (*)(void))function,                      \
+            METH_VARARGS | METH_KEYWORDS, function##_doc                       \
+    }
+#define FAST(function)                                                         \
+    {                                                                          \
+#function, (PyCFunction)(void (*)(void))function, METH_FASTCALL,       \
+            function##_doc                                                     \
+    }
+
+static PyMethodDef schedule_methods[] = {
+    {"add_worker", add_worker, METH_O, add_worker_doc},
+    FAST(remove_worker),
+    WITH_KEYWORDS(set_holders),
+    {"live", live, METH_O, live_doc},
+    WITH_KEYWORDS(forget_live),
+    WITH_KEYWORDS(add_trial),
+    WITH_KEYWORDS(extend_trial),
+    {"drop_trial", drop_trial, METH_O, drop_trial_doc},
+    WITH_KEYWORDS(fork_trial),
+    {"trial_status", trial_status, METH_O, trial_status_doc},
+    {"trial_position", trial_position, METH_O, trial_position_doc},
+    {"next", next, METH_O, next_doc},
+    FAST(unit_done),
+    FAST(unit_failed),
+    FAST(unit_lost),
+    {"remaining", remaining, METH_NOARGS, remaining_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef schedule_properties[] = {
+    {"idle_workers", get_idle_workers, NULL, "Numbers of the idle workers.",
+     NULL},
+    {"finished", get_finished, NULL, "True when no trial is ready or running.",
+     NULL},
+    {"nbytes", get_nbytes, NULL, "Bytes of memory held.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot schedule_slots[] = {
+    {Py_tp_doc, (void *)schedule_doc},   {Py_tp_new, schedule_new},
+    {Py_tp_dealloc, schedule_dealloc},   {Py_tp_methods, schedule_methods},
+    {Py_tp_getset, schedule_properties}, {0, NULL},
+};
+
+static PyType_Spec schedule_spec = {
+    .name = "cerebro._core.Schedule",
+    .basicsize = sizeof(schedule_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = schedule_slots,
+};
+
+int
+core_register_schedule(PyObject *module)
+{
+    core_state *state = core_state_of_module(module);
+
+    return core_add_type(module, &schedule_spec, &state->schedule_type);
+}
