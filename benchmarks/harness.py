@@ -1,0 +1,116 @@
+"""What every benchmark shares: alternating measurements and a table of ratios.
+
+A figure is the median over rounds; in each round every candidate runs once, so
+that a slow phase of the machine hits all of them alike. Results are printed as
+ratios to a reference measured in the same rounds; absolute times only help to
+see what was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Bench:
+    """One benchmark's results; `report` prints them and writes JSON if asked to."""
+
+    title: str
+    json_path: str | None = None
+    lines: list[dict[str, object]] = field(default_factory=list)
+
+    def add(
+        self,
+        name: str,
+        value: float,
+        unit: str,
+        *,
+        reference: str = "",
+        ratio: float | None = None,
+        bar: str = "",
+    ) -> None:
+        """Add a line: a figure, its ratio to the reference, and the bar to reach."""
+        self.lines.append(
+            {
+                "name": name,
+                "value": value,
+                "unit": unit,
+                "reference": reference,
+                "ratio": ratio,
+                "bar": bar,
+            }
+        )
+
+    def report(self) -> None:
+        print(f"\n{self.title}  ({platform.machine()}, Python {platform.python_version()})")
+        for line in self.lines:
+            ratio = "" if line["ratio"] is None else f"{line['ratio']:8.3f} x {line['reference']}"
+            bar = f"   bar {line['bar']}" if line["bar"] else ""
+            print(f"  {line['name']:<58}{line['value']:12.4g} {line['unit']:<10}{ratio}{bar}")
+        if self.json_path:
+            record = {
+                "title": self.title,
+                "machine": platform.processor() or platform.machine(),
+                "python": platform.python_version(),
+                "results": self.lines,
+            }
+            with open(self.json_path, "w", encoding="utf-8") as file:
+                json.dump(record, file, indent=1)
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """A parser with the options that every benchmark has."""
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
+    made.add_argument("--json", metavar="FILE", help="write the figures as JSON")
+    made.add_argument("--rounds", type=int, default=5, help="rounds to take the median of")
+    return made
+
+
+def alternate(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Run the candidates in turn, `rounds` times; return median seconds of each."""
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    for run in candidates.values():  # nobody pays for cold caches
+        run()
+    for _ in range(rounds):
+        for name, run in candidates.items():
+            start = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def paired_ratio(
+    candidate: Callable[[], object], reference: Callable[[], object], rounds: int
+) -> tuple[float, float, float]:
+    """Return median of candidate/reference over rounds, and both median seconds.
+
+    The ratio is taken within each round, which a drifting machine disturbs least.
+    """
+    ratios, ours, theirs = [], [], []
+    candidate(), reference()
+    for _ in range(rounds):
+        start = time.perf_counter()
+        reference()
+        middle = time.perf_counter()
+        candidate()
+        end = time.perf_counter()
+        theirs.append(middle - start)
+        ours.append(end - middle)
+        ratios.append(ours[-1] / theirs[-1])
+    return statistics.median(ratios), statistics.median(ours), statistics.median(theirs)
+
+
+def fail_quietly_without(module: str) -> None:
+    """Say what is missing and leave, where a benchmark's reference is not installed."""
+    try:
+        __import__(module)
+    except ImportError:
+        sys.exit(f"this benchmark needs {module}")
