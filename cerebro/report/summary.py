@@ -124,3 +124,27 @@ def render(result: Any, max_trials: int = MAX_TRIALS) -> str:
         parts.append(text)
     parts += ["\n".join(lines) for lines in (best_lines(result), failures(result)) if lines]
     return "\n\n".join(parts)
+
+
+def render_trial(trial: Any) -> str:
+    """Write one trial as text: status, configuration, and its metrics after every epoch."""
+    parts = [f"trial {trial.number}: {trial.status} after {trial.epoch} epochs"]
+    config = fmt.flatten(trial.config)
+    width = max((len(name) for name in config), default=0)
+    parts.append("\n".join(f"  {k:<{width}}  {fmt.number(v)}" for k, v in config.items()))
+    if trial.history:
+        names = list(dict.fromkeys(name for e in trial.history for name in e["metrics"]))
+        rows = [
+            [
+                f"{entry['epoch']}{' *' if entry['epoch'] == trial.best_epoch else ''}",
+                *(fmt.metric(entry["metrics"].get(name)) for name in names),
+                fmt.duration(entry["seconds"]),
+                str(entry["state_hash"]),
+            ]
+            for entry in trial.history
+        ]
+        headings = ["epoch", *(fmt.heading(n) for n in names), "time", "state hash"]
+        parts.append(table(headings, rows) + "\n* best")
+    if trial.error:
+        parts.append(str(trial.error).strip())
+    return "\n\n".join(part for part in parts if part)

@@ -1,0 +1,122 @@
+"""What ``python -m cerebro doctor`` prints: what this machine offers and what is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from cerebro import environment
+from cerebro.report import format as fmt
+
+# Extra: what it is for, and the modules it brings.
+EXTRAS = {
+    "torch": ("PyTorch models", ("torch",)),
+    "sklearn": ("scikit-learn models", ("sklearn",)),
+    "parquet": ("Parquet and Arrow files, pandas tables", ("pyarrow", "pandas")),
+    "images": ("folders of pictures", ("PIL",)),
+    "plots": ("pictures of runs", ("matplotlib",)),
+}
+LOW_DISK_BYTES = 5_000_000_000
+
+
+def report(path: str | os.PathLike[str] = ".") -> str:
+    """Describe the machine as text.
+
+    Parameters
+    ----------
+    path
+        The folder where data and runs are to be kept.
+    """
+    rows = [*_software(), *_machine(), *_disk(Path(path))]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in [*rows, *_extras(width)])
+
+
+def _software() -> list[tuple[str, str]]:
+    record = environment.describe()
+    packages = ", ".join(f"{name} {version}" for name, version in record["packages"].items())
+    return [
+        ("cerebro", f"{record['cerebro']}, {_core()}"),
+        ("python", f"{record['python']} ({sys.executable})"),
+        ("packages", packages),
+    ]
+
+
+def _core() -> str:
+    try:
+        from cerebro import _core as core
+    except ImportError as error:
+        return f"the C core does not load ({error}): pip install -e . builds it"
+    return f"C core {Path(str(core.__file__)).name}; no compiler is needed to run"
+
+
+def _machine() -> list[tuple[str, str]]:
+    cpu = environment.cpu()
+    cores = environment.usable_cores()
+    total = os.cpu_count() or cores
+    usable = f"{cores}" if cores == total else f"{cores} usable of {total}"
+    rows = [
+        ("cpu", f"{cpu['model']}, {cpu['instruction_set']}"),
+        ("cores", usable),
+        ("memory", _memory()),
+    ]
+    if environment.installed("torch"):
+        rows.append(("torch", _torch()))
+    rows.append(("gpu", _gpu()))
+    set_variables = environment.describe()["variables"]
+    if set_variables:
+        names = ", ".join(f"{k}={v}" for k, v in set_variables.items())
+        rows.append(("variables", f"{names} (these change the bits of results)"))
+    return rows
+
+
+def _memory() -> str:
+    try:
+        pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return "unknown"
+    return fmt.size(pages * page)
+
+
+def _torch() -> str:
+    try:
+        import torch
+    except Exception as error:  # a broken installation may raise anything
+        return f"does not import: {error}"
+    flags = environment.torch_flags()
+    return (
+        f"{torch.get_num_threads()} threads by default (a worker uses 1 unless threads= says "
+        f"otherwise), {flags['default_dtype']}, {torch.backends.cpu.get_cpu_capability()}"
+    )
+
+
+def _gpu() -> str:
+    found = Path("/dev/nvidiactl").exists()
+    here = "an NVIDIA driver is loaded" if found else "no NVIDIA driver is loaded"
+    return f"{here}; this version trains on the CPU"
+
+
+def _disk(path: Path) -> list[tuple[str, str]]:
+    place = path.absolute()
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    kind = environment.file_system(place)
+    low = "; low, data and states need room" if free < LOW_DISK_BYTES else ""
+    rows = [("disk", f"{fmt.size(free)} free on {kind} at {place}{low}")]
+    if environment.is_network_file_system(place):
+        rows.append(
+            ("network", f"{kind} is a network file system: slower; a local disk is better for runs")
+        )
+    return rows
+
+
+def _extras(width: int) -> list[tuple[str, str]]:
+    rows = []
+    for i, (extra, (purpose, modules)) in enumerate(EXTRAS.items()):
+        missing = [module for module in modules if not environment.installed(module)]
+        state = f"missing: pip install 'cerebro[{extra}]'" if missing else "present"
+        rows.append(("extras" if i == 0 else "", f"{extra:<8} {state:<8} for {purpose}"))
+    return rows
