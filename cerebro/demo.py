@@ -154,7 +154,9 @@ def main(
     print("\n".join(summary.best_lines(result)))
     print(f"\nOn the {len(test)} rows that no trial saw: accuracy {outcome['accuracy']:.4f}")
     pictures = draw(result)
-    print(f"\nThe run is in {result.path}" + (f", with {' and '.join(pictures)}" if pictures else ""))
+    print(
+        f"\nThe run is in {result.path}" + (f", with {' and '.join(pictures)}" if pictures else "")
+    )
     print(f"\n{lines_to_open(result.path)}")
     return 0
 

@@ -1,0 +1,118 @@
+"""The record of what a run depends on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cerebro import diagnosis, environment
+
+
+def test_describe_is_json_and_names_versions() -> None:
+    record = environment.describe(threads=3)
+    assert json.loads(json.dumps(record)) == record
+    assert record["threads"] == 3
+    assert record["packages"]["numpy"]
+    assert record["cores"] >= 1
+    assert record["cpu"]["model"]
+
+
+def test_describe_does_not_import_torch() -> None:
+    code = (
+        "import sys; from cerebro import environment; r = environment.describe(); "
+        "assert 'torch' not in sys.modules; assert r['torch'] == {}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_describe_keeps_variables_that_change_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    assert environment.describe()["variables"]["ATEN_CPU_CAPABILITY"] == "default"
+
+
+def test_equal_records_do_not_differ() -> None:
+    record = environment.describe(threads=1)
+    assert environment.differences(record, json.loads(json.dumps(record))) == []
+
+
+def test_differences_name_what_changed() -> None:
+    before = environment.describe(threads=1)
+    now = json.loads(json.dumps(before))
+    now["threads"] = 2
+    now["packages"]["numpy"] = "0.1"
+    now["cores"] = 99  # changes nothing
+    assert environment.differences(before, now) == [
+        f"packages.numpy was {before['packages']['numpy']}, is 0.1",
+        "threads was 1, is 2",
+    ]
+
+
+def test_torch_that_was_not_imported_yet_is_no_difference() -> None:
+    before = {"torch": {}, "torch_capability": None}
+    now = {"torch": {"default_dtype": "float64"}, "torch_capability": "AVX2"}
+    assert environment.differences(before, now) == []
+
+
+def test_torch_flags_travel() -> None:
+    torch = pytest.importorskip("torch")
+    before = environment.torch_flags()
+    try:
+        torch.set_default_dtype(torch.float64)
+        torch.set_float32_matmul_precision("high")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        changed = environment.torch_flags()
+        environment.set_torch_flags(before)
+        assert environment.torch_flags() == before
+        environment.set_torch_flags(changed)
+        assert torch.get_default_dtype() is torch.float64
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+        assert environment.torch_flags() == changed
+    finally:
+        environment.set_torch_flags(before)
+
+
+def test_no_flags_set_nothing() -> None:
+    environment.set_torch_flags({})
+
+
+def test_file_system_of_a_path_that_is_not_there_yet(tmp_path: Path) -> None:
+    assert environment.file_system(tmp_path / "no" / "such") == environment.file_system(tmp_path)
+    if sys.platform == "linux":
+        assert environment.file_system("/proc") == "proc"
+        assert not environment.is_network_file_system("/proc")
+
+
+def test_usable_cores_follow_the_affinity() -> None:
+    if not hasattr(os, "sched_setaffinity"):
+        pytest.skip("this system has no CPU affinity")
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert environment.usable_cores() == 1
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def test_installed_imports_nothing() -> None:
+    assert environment.installed("json")
+    assert not environment.installed("no_such_module_anywhere")
+    assert not environment.installed("no_such_package.module")
+
+
+def test_diagnosis_says_how_to_install_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "installed", lambda module: module != "matplotlib")
+    text = diagnosis.report()
+    assert "plots    missing: pip install 'cerebro[plots]' for pictures of runs" in text
+    assert "present  for PyTorch models" in text
+
+
+def test_diagnosis_warns_of_network_file_systems(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(environment, "file_system", lambda path: "nfs4")
+    assert "nfs4 is a network file system" in diagnosis.report(tmp_path / "runs")

@@ -1,0 +1,417 @@
+"""Progress, tables, pictures and HTML, drawn from small made-up runs."""
+
+from __future__ import annotations
+
+import io
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cerebro.errors import InputError
+from cerebro.report import format as fmt
+from cerebro.report import html, progress, summary
+from cerebro.report.snapshot import Snapshot, TrialRow
+
+
+def make_trial(number: int, values: list[float], **changes: Any) -> Any:
+    history = [
+        {
+            "epoch": e,
+            "metrics": {"train_loss": 1.0 / (e + 1), "val_loss": 1.5 - v, "val_accuracy": v},
+            "seconds": 0.5,
+            "state_hash": f"{number:02d}{e:02d}",
+        }
+        for e, v in enumerate(values)
+    ]
+    best = max(range(len(values)), key=values.__getitem__) if values else None
+    fields: dict[str, Any] = {
+        "number": number,
+        "config": {"lr": 10.0 ** -(1 + number % 4), "arch": ["mlp", "cnn"][number % 2], "depth": 3},
+        "status": "finished",
+        "epoch": len(values),
+        "metrics": history[best]["metrics"] if best is not None else {},
+        "history": history,
+        "best_epoch": best,
+        "error": None,
+    }
+    return SimpleNamespace(**{**fields, **changes})
+
+
+def make_result(trials: list[Any], units: list[dict[str, Any]] | None = None) -> Any:
+    result = SimpleNamespace(
+        trials=trials, path="runs/x", status="finished", metric="accuracy", mode="max"
+    )
+    result._units = lambda: units or []
+    ranked = summary.ranked(result)
+    result.best = ranked[0] if ranked else None
+    return result
+
+
+def make_units(trials: int, workers: int) -> list[dict[str, Any]]:
+    units, clock = [], [0.1 * w for w in range(workers)]
+    for epoch in range(2):
+        for trial in range(trials):
+            worker = trial % workers
+            for step in range(4):
+                start = clock[worker]
+                clock[worker] = start + 0.5
+                units.append(
+                    {
+                        "trial": trial,
+                        "epoch": epoch,
+                        "step": step,
+                        "shard": step if step < 3 else -1,
+                        "kind": "train" if step < 3 else "eval",
+                        "worker": worker,
+                        "attempt": 2 if (trial, epoch, step) == (0, 1, 1) else 1,
+                        "start": start,
+                        "end": clock[worker],
+                        "rows": 100,
+                        "hopped": step == 0,
+                    }
+                )
+    return units
+
+
+@pytest.fixture
+def result() -> Any:
+    trials = [make_trial(i, [0.5 + 0.01 * i, 0.6 + 0.02 * i, 0.59 + 0.02 * i]) for i in range(6)]
+    return make_result(trials, make_units(6, 2))
+
+
+def snapshot(rows: list[TrialRow], **changes: Any) -> Snapshot:
+    fields: dict[str, Any] = {
+        "trials": rows,
+        "share_done": 0.25,
+        "seconds": 10.0,
+        "seconds_left": 30.0,
+        "busy": 0.9,
+        "workers": 2,
+        "best": None,
+        "metric": "accuracy",
+        "mode": "max",
+        "path": "runs/x",
+    }
+    return Snapshot(**{**fields, **changes})
+
+
+def row(number: int, epoch: int = 0, value: float | None = None, **changes: Any) -> TrialRow:
+    metrics = {} if value is None else {"train_loss": 0.5, "val_loss": 0.25, "val_accuracy": value}
+    fields: dict[str, Any] = {
+        "number": number,
+        "config": {"lr": 0.1},
+        "status": "running",
+        "epoch": epoch,
+        "epochs": 4,
+        "metrics": metrics,
+    }
+    return TrialRow(**{**fields, **changes})
+
+
+# --- how things are written ---
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.98123, "0.9812"),
+        (3.14e-5, "3.14e-5"),
+        (1e-4, "1e-4"),
+        (64, "64"),
+        (1_000_000, "1,000,000"),
+        (0.0, "0"),
+        (math.inf, "inf"),
+        (True, "True"),
+        ("cnn", "cnn"),
+        (None, "None"),
+        (np.float64(0.5), "0.5"),
+    ],
+)
+def test_number(value: Any, text: str) -> None:
+    assert fmt.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.25, "250 ms"),
+        (4.21, "4.2 s"),
+        (65, "1:05"),
+        (7380, "2:03:00"),
+        (None, "-"),
+        (math.inf, "-"),
+    ],
+)
+def test_duration(seconds: float | None, text: str) -> None:
+    assert fmt.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"), [(999, "999 bytes"), (1200, "1.2 kB"), (2_500_000_000, "2.5 GB")]
+)
+def test_size(nbytes: int, text: str) -> None:
+    assert fmt.size(nbytes) == text
+
+
+def test_settings_flatten_and_cut() -> None:
+    config = {"lr": 0.01, "augment": {"flip": True}}
+    assert fmt.settings(config) == "lr=0.01 augment.flip=True"
+    assert fmt.settings(config, 10) == "lr=0.01 a…"
+
+
+def test_metric_value_prefers_its_own_name_then_validation() -> None:
+    metrics = {"train_accuracy": 0.9, "val_accuracy": 0.8}
+    assert fmt.metric_value(metrics, "accuracy") == 0.8
+    assert fmt.metric_value(metrics, "train_accuracy") == 0.9
+    assert fmt.metric_value({"train_accuracy": 0.9}, "accuracy") == 0.9
+    assert fmt.metric_value(metrics, "auc") is None
+
+
+def test_metric_columns() -> None:
+    rows = [{"train_loss": 1.0, "val_loss": 1.0, "val_accuracy": 0.5}]
+    assert fmt.metric_columns(rows, "accuracy") == ["train_loss", "val_loss", "accuracy"]
+    assert fmt.metric_columns(rows, "loss") == ["train_loss", "val_loss", "accuracy"]
+    assert fmt.metric_columns([{"train_loss": 1.0}], "loss") == ["train_loss"]
+    assert fmt.metric_columns([], "loss") == []
+
+
+# --- progress ---
+
+
+def test_lines_write_each_epoch_once() -> None:
+    out = io.StringIO()
+    lines = progress.make_progress("lines", stream=out)
+    lines.run_started(snapshot([]))
+    lines.update(snapshot([row(0)]))
+    done = snapshot([row(0, 1, 0.5, rows_per_second=12345.6)])
+    lines.update(done)
+    lines.update(done)
+    lines.finished(snapshot([row(0, 1, 0.5, status="finished")], share_done=1.0, best=0), None)
+    assert out.getvalue().splitlines() == [
+        "started with 2 workers, kept in runs/x",
+        " 25%, 30.0 s left: trial 0 epoch 1/4  train loss 0.5000  val loss 0.2500"
+        "  accuracy 0.5000  12,346 rows/s",
+        "1 finished after 10.0 s; 2 workers 90% busy; best: trial 0",
+    ]
+
+
+def test_lines_say_why_a_trial_failed() -> None:
+    out = io.StringIO()
+    lines = progress.make_progress("lines", stream=out)
+    failed = snapshot([row(3, status="failed", error="ValueError: no such layer")])
+    lines.update(failed)
+    lines.update(failed)
+    assert out.getvalue().splitlines() == [" 25%: trial 3 failed: ValueError: no such layer"]
+
+
+def test_auto_is_lines_where_there_is_no_terminal() -> None:
+    out = io.StringIO()
+    display = progress.make_progress("auto", stream=out)
+    display.run_started(snapshot([]))
+    assert "\x1b" not in out.getvalue()
+    assert isinstance(display, progress.Lines)
+
+
+def test_nothing_is_written_where_nothing_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    silent = progress.make_progress(False)
+    silent.run_started(snapshot([]))
+    silent.update(snapshot([row(0, 1, 0.5)]))
+    silent.finished(snapshot([row(0, 1, 0.5)]), None)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_unknown_kind_is_refused() -> None:
+    with pytest.raises(InputError, match="progress='bar'"):
+        progress.make_progress("bar")
+
+
+def test_table_draws_at_most_every_fifth_of_a_second() -> None:
+    now = [0.0]
+    out = io.StringIO()
+    table = progress.Table(out, clock=lambda: now[0])
+    table.run_started(snapshot([row(0)]))
+    drawn = len(out.getvalue())
+    for _ in range(100):
+        now[0] += 0.001
+        table.update(snapshot([row(0)]))
+    assert len(out.getvalue()) == drawn
+    now[0] += 0.2
+    table.update(snapshot([row(0)]))
+    assert len(out.getvalue()) > drawn
+    table.finished(snapshot([row(0, 4, 0.5, status="finished")], best=0), None)
+    assert "best: trial 0" in out.getvalue()
+
+
+def render(shot: Snapshot, width: int = 100) -> str:
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=width)
+    console.print(progress.picture(shot, console))
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_table_has_the_columns_that_matter() -> None:
+    text = render(snapshot([row(0, 2, 0.75, rows_per_second=5000.0, worker=1)], best=0), 120)
+    for part in ("train loss", "val loss", "accuracy", "rows/s", "worker", "★ 0", "2/4", "0.7500"):
+        assert part in text
+    for part in ("5,000", "lr=0.1", "25% done", "30.0 s left", "2 workers 90% busy"):
+        assert part in text
+
+
+def test_table_fits_a_narrow_terminal() -> None:
+    text = render(snapshot([row(i, 2, 0.5) for i in range(3)]), 80)
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert "configuration" not in text
+
+
+def test_live_trials_come_before_finished_ones_and_the_best_stays() -> None:
+    finished = [row(i, 4, 0.5 + i / 100, status="finished") for i in range(20)]
+    live = [row(i, 1, 0.1, worker=i - 20) for i in range(20, 22)]
+    shown = progress.choose_rows(snapshot([*finished, *live], best=3), 6)
+    assert [r.number for r in shown] == [3, 17, 18, 19, 20, 21]
+    assert "and 10 more trials" in render(snapshot([*finished, *live], best=3))
+
+
+def test_when_all_is_over_the_best_comes_first() -> None:
+    rows = [row(i, 4, 0.5 + i / 100, status="finished") for i in range(3)]
+    rows.append(row(3, 1, math.nan, status="diverged"))
+    assert [r.number for r in progress.choose_rows(snapshot(rows, best=2))] == [2, 1, 0, 3]
+
+
+# --- text and HTML ---
+
+
+def test_summary_lists_the_best_first(result: Any) -> None:
+    lines = summary.render(result).splitlines()
+    assert lines[0] == "runs/x: finished; 6 finished"
+    assert lines[2].split() == ["trial", "status", "epochs", "train", "loss", "val", "loss",
+                                "accuracy", "lr", "arch"]  # fmt: skip
+    assert lines[3].split()[:3] == ["5", "finished", "3"]
+    assert "best: trial 5, accuracy 0.7000 after 2 epochs" in lines
+    assert "  lr     0.01" in lines
+    assert "  depth  3" in lines
+
+
+def test_summary_of_nothing_and_of_failures() -> None:
+    assert summary.render(make_result([])) == "runs/x: finished; no trials"
+    error = "Traceback ...\nValueError: no such layer"
+    failed = [make_trial(i, [], status="failed", error=error) for i in range(3)]
+    text = summary.render(make_result(failed))
+    assert "trial 0 and 2 more: ValueError: no such layer" in text
+    assert "best:" not in text
+
+
+def test_summary_leaves_the_rest_out(result: Any) -> None:
+    assert "and 4 more" in summary.render(result, 2)
+
+
+def test_trial_text_has_every_epoch(result: Any) -> None:
+    text = summary.render_trial(result.trials[1])
+    assert text.startswith("trial 1: finished after 3 epochs")
+    assert "1 *" in text and "0102" in text
+
+
+def test_html_is_static_and_escaped() -> None:
+    trial = make_trial(0, [0.5], config={"name": "<script>alert(1)</script>", "lr": 0.1})
+    text = html.render_html(make_result([trial]))
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+    assert text.startswith("<div>") and text.endswith("</div>")
+    assert "&lt;script&gt;" in html.trial_html(trial)
+
+
+# --- pictures ---
+
+plots = pytest.importorskip("cerebro.report.plots")
+
+
+@pytest.fixture
+def matplotlib() -> Any:
+    return pytest.importorskip("matplotlib")
+
+
+@pytest.mark.parametrize("kind", ["curves", "gantt", "parallel", "importance"])
+def test_every_picture_can_be_saved(result: Any, kind: str, matplotlib: Any) -> None:
+    figure = plots.plot(result, kind=kind)
+    out = io.BytesIO()
+    figure.savefig(out, format="png")
+    assert out.getvalue().startswith(b"\x89PNG")
+    assert figure.axes[0].get_xlabel() or kind == "parallel"
+
+
+def test_curves_highlight_the_best(result: Any, matplotlib: Any) -> None:
+    axes = plots.plot(result).axes[0]
+    assert axes.get_ylabel() == "validation accuracy"
+    assert axes.get_legend().get_texts()[0].get_text().startswith("trial 5\n")
+    widest = max(axes.get_lines(), key=lambda line: line.get_linewidth())
+    np.testing.assert_allclose(widest.get_ydata(), [0.55, 0.70, 0.69])
+    np.testing.assert_array_equal(widest.get_xdata(), [1, 2, 3])
+
+
+def test_curves_of_a_loss_take_the_smallest(result: Any, matplotlib: Any) -> None:
+    axes = plots.plot(result, "val_loss").axes[0]
+    assert axes.get_ylabel() == "validation loss"
+    assert axes.get_legend().get_texts()[0].get_text().startswith("trial 5\n")
+
+
+def test_curves_skip_what_is_not_finite(matplotlib: Any) -> None:
+    trials = [make_trial(0, [0.5, 0.6]), make_trial(1, [0.4, math.nan], status="diverged")]
+    figure = plots.plot(make_result(trials))
+    figure.savefig(io.BytesIO(), format="png")
+
+
+def test_gantt_draws_each_worker_and_counts(result: Any, matplotlib: Any) -> None:
+    axes = plots.plot(result, kind="gantt").axes[0]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["worker 0", "worker 1"]
+    assert axes.get_title("right").startswith("48 units, 12 hops")
+    assert sum("busy" in text.get_text() for text in axes.texts) == 2
+
+
+def test_gantt_joins_neighbours_of_one_trial(matplotlib: Any) -> None:
+    units = make_units(2, 1)
+    stretches = plots._stretches(units, ("trial",), gap=0.01)
+    assert [(units[a]["trial"], b - a + 1) for a, b in stretches] == [(0, 4), (1, 4)] * 2
+    apart = [{**unit, "start": unit["start"] + 1.0 * i} for i, unit in enumerate(units)]
+    assert len(plots._stretches(apart, ("trial",), gap=0.01)) > 4
+
+
+def test_chosen_trials_only(result: Any, matplotlib: Any) -> None:
+    axes = plots.plot(result, trials=[0, 1]).axes[0]
+    assert axes.get_title("right") == "2 trials, best first"
+    with pytest.raises(InputError, match="no trial 77"):
+        plots.plot(result, trials=[0, 77])
+
+
+def test_what_cannot_be_drawn_says_so(result: Any, matplotlib: Any) -> None:
+    with pytest.raises(InputError, match="kind='pie'"):
+        plots.plot(result, kind="pie")
+    with pytest.raises(InputError, match="there is train_loss, val_accuracy, val_loss"):
+        plots.plot(result, "auc")
+    with pytest.raises(InputError, match="no unit has finished"):
+        plots.plot(make_result([make_trial(0, [0.5])]), kind="gantt")
+    with pytest.raises(InputError, match="two finished trials that differ"):
+        plots.plot(make_result([make_trial(0, [0.5])]), kind="importance")
+
+
+def test_colours_differ() -> None:
+    assert len({tuple(round(part, 3) for part in c) for c in plots.trial_colours(64)}) == 64
+
+
+def test_explained_variance() -> None:
+    metric = np.array([0.1, 0.1, 0.9, 0.9])
+    assert plots.explained_variance(["a", "a", "b", "b"], metric) == 1.0
+    assert plots.explained_variance(["a", "b", "a", "b"], metric) == 0.0
+    assert plots.explained_variance(["a", "a", "a", "a"], metric) == 0.0
+    assert plots.explained_variance([1.0, 2.0, 3.0, 4.0], metric) == 0.0  # a group for each
+    assert plots.explained_variance([1, 1, 2, 2], np.ones(4)) == 0.0
+
+
+def test_absent_dimensions_have_a_place(matplotlib: Any) -> None:
+    trials = [make_trial(i, [0.5 + i / 10]) for i in range(4)]
+    for trial in trials[:2]:
+        trial.config["width"] = 8 * (trial.number + 1)
+    axes = plots.plot(make_result(trials), kind="parallel").axes[0]
+    assert "not used" in [text.get_text() for text in axes.texts]
