@@ -4,7 +4,7 @@ Private: everything here may change. Arrays at the edges are NumPy's, and dtypes
 go by the names of ``csrc/core/dtype.h`` ("float32", "bfloat16", ...).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from os import PathLike
 from typing import Any, Literal, TypeAlias
 

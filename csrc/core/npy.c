@@ -49,7 +49,7 @@ take(reader *in, char c)
     return true;
 }
 
-/* Takes a word such as False, which another letter must not follow. */
+/* Takes a word such as False; what may follow it is the caller's to check. */
 static bool
 take_word(reader *in, const char *word)
 {

@@ -1,0 +1,445 @@
+#include "fsio.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+
+#include "check.h"
+#include "scratch.h"
+
+/* --- injected failures: these stand in for the C library's ---------------- */
+static int fail_fsync_at; /* 1: the next one; counts down; 0: none */
+static int fail_fsync_with;
+
+int fsync(int fd);
+
+int
+fsync(int fd)
+{
+    if (fail_fsync_at > 0 && --fail_fsync_at == 0) {
+        errno = fail_fsync_with;
+        return -1;
+    }
+    return (int)syscall(SYS_fsync, fd);
+}
+
+/* Every write is interrupted once and then takes at most this many bytes. */
+static size_t short_writes;
+static int write_interrupted;
+static int fail_write_with;
+
+ssize_t write(int fd, const void *data, size_t len_bytes);
+
+ssize_t
+write(int fd, const void *data, size_t len_bytes)
+{
+    if (fail_write_with != 0) {
+        errno = fail_write_with;
+        return -1;
+    }
+    if (short_writes != 0) {
+        write_interrupted = !write_interrupted;
+        if (write_interrupted) {
+            errno = EINTR;
+            return -1;
+        }
+        if (len_bytes > short_writes)
+            len_bytes = short_writes;
+    }
+    return (ssize_t)syscall(SYS_write, fd, data, len_bytes);
+}
+
+/* --- reading and writing -------------------------------------------------- */
+typedef struct dribble {
+    int fd;
+    pthread_t reader;
+} dribble;
+
+static void
+on_signal(int number)
+{
+    (void)number;
+}
+
+/* Sends 26 letters one by one, each after a signal to the reader. */
+static void *
+send_letters(void *arg)
+{
+    dribble *to = arg;
+
+    for (char letter = 'a'; letter <= 'z'; letter++) {
+        (void)pthread_kill(to->reader, SIGUSR1);
+        CHECK_EQ_INT(syscall(SYS_write, to->fd, &letter, 1), 1);
+    }
+    (void)close(to->fd);
+    return NULL;
+}
+
+static void
+reading_takes_up_short_counts_and_interruptions(void)
+{
+    struct sigaction action = {.sa_handler = on_signal}; /* no SA_RESTART */
+    char letters[32] = "";
+    pthread_t sender;
+    int ends[2];
+    size_t got = 0;
+
+    CHECK_EQ_INT(sigaction(SIGUSR1, &action, NULL), 0);
+    CHECK_EQ_INT(pipe(ends), 0);
+    dribble to = {ends[1], pthread_self()};
+    CHECK_EQ_INT(pthread_create(&sender, NULL, send_letters, &to), 0);
+    CHECK_EQ_INT(cer_fsio_read(ends[0], letters, 20, &got, "pipe", NULL),
+                 CER_OK);
+    CHECK_EQ_INT(got, 20);
+    CHECK_EQ_INT(cer_fsio_read(ends[0], letters + 20, 12, &got, "pipe", NULL),
+                 CER_OK);
+    CHECK_EQ_INT(got, 6); /* the end */
+    CHECK_EQ_STR(letters, "abcdefghijklmnopqrstuvwxyz");
+    CHECK_EQ_INT(pthread_join(sender, NULL), 0);
+    (void)close(ends[0]);
+}
+
+static void
+writing_takes_up_short_counts_and_interruptions(void)
+{
+    char data[100], back[200];
+    int fd = -1;
+
+    memset(data, 'x', sizeof data);
+    data[99] = 'y';
+    CHECK_EQ_INT(cer_fsio_create(scratch("short"), &fd, NULL), CER_OK);
+    short_writes = 7;
+    CHECK_EQ_INT(cer_fsio_write(fd, data, sizeof data, "short", NULL), CER_OK);
+    short_writes = 0;
+    (void)close(fd);
+    CHECK_EQ_INT(scratch_read("short", back, sizeof back), 100);
+    CHECK(memcmp(data, back, sizeof data) == 0);
+}
+
+static void
+errors_name_the_file_and_keep_the_errno(void)
+{
+    cer_error err = {0};
+    char byte = 0;
+    size_t got;
+    int fd = open("/dev/full", O_WRONLY);
+
+    if (fd >= 0) { /* Linux */
+        CHECK_EQ_INT(cer_fsio_write(fd, &byte, 1, "the/file", &err), CER_IO);
+        CHECK_EQ_INT(err.os_errno, ENOSPC);
+        CHECK_EQ_STR(err.message,
+                     "cannot write the/file: No space left on device");
+        (void)close(fd);
+    }
+    CHECK_EQ_INT(cer_fsio_read(-1, &byte, 1, &got, "the/file", &err), CER_IO);
+    CHECK_EQ_INT(err.os_errno, EBADF);
+    CHECK_EQ_INT(cer_fsio_sync(-1, "the/file", &err), CER_IO);
+    CHECK_EQ_STR(err.message,
+                 "cannot sync the/file to disk: Bad file descriptor");
+}
+
+static void
+only_regular_files_are_read(void)
+{
+    cer_error err = {0};
+    int fd = 7;
+
+    CHECK_EQ_INT(mkfifo(scratch("fifo"), 0600), 0);
+    CHECK_EQ_INT(cer_fsio_open_read(scratch("fifo"), &fd, &err), CER_IO);
+    CHECK_EQ_INT(err.os_errno, EINVAL);
+    CHECK_EQ_INT(fd, -1);
+    CHECK_EQ_INT(cer_fsio_open_read(scratch(""), &fd, &err), CER_IO);
+    CHECK_EQ_INT(err.os_errno, EISDIR);
+    CHECK_EQ_INT(cer_fsio_open_read(scratch("none"), &fd, &err), CER_IO);
+    CHECK_EQ_INT(err.os_errno, ENOENT);
+    CHECK_EQ_INT(unlink(scratch("fifo")), 0);
+}
+
+static void
+parents_are_found(void)
+{
+    static const char *const pairs[][2] = {
+        {"x", "."}, {"/x", "/"}, {"a/x", "a"}, {"/a/b/x", "/a/b"}};
+
+    for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
+        char *parent = cer_fsio_parent(pairs[i][0]);
+
+        CHECK_EQ_STR(parent, pairs[i][1]);
+        cer_free(parent);
+    }
+}
+
+/* --- replacing ------------------------------------------------------------ */
+static void
+check_content(const char *name, const char *expected)
+{
+    char back[256] = "";
+
+    CHECK_EQ_INT(scratch_read(name, back, sizeof back - 1),
+                 (long)strlen(expected));
+    CHECK_EQ_STR(back, expected);
+}
+
+static void
+replacing_makes_and_replaces(void)
+{
+    int files = scratch_files(), descriptors = scratch_descriptors();
+
+    CHECK_EQ_INT(cer_fsio_replace(scratch("note"), "one", 3, NULL), CER_OK);
+    check_content("note", "one");
+    CHECK_EQ_INT(cer_fsio_replace(scratch("note"), "three", 5, NULL), CER_OK);
+    check_content("note", "three");
+    CHECK_EQ_INT(cer_fsio_replace(scratch("note"), NULL, 0, NULL), CER_OK);
+    check_content("note", "");
+    CHECK_EQ_INT(scratch_files(), files + 1);
+    CHECK_EQ_INT(scratch_descriptors(), descriptors);
+}
+
+/* Replaces "old" with whatever fails armed; nothing may have changed. */
+static void
+check_nothing_changed(int os_errno, const char *message)
+{
+    int files = scratch_files(), descriptors = scratch_descriptors();
+    cer_error err = {0};
+
+    CHECK_EQ_INT(cer_fsio_replace(scratch("old"), "new bytes", 9, &err),
+                 CER_IO);
+    CHECK_EQ_INT(err.os_errno, os_errno);
+    CHECK(strstr(err.message, message) != NULL);
+    CHECK(strstr(err.message, "/old") != NULL);
+    check_content("old", "old bytes");
+    CHECK_EQ_INT(scratch_files(), files);
+    CHECK_EQ_INT(scratch_descriptors(), descriptors);
+}
+
+static void
+a_failed_replacement_leaves_the_old_file(void)
+{
+    scratch_write("old", "old bytes", 9);
+    fail_write_with = ENOSPC;
+    check_nothing_changed(ENOSPC, "cannot write");
+    fail_write_with = 0;
+    fail_fsync_at = 1;
+    fail_fsync_with = EIO;
+    check_nothing_changed(EIO, "cannot sync");
+    CHECK_EQ_INT(fail_fsync_at, 0);
+}
+
+static void
+a_file_larger_than_allowed_leaves_the_old_one(void)
+{
+    struct rlimit old_limit, limit;
+
+    scratch_write("old", "old bytes", 9);
+    (void)signal(SIGXFSZ, SIG_IGN);
+    CHECK_EQ_INT(getrlimit(RLIMIT_FSIZE, &old_limit), 0);
+    limit = old_limit;
+    limit.rlim_cur = 4;
+    CHECK_EQ_INT(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    check_nothing_changed(EFBIG, "cannot write");
+    CHECK_EQ_INT(setrlimit(RLIMIT_FSIZE, &old_limit), 0);
+}
+
+static void
+a_folder_in_the_way_or_none_at_all_is_an_error(void)
+{
+    int files = scratch_files();
+    cer_error err = {0};
+
+    CHECK_EQ_INT(mkdir(scratch("dir"), 0700), 0);
+    CHECK_EQ_INT(cer_fsio_replace(scratch("dir"), "x", 1, &err), CER_IO);
+    CHECK_EQ_INT(err.os_errno, EISDIR);
+    CHECK_EQ_INT(cer_fsio_replace(scratch("no/where"), "x", 1, &err), CER_IO);
+    CHECK_EQ_INT(err.os_errno, ENOENT);
+    CHECK_EQ_INT(rmdir(scratch("dir")), 0);
+    CHECK_EQ_INT(scratch_files(), files);
+}
+
+static void
+folders_that_cannot_be_synced(void)
+{
+    cer_error err = {0};
+
+    fail_fsync_at = 1;
+    fail_fsync_with = EINVAL; /* the file system has nothing to sync */
+    CHECK_EQ_INT(cer_fsio_sync_directory(scratch(""), &err), CER_OK);
+    fail_fsync_at = 2;
+    fail_fsync_with = EIO;
+    CHECK_EQ_INT(cer_fsio_replace(scratch("note"), "late", 4, &err), CER_IO);
+    CHECK(strstr(err.message, "cannot sync folder") != NULL);
+    check_content("note", "late"); /* there, but not known durable */
+    CHECK_EQ_INT(cer_fsio_sync_directory(scratch("none"), &err), CER_IO);
+    CHECK_EQ_INT(err.os_errno, ENOENT);
+}
+
+static void
+a_stale_temporary_file_is_not_in_the_way(void)
+{
+    char name[64];
+
+    (void)snprintf(name, sizeof name, "note.tmp-%ld-0", (long)getpid());
+    scratch_write(name, "left by a dead process", 22);
+    CHECK_EQ_INT(cer_fsio_replace(scratch("note"), "fresh", 5, NULL), CER_OK);
+    check_content("note", "fresh");
+    check_content(name, "left by a dead process");
+    CHECK_EQ_INT(unlink(scratch(name)), 0);
+}
+
+/* --- mappings ------------------------------------------------------------- */
+static void
+maps_for_reading(void)
+{
+    cer_map map = CER_MAP_INIT;
+    int descriptors = scratch_descriptors();
+
+    scratch_write("data", "0123456789", 10);
+    CHECK_EQ_INT(cer_fsio_map_read(scratch("data"), &map, NULL), CER_OK);
+    CHECK_EQ_INT(map.size_bytes, 10);
+    CHECK_EQ_INT(map.fd, -1);
+    CHECK(memcmp(map.data, "0123456789", 10) == 0);
+    CHECK_EQ_INT(scratch_descriptors(), descriptors);
+    cer_fsio_unmap(&map);
+    CHECK(map.data == NULL && map.size_bytes == 0);
+    cer_fsio_unmap(&map); /* once more does nothing */
+
+    scratch_write("empty", "", 0);
+    CHECK_EQ_INT(cer_fsio_map_read(scratch("empty"), &map, NULL), CER_OK);
+    CHECK(map.data == NULL && map.size_bytes == 0);
+    cer_fsio_unmap(&map);
+}
+
+static void
+what_cannot_be_mapped_is_named(void)
+{
+    cer_map map;
+    cer_error err = {0};
+
+    CHECK_EQ_INT(cer_fsio_map_read(scratch("none"), &map, &err), CER_IO);
+    CHECK_EQ_INT(err.os_errno, ENOENT);
+    CHECK(strstr(err.message, "/none") != NULL);
+    CHECK_EQ_INT(map.fd, -1);
+    CHECK_EQ_INT(cer_fsio_map_read(scratch_folder, &map, &err), CER_IO);
+    CHECK_EQ_INT(err.os_errno, EISDIR);
+    CHECK_EQ_INT(cer_fsio_map_write(scratch("none"), 10, false, &map, &err),
+                 CER_IO);
+    CHECK_EQ_INT(err.os_errno, ENOENT);
+    CHECK_EQ_INT(cer_fsio_map_write(scratch("no/where"), 10, true, &map, &err),
+                 CER_IO);
+    CHECK_EQ_INT(err.os_errno, ENOENT);
+    CHECK(map.data == NULL && map.fd == -1);
+}
+
+static void
+writable_mappings_are_shared_and_grow(void)
+{
+    cer_map one, two;
+    char back[8] = "";
+    const char *path = scratch("slot");
+
+    CHECK_EQ_INT(cer_fsio_map_write(path, 5, true, &one, NULL), CER_OK);
+    CHECK_EQ_INT(one.size_bytes, 5);
+    CHECK_EQ_INT(cer_fsio_map_write(path, 0, false, &two, NULL), CER_OK);
+    CHECK_EQ_INT(two.size_bytes, 5);
+    memcpy(one.data, "hello", 5);
+    CHECK(memcmp(two.data, "hello", 5) == 0);
+    CHECK_EQ_INT(scratch_read("slot", back, sizeof back), 5);
+    CHECK_EQ_STR(back, "hello");
+
+    CHECK_EQ_INT(cer_fsio_map_grow(&one, 100000, path, NULL), CER_OK);
+    CHECK_EQ_INT(one.size_bytes, 100000);
+    CHECK(memcmp(one.data, "hello", 5) == 0);
+    CHECK_EQ_INT(one.data[99999], 0);
+    one.data[99999] = 42;
+    CHECK_EQ_INT(cer_fsio_map_grow(&two, 0, path, NULL), CER_OK);
+    CHECK_EQ_INT(two.size_bytes, 100000);
+    CHECK_EQ_INT(two.data[99999], 42);
+    CHECK_EQ_INT(cer_fsio_map_grow(&two, 50, path, NULL), CER_OK);
+    CHECK_EQ_INT(two.size_bytes, 100000); /* never shrunk */
+    cer_fsio_unmap(&one);
+    cer_fsio_unmap(&two);
+
+    CHECK_EQ_INT(cer_fsio_map_write(path, 10, true, &one, NULL), CER_OK);
+    CHECK_EQ_INT(one.size_bytes, 100000);
+    CHECK(memcmp(one.data, "hello", 5) == 0);
+    cer_fsio_unmap(&one);
+}
+
+static void
+an_empty_writable_mapping_can_grow(void)
+{
+    cer_map map;
+
+    CHECK_EQ_INT(cer_fsio_map_write(scratch("nil"), 0, true, &map, NULL),
+                 CER_OK);
+    CHECK(map.data == NULL && map.fd >= 0);
+    CHECK_EQ_INT(cer_fsio_map_grow(&map, 1, scratch("nil"), NULL), CER_OK);
+    map.data[0] = 1;
+    cer_fsio_unmap(&map);
+}
+
+/* A full disk is an error, not a signal: the blocks are there before the
+ * mapping is. */
+static void
+a_disk_without_room_is_an_error(void)
+{
+    struct rlimit old_limit, limit;
+    cer_map map;
+    cer_error err = {0};
+    struct stat info;
+    int files;
+
+    CHECK_EQ_INT(cer_fsio_map_write(scratch("kept"), 4096, true, &map, NULL),
+                 CER_OK);
+    map.data[4095] = 7;
+    files = scratch_files();
+    (void)signal(SIGXFSZ, SIG_IGN);
+    CHECK_EQ_INT(getrlimit(RLIMIT_FSIZE, &old_limit), 0);
+    limit = old_limit;
+    limit.rlim_cur = 8192;
+    CHECK_EQ_INT(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    CHECK_EQ_INT(cer_fsio_map_grow(&map, 16384, scratch("kept"), &err), CER_IO);
+    CHECK_EQ_INT(err.os_errno, EFBIG);
+    CHECK(strstr(err.message, "/kept to 16384 bytes") != NULL);
+    CHECK_EQ_INT(map.size_bytes, 4096);
+    CHECK_EQ_INT(map.data[4095], 7);
+    CHECK_EQ_INT(stat(scratch("kept"), &info), 0);
+    CHECK_EQ_INT(info.st_size, 4096);
+    cer_fsio_unmap(&map);
+    CHECK_EQ_INT(cer_fsio_map_write(scratch("never"), 16384, true, &map, &err),
+                 CER_IO);
+    CHECK_EQ_INT(setrlimit(RLIMIT_FSIZE, &old_limit), 0);
+    CHECK_EQ_INT(scratch_files(), files); /* what it made, it removed */
+    CHECK(map.data == NULL && map.fd == -1);
+}
+
+static void
+impossible_sizes_are_refused(void)
+{
+    cer_map map;
+    cer_error err = {0};
+
+    CHECK_EQ_INT(
+        cer_fsio_map_write(scratch("huge"), SIZE_MAX, true, &map, &err),
+        CER_IO);
+    CHECK_EQ_INT(err.os_errno, EFBIG);
+    CHECK_EQ_INT(access(scratch("huge"), F_OK), -1);
+}
+
+CHECK_MAIN(reading_takes_up_short_counts_and_interruptions,
+           writing_takes_up_short_counts_and_interruptions,
+           errors_name_the_file_and_keep_the_errno, only_regular_files_are_read,
+           parents_are_found, replacing_makes_and_replaces,
+           a_failed_replacement_leaves_the_old_file,
+           a_file_larger_than_allowed_leaves_the_old_one,
+           a_folder_in_the_way_or_none_at_all_is_an_error,
+           folders_that_cannot_be_synced,
+           a_stale_temporary_file_is_not_in_the_way, maps_for_reading,
+           what_cannot_be_mapped_is_named,
+           writable_mappings_are_shared_and_grow,
+           an_empty_writable_mapping_can_grow, a_disk_without_room_is_an_error,
+           impossible_sizes_are_refused)
