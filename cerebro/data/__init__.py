@@ -1,0 +1,10 @@
+"""Data sets: writing (`shard`), opening (`Dataset`), image folders (`images`)."""
+
+from __future__ import annotations
+
+from cerebro.data.dataset import Dataset, RaggedRows
+from cerebro.data.manifest import Column
+from cerebro.data.sharding import shard
+from cerebro.data.stats import Stats
+
+__all__ = ["Column", "Dataset", "RaggedRows", "Stats", "shard"]

@@ -1,0 +1,403 @@
+"""Columns on their way from a source to the files: values, offsets, category names.
+
+Every importer turns what it reads into `ColumnData`, whole columns or chunks of rows. The rules
+that make the same rows the same bits from any source are kept here:
+
+- Arrays, tensors and typed columns keep their type. Python's ``int`` becomes int64, ``float``
+  float64, ``bool`` bool; a column that mixes ``int`` and ``float`` becomes float64.
+- Strings become categories: the sorted unique names, and int64 codes.
+- Lists and tuples, of any length, are rows of a ragged column. So are arrays whose first
+  dimension differs from row to row. Arrays of one shape are rows of a column of that shape; only in
+  a list given as a whole column are one-dimensional arrays always ragged.
+- None and other missing values are refused. NaN in a float column is a value like any other.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from cerebro.data.dtypes import Array, convert, logical, promote
+from cerebro.errors import InputError
+
+
+@dataclass(frozen=True)
+class ColumnData:
+    """Rows of one column.
+
+    Attributes
+    ----------
+    values
+        Storage values. Shape ``(rows, *row_shape)``; ``(total, *row_shape)`` where ragged.
+    dtype
+        Logical type of `values`.
+    offsets
+        Where ragged: int64 of shape ``(rows + 1,)``; row i is ``values[offsets[i]:offsets[i+1]]``.
+    names
+        Where the rows are categories: `values` are int64 codes into this list.
+    ordered
+        Whether codes and order of `names` mean something already (class labels) and stay as they
+        are. Otherwise the names that occur are sorted when the data set is written.
+    """
+
+    values: Array
+    dtype: str
+    offsets: Array | None = None
+    names: Sequence[str] | None = None
+    ordered: bool = False
+
+    @property
+    def rows(self) -> int:
+        return len(self.values) if self.offsets is None else len(self.offsets) - 1
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + (0 if self.offsets is None else self.offsets.nbytes)
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        return tuple(self.values.shape[1:])
+
+    def as_ragged(self) -> ColumnData:
+        """The same rows as a ragged column; rows must have at least one dimension."""
+        if self.offsets is not None:
+            return self
+        rows, length, *rest = self.values.shape
+        return ColumnData(
+            self.values.reshape(rows * length, *rest),
+            self.dtype,
+            np.arange(rows + 1, dtype=np.int64) * length,
+            self.names,
+            self.ordered,
+        )
+
+    def as_fixed(self) -> ColumnData | None:
+        """A ragged column as a fixed one if all rows have one length, else None."""
+        if self.offsets is None:
+            return self
+        lengths = np.diff(self.offsets)
+        if len(lengths) == 0 or (lengths != lengths[0]).any():
+            return None
+        shape = (len(lengths), int(lengths[0]), *self.values.shape[1:])
+        return ColumnData(self.values.reshape(shape), self.dtype, None, self.names, self.ordered)
+
+
+def from_array(column: str, value: Any) -> ColumnData:
+    """A column from an array or tensor whose first dimension is the rows."""
+    array, dtype = to_storage(column, value)
+    if array.ndim == 0:
+        raise InputError(f"column {column!r} is a single value: give one value for each row")
+    if dtype == "object":
+        return from_objects(column, array.tolist())
+    return _text_array(column, array) if dtype == "text" else ColumnData(array, dtype)
+
+
+def from_objects(column: str, items: Sequence[Any]) -> ColumnData:
+    """A column from an object array: only strings or sequences can be made sense of."""
+    first = next((item for item in items if item is not None), None)
+    if isinstance(first, str):
+        return from_text(column, items)
+    if _is_sequence(first):
+        return from_list(column, items)
+    kind = "nothing" if first is None else type(first).__name__
+    raise InputError(
+        f"column {column!r} has dtype object (of {kind}): give it a numeric dtype, "
+        "make all its values strings, or leave it out with columns=[...]"
+    )
+
+
+def from_list(column: str, items: Sequence[Any]) -> ColumnData:
+    """A whole column given as a list: sequences are ragged rows, other things plain ones."""
+    flat_rows = items and _is_array(items[0]) and np.ndim(items[0]) == 1
+    if flat_rows or (items and isinstance(items[0], (list, tuple))):
+        return _ragged(column, items)
+    return from_rows(column, items)
+
+
+def from_rows(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnData:
+    """A column from one Python value a row; `first_row` numbers the first one in messages."""
+    if not items:
+        raise InputError(f"column {column!r} has no rows")
+    for row, item in enumerate(items):
+        if item is None:
+            raise missing(column, first_row + row)
+    first = items[0]
+    if isinstance(first, str):
+        return from_text(column, items, first_row)
+    if isinstance(first, (list, tuple)):
+        return _ragged(column, items, first_row)
+    if _is_array(first) and np.ndim(first) > 0:
+        return _array_rows(column, items, first_row)
+    return _scalars(column, items, first_row)
+
+
+def from_text(column: str, items: Iterable[Any], first_row: int = 0) -> ColumnData:
+    """A category column from strings; names in order of first appearance."""
+    numbers: dict[str, int] = {}
+    codes: list[int] = []
+    for row, item in enumerate(items, first_row):
+        if not isinstance(item, str):
+            if item is None or item != item:
+                raise missing(column, row)
+            raise InputError(
+                f"column {column!r}, row {row} is {type(item).__name__}, but others are strings: "
+                "make all of them strings or all of them numbers"
+            )
+        codes.append(numbers.setdefault(str(item), len(numbers)))
+    return ColumnData(np.array(codes, np.int64), "int64", None, list(numbers))
+
+
+def missing(column: str, row: int) -> InputError:
+    """The complaint about a missing value."""
+    return InputError(
+        f"column {column!r} has a missing value in row {row}: fill it, drop the row, or leave the "
+        "column out with columns=[...]"
+    )
+
+
+def to_storage(column: str, value: Any) -> tuple[Array, str]:
+    """An array, without a copy where possible, and its logical type.
+
+    Takes what has ``__array__``, ``__dlpack__``, a buffer or an array interface. The logical type
+    is ``"text"`` for strings and ``"object"`` for objects, which have to be looked at one by one.
+    """
+    try:
+        array, dtype = _to_array(value)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        raise InputError(
+            f"column {column!r}: {type(value).__name__} cannot become an array: {error}"
+        ) from None
+    if array.dtype.kind in "UST":
+        return array, "text"
+    if array.dtype.kind == "O":
+        return array, "object"
+    return (array, dtype) if dtype else logical(array, column)
+
+
+def concatenate(column: str, parts: Sequence[ColumnData]) -> ColumnData:
+    """Several chunks of rows as one. The types are promoted, the names joined."""
+    if len(parts) == 1:
+        return parts[0]
+    dtype = parts[0].dtype
+    names: dict[str, int] | None = None if parts[0].names is None else {}
+    if any((part.names is None) != (names is None) for part in parts):
+        raise InputError(f"column {column!r} mixes strings and numbers: make all of them one kind")
+    values, lengths = [], []
+    ragged = any(part.offsets is not None for part in parts)
+    for part in parts:
+        dtype = promoted(column, dtype, part.dtype)
+        part = part.as_ragged() if ragged else part
+        codes = part.values
+        if part.row_shape != parts[0].row_shape and not ragged:
+            raise InputError(f"column {column!r} has rows of different shapes")
+        if names is not None:
+            table = [names.setdefault(name, len(names)) for name in part.names or ()]
+            codes = np.array(table, np.int64)[codes]
+        values.append((codes, part.dtype))
+        if part.offsets is not None:
+            lengths.append(np.diff(part.offsets))
+    return ColumnData(
+        np.concatenate([convert(array, kind, dtype, column) for array, kind in values]),
+        dtype,
+        offsets_of(np.concatenate(lengths)) if ragged else None,
+        None if names is None else list(names),
+        parts[0].ordered,
+    )
+
+
+def promoted(column: str, first: str, second: str) -> str:
+    """The type that holds both; InputError where there is none."""
+    dtype = promote(first, second)
+    if dtype is None:
+        raise InputError(f"column {column!r} mixes {first} and {second}: convert it to one type")
+    return dtype
+
+
+def final_names(data: ColumnData) -> tuple[tuple[str, ...], Array | None]:
+    """The class names of a category column, and the table from its codes to theirs, if any.
+
+    These are the sorted names that occur, or all of them where their order is given.
+    """
+    assert data.names is not None
+    if data.ordered:
+        return tuple(data.names), None
+    used = np.zeros(len(data.names), bool)
+    for start in range(0, len(data.values), 1 << 20):  # memory-mapped: in pieces
+        used[data.values[start : start + (1 << 20)]] = True
+    names = sorted(name for name, there in zip(data.names, used, strict=True) if there)
+    order = {name: code for code, name in enumerate(names)}
+    return tuple(names), np.array([order.get(name, -1) for name in data.names], np.int64)
+
+
+def offsets_of(lengths: Array) -> Array:
+    """Offsets of rows of these lengths: int64, beginning at 0, one more than rows."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def _is_array(item: Any) -> bool:
+    # __array_interface__ is asked of the type: PIL images would make the array to answer.
+    kind = type(item)
+    return any(hasattr(kind, f"__{name}__") for name in ("array", "dlpack", "array_interface"))
+
+
+def _is_sequence(item: Any) -> bool:
+    return isinstance(item, (list, tuple)) or (_is_array(item) and np.ndim(item) > 0)
+
+
+def _text_array(column: str, array: Array) -> ColumnData:
+    if array.dtype.kind == "S":
+        try:
+            array = np.char.decode(array, "utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(f"column {column!r} has bytes that are no text: {error}") from None
+    if array.dtype.kind == "T":
+        return _reshaped(from_text(column, array.ravel().tolist()), array.shape)
+    names, codes = np.unique(array, return_inverse=True)
+    return ColumnData(
+        codes.reshape(array.shape).astype(np.int64), "int64", None, [str(name) for name in names]
+    )
+
+
+def _reshaped(data: ColumnData, shape: tuple[int, ...]) -> ColumnData:
+    return ColumnData(data.values.reshape(shape), data.dtype, None, data.names)
+
+
+def _scalars(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnData:
+    """Numbers, 0-d arrays and tensors; mixed kinds are promoted."""
+    for row, item in enumerate(items, first_row):
+        if isinstance(item, (str, bytes)):
+            raise InputError(
+                f"column {column!r}, row {row} is {type(item).__name__}, but others are numbers: "
+                "make all of them strings or all of them numbers"
+            )
+    if _is_array(items[0]) and not isinstance(items[0], np.generic):
+        return _stack(column, [to_storage(column, item) for item in items])
+    try:
+        array = np.asarray(items)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"column {column!r}: rows of different kinds ({error})") from None
+    if array.ndim != 1:
+        raise InputError(f"column {column!r} mixes numbers and sequences: make all rows alike")
+    if array.dtype.kind == "O" and all(isinstance(item, int) for item in items):
+        raise InputError(f"column {column!r} has integers too large for int64")
+    if array.dtype.kind in "OMm":
+        name = type(items[0]).__name__
+        raise InputError(
+            f"column {column!r} has values of type {name}: convert them to numbers or strings, or "
+            "leave the column out with columns=[...]"
+        )
+    return from_array(column, array)
+
+
+def _array_rows(column: str, items: Sequence[Any], first_row: int) -> ColumnData:
+    """Array rows: stacked if all have one shape, otherwise ragged in their first dimension."""
+    for row, item in enumerate(items, first_row):
+        if not _is_sequence(item):
+            raise InputError(
+                f"column {column!r}, row {row} is {type(item).__name__}, but others are arrays: "
+                "make all rows alike"
+            )
+    if any(isinstance(item, (list, tuple)) for item in items):
+        return _ragged(column, items, first_row)
+    stored = [to_storage(column, item) for item in items]
+    if any(array.shape != stored[0][0].shape for array, _ in stored):
+        return _ragged(column, items, first_row)
+    return _stack(column, stored)
+
+
+def _stack(column: str, stored: Sequence[tuple[Array, str]]) -> ColumnData:
+    """Arrays of one shape as the rows of one array."""
+    kinds = {dtype for _, dtype in stored}
+    if any(array.shape != stored[0][0].shape for array, _ in stored):
+        raise InputError(f"column {column!r} mixes numbers and arrays: make all rows alike")
+    if kinds & {"text", "object"}:
+        return from_array(column, np.stack([array for array, _ in stored]))
+    dtype = reduce(lambda first, second: promoted(column, first, second), sorted(kinds))
+    return ColumnData(
+        np.stack([convert(array, kind, dtype, column) for array, kind in stored]), dtype
+    )
+
+
+def _ragged(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnData:
+    """Rows of differing length: lists, tuples or arrays."""
+    for row, item in enumerate(items, first_row):
+        if item is None:
+            raise missing(column, row)
+        if not _is_sequence(item):
+            raise InputError(
+                f"column {column!r}, row {row} is {type(item).__name__}, but others are sequences: "
+                "make all rows alike"
+            )
+    lengths = np.array([len(item) for item in items], np.int64)
+    offsets = offsets_of(lengths)
+    if all(isinstance(item, (list, tuple)) for item in items):
+        flat = list(chain.from_iterable(items))
+        for index, item in enumerate(flat):
+            if item is None:
+                row = int(np.searchsorted(offsets, index, side="right")) - 1
+                raise missing(column, first_row + row)
+        data = _elements(column, flat) if flat else ColumnData(np.zeros(0), "float64")
+    else:
+        data = _joined_rows(column, items)
+    return ColumnData(data.values, data.dtype, offsets, data.names)
+
+
+def _joined_rows(column: str, items: Sequence[Any]) -> ColumnData:
+    """The elements of rows of which some are arrays."""
+    parts = []
+    for item in items:
+        if not isinstance(item, (list, tuple)):
+            parts.append(from_array(column, item))
+        elif item:  # an empty list has no type of its own, an empty array has
+            parts.append(_elements(column, item))
+    shapes = {part.row_shape for part in parts}
+    if len(shapes) > 1:
+        raise InputError(
+            f"column {column!r}: rows may differ only in their first dimension; after it they have "
+            f"shapes {sorted(shapes)}"
+        )
+    return concatenate(column, parts)
+
+
+def _elements(column: str, items: Sequence[Any]) -> ColumnData:
+    """The elements of ragged rows: scalars, strings, or equal small sequences."""
+    first = items[0]
+    if isinstance(first, (list, tuple)):
+        try:
+            return from_array(column, np.asarray(items))
+        except ValueError:
+            raise InputError(
+                f"column {column!r} is ragged in more than one dimension: only the first may differ"
+            ) from None
+    return from_rows(column, items)
+
+
+def _to_array(value: Any) -> tuple[Array, str]:
+    """An array and ``"bfloat16"`` where that cannot be seen from its dtype, else ``""``."""
+    if isinstance(value, np.ndarray):
+        return np.asarray(value), ""
+    if hasattr(value, "detach") and type(value).__module__.partition(".")[0] == "torch":
+        return _torch_to_array(value)
+    if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
+        try:
+            return np.from_dlpack(value), ""
+        except (BufferError, RuntimeError, TypeError):
+            if "torch" not in sys.modules:  # NumPy has no bfloat16 and reads no device memory
+                raise
+            return _torch_to_array(sys.modules["torch"].from_dlpack(value))
+    return np.asarray(value), ""
+
+
+def _torch_to_array(tensor: Any) -> tuple[Array, str]:
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    if str(tensor.dtype) != "torch.bfloat16":
+        return tensor.numpy(), ""
+    return tensor.view(sys.modules["torch"].int16).numpy().view(np.uint16), "bfloat16"

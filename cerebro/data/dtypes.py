@@ -1,0 +1,135 @@
+"""Element types: their names, how they are stored, and how values are converted.
+
+A *logical* type is the name that manifests and users see; the *storage* type is the NumPy type of
+the bytes. They differ for bfloat16 only, which NumPy does not have: it is stored as uint16.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cerebro.errors import InputError
+
+Array = NDArray[Any]
+
+STORAGE: dict[str, np.dtype[Any]] = {
+    "bool": np.dtype("|b1"),
+    "int8": np.dtype("|i1"),
+    "int16": np.dtype("<i2"),
+    "int32": np.dtype("<i4"),
+    "int64": np.dtype("<i8"),
+    "uint8": np.dtype("|u1"),
+    "uint16": np.dtype("<u2"),
+    "uint32": np.dtype("<u4"),
+    "uint64": np.dtype("<u8"),
+    "float16": np.dtype("<f2"),
+    "bfloat16": np.dtype("<u2"),
+    "float32": np.dtype("<f4"),
+    "float64": np.dtype("<f8"),
+    "complex64": np.dtype("<c8"),
+}
+
+
+def dtype_name(dtype: object) -> str:
+    """Return the logical name of a dtype given as a string, NumPy, torch or Python type."""
+    name = str(dtype) if isinstance(dtype, str) else str(getattr(dtype, "name", dtype))
+    name = name.removeprefix("torch.")
+    if name not in STORAGE:
+        try:
+            name = np.dtype(dtype).name  # type: ignore[call-overload]
+        except TypeError:
+            name = str(dtype)
+    if name not in STORAGE:
+        raise InputError(f"unknown dtype {dtype!r}: use one of {', '.join(STORAGE)}")
+    return name
+
+
+def logical(array: Array, column: str) -> tuple[Array, str]:
+    """Return the array in native byte order and storage type, and its logical type.
+
+    Raises InputError, saying what to do, for types that a data set cannot hold.
+    """
+    name = array.dtype.name
+    if name == "bfloat16":
+        return array.view(np.uint16), name
+    if name in STORAGE:
+        return array.astype(array.dtype.newbyteorder("<"), copy=False), name
+    raise InputError(f"column {column!r} is {name}: {_advice(array.dtype)}")
+
+
+def _advice(dtype: np.dtype[Any]) -> str:
+    if dtype.kind == "M":
+        return "convert times to numbers first, such as seconds since a date"
+    if dtype.kind == "m":
+        return "convert durations to numbers first, such as seconds"
+    if dtype.kind == "c":
+        return "convert it to complex64 first"
+    if dtype.kind in "fi":
+        return "convert it to float64 or float32 first"
+    return "convert it to numbers or strings first, or leave it out with columns=[...]"
+
+
+def promote(first: str, second: str) -> str | None:
+    """Return the type that holds values of both; None where there is no such type."""
+    if first == second:
+        return first
+    if "bfloat16" in (first, second):
+        other = second if first == "bfloat16" else first
+        return promote("float32", other)
+    name = np.promote_types(STORAGE[first], STORAGE[second]).name
+    return name if name in STORAGE else None
+
+
+def convert(values: Array, source: str, target: str, column: str) -> Array:
+    """Convert storage of logical type `source` to storage of logical type `target`.
+
+    Floats are rounded to nearest even. Whatever else would change a value (a fraction or a range
+    that an integer type does not have, a float that overflows) raises InputError.
+    """
+    if source == target:
+        return values
+    if source == "bfloat16":
+        values, source = bfloat16_to_float32(values), "float32"
+    if target == "bfloat16":
+        return float32_to_bfloat16(convert(values, source, "float32", column))
+    kind = STORAGE[target].kind
+    if STORAGE[source].kind == "c" and kind != "c":
+        raise InputError(f"column {column!r}: complex values cannot become {target}")
+    try:
+        with np.errstate(over="raise", invalid="ignore" if kind in "iub" else "raise"):
+            result = values.astype(STORAGE[target])
+    except FloatingPointError:
+        raise InputError(f"column {column!r} has values too large for {target}") from None
+    if kind in "iub" and not _same(result, values):
+        raise InputError(
+            f"column {column!r} has values that {target} cannot hold: round or scale them first, "
+            "or choose another dtype"
+        )
+    return result
+
+
+def _same(converted: Array, values: Array) -> bool:
+    # Signed and unsigned compare by value in NumPy 2 only where neither is rounded to float.
+    if converted.dtype.kind in "iu" and values.dtype.kind in "iu":
+        back = converted.astype(values.dtype)
+        return bool(np.array_equal(back, values) and np.array_equal(back < 0, converted < 0))
+    return bool(np.array_equal(converted.astype(values.dtype), values))
+
+
+def bfloat16_to_float32(values: Array) -> Array:
+    """Widen bfloat16, stored as uint16, to float32 (exact)."""
+    bits: Array = values.astype(np.uint32) << np.uint32(16)
+    return bits.view(np.float32)
+
+
+def float32_to_bfloat16(values: Array) -> Array:
+    """Round float32 to bfloat16, stored as uint16: to nearest even, NaN stays NaN."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    rounded = bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))
+    quiet = bits | np.uint32(0x00400000)
+    nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    wide: Array = np.where(nan, quiet, rounded) >> np.uint32(16)
+    return wide.astype(np.uint16)

@@ -1,0 +1,158 @@
+"""From a source's columns to a data set's: choosing, renaming, stacking, types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from cerebro.data.columns import ColumnData, final_names, promoted
+from cerebro.data.dtypes import STORAGE, Array, convert, dtype_name
+from cerebro.data.manifest import MAX_DIMENSIONS, MAX_ROWS, Column, check_columns
+from cerebro.data.sources.base import Table, choose
+from cerebro.errors import InputError
+
+Columns = Mapping[str, "str | Sequence[str]"] | Sequence[str]
+
+
+@dataclass(frozen=True)
+class OutputColumn:
+    """A column of the data set and how its rows are made from the source's.
+
+    `pieces` are the source's columns, more than one where they are stacked, each with the table
+    that renumbers its categories (None: none).
+    """
+
+    column: Column
+    pieces: tuple[tuple[ColumnData, Array | None], ...]
+    stacked: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows as they will be written."""
+        data = self.pieces[0][0]
+        if data.offsets is not None:
+            return int(data.offsets[-1]) * self.column.item_bytes + data.offsets.nbytes
+        return data.rows * self.column.item_bytes
+
+    def rows(self, order: Array | slice) -> Array:
+        """The rows in this order, in storage type; of a ragged column, these elements."""
+        parts = []
+        for data, table in self.pieces:
+            values = data.values[order]
+            if table is not None:
+                values = table[values]
+            parts.append(convert(values, data.dtype, self.column.dtype, self.column.name))
+        if not self.stacked:
+            return parts[0]
+        return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
+
+
+def source_columns(columns: Columns | None) -> list[str] | None:
+    """The names that `columns` needs from the source, each once; None for all.
+
+    Raises InputError if the argument is neither a list of names nor a mapping.
+    """
+    names: dict[str, None] = {}
+    if columns is None:
+        return None
+    if isinstance(columns, (str, bytes)) or not isinstance(columns, (Mapping, Sequence)):
+        raise InputError(
+            f'columns is {columns!r}: give a list of names or a mapping such as {{"x": ["a", "b"]}}'
+        )
+    if not columns:
+        raise InputError("columns is empty: name at least one, or leave the argument out")
+    for value in columns.values() if isinstance(columns, Mapping) else columns:
+        if not value:
+            raise InputError("columns: a stack of nothing: name at least one column in it")
+        for name in [value] if isinstance(value, str) else value:
+            if not isinstance(name, str):
+                raise InputError(f"columns: {name!r} is no column name")
+            names[name] = None
+    return list(names)
+
+
+def lay_out(
+    table: Table, columns: Columns | None, dtypes: Mapping[str, Any] | None
+) -> list[OutputColumn]:
+    """Apply ``columns=`` and ``dtypes=`` to a source's columns and check the outcome.
+
+    Raises
+    ------
+    InputError
+        An unknown column or dtype, columns that differ in length or cannot be stacked, no rows.
+    """
+    check_rows(table)
+    choose(table, source_columns(columns))
+    wanted = _as_mapping(table, columns)
+    types = {name: dtype_name(dtype) for name, dtype in (dtypes or {}).items()}
+    for name in types.keys() - wanted.keys():
+        raise InputError(f"dtypes names no column {name!r}: the columns are {', '.join(wanted)}")
+    outputs = []
+    for name, sources in wanted.items():
+        if isinstance(sources, str):
+            outputs.append(_single(name, table[sources], types.get(name)))
+        else:
+            outputs.append(_stack(name, {key: table[key] for key in sources}, types.get(name)))
+    check_columns(tuple(output.column for output in outputs))
+    return outputs
+
+
+def check_rows(table: Table) -> int:
+    """The number of rows; InputError if there are none, too many, or columns disagree."""
+    if not table:
+        raise InputError("the source has no rows: give at least one")
+    counts = {name: data.rows for name, data in table.items()}
+    rows = next(iter(counts.values()))
+    if any(count != rows for count in counts.values()):
+        text = ", ".join(f"{name!r} has {count}" for name, count in counts.items())
+        raise InputError(f"columns differ in length: {text} rows; give all the same number")
+    if rows == 0:
+        raise InputError("the source has no rows: give at least one")
+    if rows > MAX_ROWS:
+        raise InputError(f"{rows} rows are more than {MAX_ROWS}: write several data sets")
+    return rows
+
+
+def _as_mapping(table: Table, columns: Columns | None) -> Mapping[str, str | Sequence[str]]:
+    if columns is None:
+        return {name: name for name in table}
+    if isinstance(columns, Mapping):
+        return columns
+    if len(set(columns)) != len(columns):
+        raise InputError("columns names a column twice: name each once")
+    return {name: name for name in columns}
+
+
+def _single(name: str, data: ColumnData, dtype: str | None) -> OutputColumn:
+    classes, codes = (None, None) if data.names is None else final_names(data)
+    dtype = dtype or data.dtype
+    if classes is not None and STORAGE[dtype].kind not in "iu":
+        raise InputError(f"column {name!r} holds categories: {dtype} cannot hold their codes")
+    return OutputColumn(_column(name, dtype, data, classes), ((data, codes),))
+
+
+def _column(name: str, dtype: str, data: ColumnData, classes: tuple[str, ...] | None) -> Column:
+    if len(data.row_shape) > MAX_DIMENSIONS:
+        raise InputError(f"column {name!r} has rows of more than {MAX_DIMENSIONS} dimensions")
+    return Column(name, dtype, data.row_shape, data.offsets is not None, classes)
+
+
+def _stack(name: str, sources: Table, dtype: str | None) -> OutputColumn:
+    """Columns side by side, cast to a common type; each row becomes one vector."""
+    pieces, width = [], 0
+    for key, data in sources.items():
+        fixed = data.as_fixed()
+        if fixed is None:
+            raise InputError(
+                f"column {key!r} has rows of differing length and cannot be stacked into {name!r}: "
+                "leave it a column of its own"
+            )
+        pieces.append((fixed, None if fixed.names is None else final_names(fixed)[1]))
+        width += int(np.prod(fixed.row_shape, dtype=np.int64))
+    kinds = [data.dtype for data, _ in pieces]
+    common = dtype or reduce(lambda first, second: promoted(name, first, second), kinds)
+    return OutputColumn(Column(name, common, (width,)), tuple(pieces), stacked=True)

@@ -1,0 +1,404 @@
+"""``manifest.json``: what a data set is made of, and the commit point of writing one.
+
+The manifest is one JSON object, written last. Reading it trusts nothing: every field is checked
+for type and range, names cannot leave the folder, and the last field is a checksum of all the
+others, so that neither a cut nor an altered manifest is taken for a good one. The layout is::
+
+    {"format": "cerebro-dataset", "version": 1, "library": "0.1.0", "rows": 1797,
+     "columns": [{"name": "x", "dtype": "uint8", "shape": [8, 8], "ragged": false,
+                  "classes": null}],
+     "shards": [{"rows": 225, "files": {"x.npy": {"bytes": 14528, "xxh3_64": "..."}}}],
+     "arguments": {"shards": 8, "columns": null, "dtypes": null, "shuffle": true, "seed": 0},
+     "source": {"kind": "arrays", "fingerprint": "..."},
+     "manifest_xxh3_128": "..."}
+
+``arguments`` and ``source`` say how the set was made; they are no part of `Manifest.checksum`, so
+the same rows have the same checksum from whatever source they came.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cerebro import _core
+from cerebro.data.dtypes import STORAGE
+from cerebro.errors import CorruptDataError, InputError
+
+FORMAT = "cerebro-dataset"
+VERSION = 1
+FILE_NAME = "manifest.json"
+MAX_ROWS = 2**32 - 1  # row numbers are uint32 in the row order
+MAX_BYTES = 2**63 - 1
+MAX_DIMENSIONS = 8  # of one row: CER_COLUMN_MAX_DIMS
+MAX_NAME_BYTES = 200  # leaves room for ".offsets.npy" in a file name of 255 bytes
+
+_HASH_FIELD = "manifest_xxh3_128"
+_FIELDS = {
+    "format",
+    "version",
+    "library",
+    "rows",
+    "columns",
+    "shards",
+    "arguments",
+    "source",
+    _HASH_FIELD,
+}
+
+
+class MissingFileError(CorruptDataError, FileNotFoundError):
+    """A file of a data set is not there; both a damaged set and a missing file."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a data set.
+
+    Attributes
+    ----------
+    name
+        The name, also of the column's files.
+    dtype
+        The logical element type: ``"float32"``, ``"bfloat16"``, ...
+    shape
+        The shape of one row; of one element of a row where the column is ragged.
+    ragged
+        Whether rows differ in length (along their first dimension, which `shape` leaves out).
+    classes
+        The class names by code, for columns made from strings or class folders.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] = ()
+    ragged: bool = False
+    classes: tuple[str, ...] | None = None
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one row; of one element of a row where the column is ragged."""
+        return STORAGE[self.dtype].itemsize * math.prod(self.shape)
+
+    @property
+    def file_names(self) -> tuple[str, ...]:
+        """The names of the column's files in each shard's folder."""
+        if self.ragged:
+            return (f"{self.name}.values.npy", f"{self.name}.offsets.npy")
+        return (f"{self.name}.npy",)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+            "ragged": self.ragged,
+            "classes": None if self.classes is None else list(self.classes),
+        }
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """Size in bytes and XXH3-64 (16 hexadecimal digits) of one file."""
+
+    bytes: int
+    xxh3_64: str
+
+
+@dataclass(frozen=True)
+class ShardEntry:
+    """Rows and files of one shard."""
+
+    rows: int
+    files: Mapping[str, FileEntry]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of a ``manifest.json``."""
+
+    columns: tuple[Column, ...]
+    shards: tuple[ShardEntry, ...]
+    arguments: Mapping[str, Any]
+    source: Mapping[str, Any]
+    library: str
+
+    @cached_property
+    def rows(self) -> int:
+        return sum(shard.rows for shard in self.shards)
+
+    @cached_property
+    def checksum(self) -> str:
+        """XXH3-128 over columns, row counts and file hashes: equal for equal data."""
+        shards = [
+            [shard.rows, {name: entry.xxh3_64 for name, entry in shard.files.items()}]
+            for shard in self.shards
+        ]
+        return checksum_of([[column.to_json() for column in self.columns], shards])
+
+    def to_bytes(self) -> bytes:
+        """The file's content. It ends with its closing brace, so that every cut is seen."""
+        content: dict[str, Any] = {
+            "format": FORMAT,
+            "version": VERSION,
+            "library": self.library,
+            "rows": self.rows,
+            "columns": [column.to_json() for column in self.columns],
+            "shards": [
+                {
+                    "rows": shard.rows,
+                    "files": {
+                        name: {"bytes": entry.bytes, "xxh3_64": entry.xxh3_64}
+                        for name, entry in shard.files.items()
+                    },
+                }
+                for shard in self.shards
+            ],
+            "arguments": dict(self.arguments),
+            "source": dict(self.source),
+        }
+        content[_HASH_FIELD] = checksum_of(content)
+        return json.dumps(content, indent=1, allow_nan=False).encode()
+
+
+def shard_folder(index: int) -> str:
+    """``shard-00000``, ``shard-00001``, ..."""
+    return f"shard-{index:05d}"
+
+
+def checksum_of(value: object) -> str:
+    """XXH3-128 of a JSON value's canonical text (sorted keys, no spaces, ASCII)."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return _core.xxh3_128(text.encode())
+
+
+def name_fault(name: object) -> str | None:
+    """What keeps `name` from being a column name; None if nothing does."""
+    if not isinstance(name, str):
+        return "is no string"
+    if not name:
+        return "is empty"
+    if name.startswith("."):
+        return "begins with a dot"
+    if "/" in name or any(ord(c) < 32 for c in name):
+        return "contains '/' or a control character"
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        return "is no valid Unicode text"
+    return f"is longer than {MAX_NAME_BYTES} bytes" if size > MAX_NAME_BYTES else None
+
+
+def check_columns(columns: tuple[Column, ...]) -> None:
+    """Raise InputError if names are bad or would clash on disk or in a batch."""
+    taken: dict[str, str] = {}
+    for column in columns:
+        fault = name_fault(column.name)
+        if fault is not None:
+            raise InputError(f"column name {column.name!r} {fault}: rename it with columns={{...}}")
+        keys = [column.name, *column.file_names]
+        if column.ragged:
+            keys += [f"{column.name}_mask", f"{column.name}_length"]
+        for key in keys:
+            if key in taken:
+                raise InputError(
+                    f"columns {taken[key]!r} and {column.name!r} would both need the name "
+                    f"{key!r}: rename one with columns={{...}}"
+                )
+            taken[key] = column.name
+
+
+def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
+    """Read and check ``folder/manifest.json``.
+
+    Raises
+    ------
+    InputError
+        There is no such folder.
+    CorruptDataError
+        The manifest is missing, cut, altered, or of a later format; the message names the field.
+    """
+    path = Path(folder) / FILE_NAME
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        if not Path(folder).is_dir():
+            raise InputError(
+                f"no data set at '{folder}': make one with cerebro.shard(source, path)"
+            ) from None
+        raise MissingFileError(
+            f"'{folder}' is no complete data set: {FILE_NAME} is missing; make it anew with "
+            "cerebro.shard"
+        ) from None
+    return parse_manifest(content, str(path))
+
+
+def parse_manifest(content: bytes, path: str) -> Manifest:
+    """Check the bytes of a manifest; `path` is for messages. Raises CorruptDataError."""
+    top = _Fields(path, "", _load_json(content, path))
+    if top.value.get("format") != FORMAT:
+        top.fail("format", f"must be {FORMAT!r}")
+    if top.integer("version", 1, 2**31) != VERSION:
+        top.fail("version", f"is not {VERSION}: written by a later Cerebro; update to read it")
+    top.only(_FIELDS)
+    unsigned = {name: value for name, value in top.value.items() if name != _HASH_FIELD}
+    if top.hexadecimal(_HASH_FIELD, 32) != checksum_of(unsigned):
+        top.fail(_HASH_FIELD, "does not match the content: the file was altered or damaged")
+    columns = tuple(_parse_column(fields) for fields in top.objects("columns"))
+    try:
+        check_columns(columns)
+    except InputError as error:
+        top.fail("columns", str(error))
+    shards = tuple(_parse_shard(fields, columns) for fields in top.objects("shards"))
+    manifest = Manifest(
+        columns=columns,
+        shards=shards,
+        arguments=top.object("arguments").value,
+        source=_parse_source(top.object("source")),
+        library=top.text("library"),
+    )
+    if top.integer("rows", 1, MAX_ROWS) != manifest.rows:
+        top.fail("rows", f"is not the sum over the shards, {manifest.rows}")
+    return manifest
+
+
+def _parse_column(fields: _Fields) -> Column:
+    fields.only({"name", "dtype", "shape", "ragged", "classes"})
+    name = fields.text("name")
+    fault = name_fault(name)
+    if fault is not None:
+        fields.fail("name", fault)
+    dtype = fields.text("dtype")
+    if dtype not in STORAGE:
+        fields.fail("dtype", f"{dtype!r} is unknown")
+    shape = tuple(fields.integers("shape", MAX_DIMENSIONS))
+    if math.prod(shape) * STORAGE[dtype].itemsize > MAX_BYTES:
+        fields.fail("shape", "is too large")
+    classes = fields.value.get("classes")
+    if classes is not None and (
+        not isinstance(classes, list) or not all(isinstance(name, str) for name in classes)
+    ):
+        fields.fail("classes", "must be null or a list of strings")
+    return Column(
+        name=name,
+        dtype=dtype,
+        shape=shape,
+        ragged=fields.boolean("ragged"),
+        classes=None if classes is None else tuple(classes),
+    )
+
+
+def _parse_shard(fields: _Fields, columns: tuple[Column, ...]) -> ShardEntry:
+    fields.only({"rows", "files"})
+    rows = fields.integer("rows", 1, MAX_ROWS)
+    files = fields.object("files")
+    files.only({name for column in columns for name in column.file_names})
+    entries = {}
+    for column in columns:
+        for name in column.file_names:
+            entry = files.object(name)
+            entry.only({"bytes", "xxh3_64"})
+            payload = 0 if column.ragged else rows * column.item_bytes
+            size = entry.integer("bytes", payload, MAX_BYTES)
+            entries[name] = FileEntry(size, entry.hexadecimal("xxh3_64", 16))
+    return ShardEntry(rows, entries)
+
+
+def _parse_source(fields: _Fields) -> dict[str, Any]:
+    fields.only({"kind", "fingerprint"})
+    fingerprint = fields.value.get("fingerprint")
+    if fingerprint is not None and not isinstance(fingerprint, str):
+        fields.fail("fingerprint", "must be null or a string")
+    return {"kind": fields.text("kind"), "fingerprint": fingerprint}
+
+
+def _load_json(content: bytes, path: str) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        value = dict(pairs)
+        if len(value) != len(pairs):
+            raise ValueError("a field is given twice")
+        return value
+
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(f"{constant} is no JSON number")
+
+    try:
+        value = json.loads(content.decode(), object_pairs_hook=unique, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise CorruptDataError(f"{path} is cut or damaged: {error}") from None
+    if not isinstance(value, dict):
+        raise CorruptDataError(f"{path} is damaged: not a JSON object")
+    return value
+
+
+class _Fields:
+    """Typed access to one JSON object; every complaint names the file and the field."""
+
+    def __init__(self, path: str, where: str, value: dict[str, Any]) -> None:
+        self.path = path
+        self.where = where
+        self.value = value
+
+    def fail(self, field: str, fault: str) -> NoReturn:
+        raise CorruptDataError(f"{self.path}: field '{self.where}{field}' {fault}")
+
+    def only(self, allowed: set[str]) -> None:
+        for field in self.value.keys() - allowed:
+            self.fail(field, "is unknown")
+        for field in allowed - self.value.keys():
+            self.fail(field, "is missing")
+
+    def _get(self, field: str, kind: type, text: str) -> Any:
+        value = self.value.get(field)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            self.fail(field, f"must be {text}" if field in self.value else "is missing")
+        return value
+
+    def text(self, field: str) -> str:
+        return str(self._get(field, str, "a string"))
+
+    def boolean(self, field: str) -> bool:
+        return bool(self._get(field, bool, "true or false"))
+
+    def integer(self, field: str, low: int, high: int) -> int:
+        value = int(self._get(field, int, "an integer"))
+        if not low <= value <= high:
+            self.fail(field, f"is {value}, not from {low} to {high}")
+        return value
+
+    def integers(self, field: str, most: int) -> list[int]:
+        values = self._get(field, list, "a list")
+        if len(values) > most:
+            self.fail(field, f"has more than {most} dimensions")
+        for value in values:
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_BYTES:
+                self.fail(field, f"holds {value!r}, which is no size")
+        return list(values)
+
+    def hexadecimal(self, field: str, digits: int) -> str:
+        value = self.text(field)
+        if re.fullmatch(f"[0-9a-f]{{{digits}}}", value) is None:
+            self.fail(field, f"must be {digits} hexadecimal digits")
+        return value
+
+    def object(self, field: str) -> _Fields:
+        value = self._get(field, dict, "an object")
+        return _Fields(self.path, f"{self.where}{field}.", value)
+
+    def objects(self, field: str) -> list[_Fields]:
+        values = self._get(field, list, "a list")
+        if not values:
+            self.fail(field, "is empty")
+        found = []
+        for index, value in enumerate(values):
+            if not isinstance(value, dict):
+                self.fail(f"{field}[{index}]", "must be an object")
+            found.append(_Fields(self.path, f"{self.where}{field}[{index}].", value))
+        return found

@@ -1,0 +1,291 @@
+"""`shard`: any source into a data set on disk, or nothing at all.
+
+Everything is written into a temporary folder beside the target and renamed at the end, so the
+target is there whole or not at all. The temporary folder holds a locked file while its
+process lives; one whose lock is free was left by a dead process and is removed by the next `shard`
+to the same path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cerebro import _core
+from cerebro.data.columns import ColumnData
+from cerebro.data.dataset import Dataset
+from cerebro.data.dtypes import dtype_name
+from cerebro.data.layout import Columns, OutputColumn, check_rows, lay_out, source_columns
+from cerebro.data.manifest import (
+    FILE_NAME,
+    Manifest,
+    checksum_of,
+    read_manifest,
+)
+from cerebro.data.progress import Meter
+from cerebro.data.sources import open_source
+from cerebro.data.sources.base import Source, Table
+from cerebro.data.spool import spool
+from cerebro.data.writer import default_shards, write_shards
+from cerebro.errors import InputError
+
+_LOCK = ".lock"
+_SPOOL = ".spool"
+_PIECE_BYTES = 8 << 20
+
+
+def shard(
+    source: Any,
+    path: str | os.PathLike[str],
+    *,
+    shards: int | None = None,
+    columns: Columns | None = None,
+    dtypes: Mapping[str, Any] | None = None,
+    shuffle: bool = True,
+    seed: int = 0,
+    exist_ok: bool = False,
+    progress: str | bool = "auto",
+) -> Dataset:
+    """Write a data set: rows from any source, shuffled once, in shards.
+
+    The same rows and seed give the same bits from any source. Arrays and typed columns keep their
+    type; Python's and CSV's integers become int64, floats float64, strings categories (sorted
+    names, int64 codes; see `Dataset.classes`). Missing values are refused. A list of sequences is a
+    ragged column. Sources that come row by row or in batches may be larger than memory; they need
+    room on disk for one more copy while writing.
+
+    Parameters
+    ----------
+    source
+        A mapping of column names to arrays, tensors or lists; a pandas or Arrow table or an Arrow
+        record-batch reader; the path of an ``.npz``, ``.csv``, ``.parquet`` or ``.arrow`` file;
+        ``cerebro.images(folder)``; a PyTorch or Hugging Face dataset; an iterable of row mappings.
+    path
+        The folder to make.
+    shards
+        How many shards; None: 8, more so that each stays under 256 MB, never more than rows. The
+        first ``rows % shards`` have one row more.
+    columns
+        Names to keep, or a mapping of new names to a name or to a list of names that are stacked
+        into one vector a row, cast to their common type (categories as their codes).
+    dtypes
+        Types by (new) column name, such as ``{"x": "float32"}``. Floats are rounded; what an
+        integer type cannot hold is refused.
+    shuffle
+        Whether the rows are permuted; without, shard after shard has the source's order.
+    seed
+        Keys the permutation.
+    exist_ok
+        Return the data set that is at `path` if it was made with the same arguments from the same
+        source. Arrays are compared by content, files by size and content, image folders by names,
+        sizes and times; other iterables cannot be compared and count as the same.
+    progress
+        ``"auto"`` shows a bar for large sets on a terminal; True always, False never.
+
+    Returns
+    -------
+    Dataset
+
+    Raises
+    ------
+    InputError
+        The source or an argument is wrong, or `path` exists. Nothing is left behind.
+    OSError
+        The disk is full or cannot be written. Nothing is left behind.
+    """
+    target = Path(path).absolute()
+    arguments = _arguments(shards, columns, dtypes, shuffle, seed)
+    there = _is_there(target)
+    if there and not exist_ok:
+        raise InputError(
+            f"'{path}' exists: choose another path, remove it, or pass exist_ok=True to use it"
+        )
+    opened = open_source(source)
+    whole = _whole_table(opened, columns)
+    fingerprint = opened.fingerprint() if whole is None else _content_fingerprint(whole)
+    origin = {"kind": opened.kind, "fingerprint": fingerprint}
+    if there:
+        _check_same(read_manifest(target), arguments, fingerprint, path)
+        return Dataset(target)
+    with _temporary_folder(target) as folder, Meter(progress) as meter:
+        if whole is None:
+            whole = _spooled(opened, columns, folder, meter)
+        outputs = lay_out(whole, columns, dtypes)
+        entries = _write(outputs, arguments, folder, meter)
+        manifest = Manifest(
+            columns=tuple(output.column for output in outputs),
+            shards=tuple(entries),
+            arguments=arguments,
+            source=origin,
+            library=_library_version(),
+        )
+        _commit(manifest, folder, target)
+    return Dataset(target)
+
+
+def _arguments(
+    shards: int | None,
+    columns: Columns | None,
+    dtypes: Mapping[str, Any] | None,
+    shuffle: bool,
+    seed: int,
+) -> dict[str, Any]:
+    """Check the arguments that do not need the source; return them as they are recorded."""
+    if shards is not None and (not _is_integer(shards) or shards < 1):
+        raise InputError(f"shards is {shards!r}: it must be a whole number of at least 1, or None")
+    if not _is_integer(seed) or not 0 <= seed < 2**64:
+        raise InputError(f"seed is {seed!r}: it must be a whole number from 0 to 2**64 - 1")
+    source_columns(columns)
+    if dtypes is not None and not isinstance(dtypes, Mapping):
+        raise InputError(f'dtypes is {dtypes!r}: give a mapping such as {{"x": "float32"}}')
+    chosen: Any = None
+    if isinstance(columns, Mapping):
+        chosen = {
+            name: value if isinstance(value, str) else list(value)
+            for name, value in columns.items()
+        }
+    elif columns is not None:
+        chosen = list(columns)
+    return {
+        "shards": None if shards is None else int(shards),
+        "columns": chosen,
+        "dtypes": {name: dtype_name(dtype) for name, dtype in (dtypes or {}).items()} or None,
+        "shuffle": bool(shuffle),
+        "seed": int(seed),
+    }
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _is_there(target: Path) -> bool:
+    """Whether something is at the path; an empty folder is nothing."""
+    if not target.exists() and not target.is_symlink():
+        return False
+    return not (target.is_dir() and not any(target.iterdir()))
+
+
+def _check_same(
+    manifest: Manifest, arguments: Mapping[str, Any], fingerprint: str | None, path: Any
+) -> None:
+    """Raise InputError unless the data set there was made from the same."""
+    for name, value in arguments.items():
+        if manifest.arguments.get(name) != value:
+            raise InputError(
+                f"'{path}' was made with {name}={manifest.arguments.get(name)!r}, not {value!r}: "
+                "choose another path or remove it"
+            )
+    if manifest.source["fingerprint"] != fingerprint:
+        raise InputError(f"'{path}' was made from other data: choose another path or remove it")
+
+
+def _whole_table(source: Source, columns: Columns | None) -> Table | None:
+    if not source.whole:
+        return None
+    (table,) = source.chunks(source_columns(columns))
+    check_rows(table)
+    return table
+
+
+def _content_fingerprint(table: Table) -> str:
+    """A hash of the columns' values, names and types."""
+    content = {name: _column_fingerprint(data) for name, data in table.items()}
+    return f"content:{checksum_of(content)}"
+
+
+def _column_fingerprint(data: ColumnData) -> list[Any]:
+    hashes = []
+    for array in (data.values, data.offsets):
+        if array is not None:
+            step = max(1, _PIECE_BYTES // max(1, array[:1].nbytes))
+            for start in range(0, len(array), step):
+                piece = np.ascontiguousarray(array[start : start + step])
+                hashes.append(_core.xxh3_128(piece.reshape(-1).view(np.uint8)))
+    names = None if data.names is None else list(data.names)
+    return [data.dtype, list(data.values.shape), data.offsets is not None, names, hashes]
+
+
+def _spooled(source: Source, columns: Columns | None, folder: Path, meter: Meter) -> Table:
+    """Read a source that comes in chunks into temporary files."""
+    (folder / _SPOOL).mkdir()
+    meter.begin("reading rows")
+    return spool(source.chunks(source_columns(columns)), folder / _SPOOL, meter)
+
+
+def _write(
+    outputs: list[OutputColumn], arguments: Mapping[str, Any], folder: Path, meter: Meter
+) -> list[Any]:
+    rows = outputs[0].pieces[0][0].rows
+    shards = arguments["shards"]
+    if shards is None:
+        shards = default_shards(sum(output.nbytes for output in outputs), rows)
+    if shards > rows:
+        raise InputError(f"{shards} shards are more than the {rows} rows: ask for fewer shards")
+    order = _core.permutation(rows, arguments["seed"], "write") if arguments["shuffle"] else None
+    return write_shards(outputs, shards, order, folder, meter)
+
+
+def _commit(manifest: Manifest, folder: Path, target: Path) -> None:
+    """Write the manifest, then make the folder appear under its name."""
+    shutil.rmtree(folder / _SPOOL, ignore_errors=True)
+    _core.replace_file(os.fspath(folder / FILE_NAME), manifest.to_bytes())
+    _core.fsync_directory(os.fspath(folder))
+    try:
+        folder.rename(target)  # an empty folder gives way, anything else does not
+    except OSError:
+        if _is_there(target):
+            raise InputError(f"'{target}' was made by somebody else meanwhile") from None
+        raise
+    (target / _LOCK).unlink(missing_ok=True)
+    _core.fsync_directory(os.fspath(target.parent))
+
+
+@contextlib.contextmanager
+def _temporary_folder(target: Path) -> Iterator[Path]:
+    """A new folder beside the target; removed at the end unless it was renamed."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _remove_stale(target)
+    folder = target.with_name(f"{_prefix(target)}{secrets.token_hex(8)}")
+    folder.mkdir()
+    try:
+        with (folder / _LOCK).open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield folder
+    finally:
+        if folder.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _prefix(target: Path) -> str:
+    return f".{target.name}.tmp-"
+
+
+def _remove_stale(target: Path) -> None:
+    """Remove temporary folders of this target whose processes are dead."""
+    for folder in target.parent.iterdir():
+        if not folder.name.startswith(_prefix(target)):
+            continue
+        try:
+            with (folder / _LOCK).open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:  # in use, just being made, or not ours to remove
+            continue
+
+
+def _library_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("cerebro")
+    except PackageNotFoundError:
+        return "unknown"

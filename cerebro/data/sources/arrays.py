@@ -1,0 +1,36 @@
+"""A mapping of column names to arrays or lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from cerebro.data.columns import ColumnData, from_array, from_list
+from cerebro.data.sources.base import Source, Table, choose
+from cerebro.errors import InputError
+
+
+class ArraysSource(Source):
+    """Columns in memory. Arrays are not copied; memory-mapped ones are read as they are written."""
+
+    kind = "arrays"
+    whole = True
+
+    def __init__(self, columns: Mapping[Any, Any]) -> None:
+        if not columns:
+            raise InputError('the source has no columns: give at least one, such as {"x": array}')
+        self.columns = columns
+
+    def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
+        yield {name: self._column(name) for name in choose(self.columns, wanted)}
+
+    def _column(self, name: str) -> ColumnData:
+        value = self.columns[name]
+        if value is None or isinstance(value, (str, bytes, Mapping)):
+            raise InputError(
+                f"column {name!r} is {type(value).__name__}: give an array or a list with one "
+                "value for each row"
+            )
+        if isinstance(value, (list, tuple)):
+            return from_list(name, value)
+        return from_array(name, value)

@@ -1,0 +1,173 @@
+"""Temporary files for sources that come in chunks.
+
+Each column grows in a file of its own while the source is read once, and is mapped when it is
+complete. So a source may be larger than memory and need not say how many rows it has. A column
+whose type turns out wider, or whose rows turn out to differ in length, is converted on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from cerebro.data.columns import ColumnData, promoted
+from cerebro.data.dtypes import STORAGE, Array, convert
+from cerebro.data.progress import Meter
+from cerebro.data.sources.base import Table
+from cerebro.errors import InputError
+
+_PIECE_VALUES = 1 << 20
+
+
+def spool(chunks: Iterable[Table], folder: Path, meter: Meter) -> Table:
+    """Read all chunks into files in `folder`; return the mapped columns.
+
+    Raises InputError if there are no rows or chunks do not fit together.
+    """
+    columns: dict[str, _Spooled] = {}
+    try:
+        for chunk in chunks:
+            if not columns:
+                columns = {
+                    name: _Spooled(name, folder / f"{index:05d}", data)
+                    for index, (name, data) in enumerate(chunk.items())
+                }
+            if chunk.keys() != columns.keys():
+                raise InputError("the source's columns change from row to row: make them the same")
+            for name, data in chunk.items():
+                columns[name].append(data)
+                meter.advance(data.nbytes)
+        return {name: column.finish() for name, column in columns.items()}
+    finally:
+        for column in columns.values():
+            column.close()
+
+
+class _Spooled:
+    """One column in the making: a file of values and, once ragged, one of row lengths."""
+
+    def __init__(self, name: str, path: Path, first: ColumnData) -> None:
+        self.name = name
+        self.path = path
+        self.dtype = first.dtype
+        self.row_shape = first.row_shape
+        self.names: dict[str, int] | None = None if first.names is None else {}
+        self.ordered = first.ordered
+        self.rows = 0
+        self.values = 0  # elements along the first dimension, rows unless ragged
+        self.file = path.open("wb")
+        self.lengths: BinaryIO | None = None
+        if first.offsets is not None:
+            self._become_ragged()
+
+    def append(self, data: ColumnData) -> None:
+        data = self._fit(data)
+        values = data.values
+        if self.names is not None:
+            names = self.names
+            table = [names.setdefault(name, len(names)) for name in data.names or ()]
+            values = np.array(table, np.int64)[values]
+        values = convert(values, data.dtype, self.dtype, self.name)
+        np.ascontiguousarray(values).tofile(self.file)
+        if self.lengths is not None and data.offsets is not None:
+            np.diff(data.offsets).tofile(self.lengths)
+        self.values += len(values)
+        self.rows += data.rows
+
+    def finish(self) -> ColumnData:
+        """Map what was written."""
+        self.close()
+        shape = (self.values, *self.row_shape)
+        values = _map(self.path, STORAGE[self.dtype], shape)
+        offsets = None
+        if self.lengths is not None:
+            offsets = np.zeros(self.rows + 1, np.int64)
+            np.cumsum(_map(self._lengths_path, np.dtype(np.int64), (self.rows,)), out=offsets[1:])
+        names = None if self.names is None else list(self.names)
+        return ColumnData(values, self.dtype, offsets, names, self.ordered)
+
+    def close(self) -> None:
+        self.file.close()
+        if self.lengths is not None:
+            self.lengths.close()
+
+    @property
+    def _lengths_path(self) -> Path:
+        return self.path.with_suffix(".lengths")
+
+    def _fit(self, data: ColumnData) -> ColumnData:
+        """Make file and chunk agree in type, shape and raggedness, or raise InputError."""
+        if data.offsets is not None and len(data.values) == 0:  # empty rows have no type
+            empty = np.zeros((0, *self._element_shape()), STORAGE[self.dtype])
+            none = None if self.names is None else ()
+            data = ColumnData(empty, self.dtype, data.offsets, none, self.ordered)
+        elif self.lengths is not None and self.values == 0:
+            self.dtype = data.dtype
+            self.row_shape = data.row_shape if data.offsets is not None else data.row_shape[1:]
+            self.names = None if data.names is None else {}
+        if (data.names is None) != (self.names is None):
+            raise InputError(
+                f"column {self.name!r} mixes strings and numbers: make all of them one kind"
+            )
+        ragged = self.lengths is not None or data.offsets is not None
+        if ragged or data.row_shape != self.row_shape:
+            data = self._make_ragged(data)
+        if data.dtype != self.dtype:
+            self._widen(promoted(self.name, self.dtype, data.dtype))
+        return data
+
+    def _element_shape(self) -> tuple[int, ...]:
+        return self.row_shape if self.lengths is not None else self.row_shape[1:]
+
+    def _make_ragged(self, data: ColumnData) -> ColumnData:
+        other = data.row_shape if data.offsets is not None else data.row_shape[1:]
+        mine_flat = self.lengths is None and not self.row_shape
+        other_flat = data.offsets is None and not data.row_shape
+        if mine_flat or other_flat or other != self._element_shape():
+            raise InputError(
+                f"column {self.name!r}: rows may differ only in the length of their first "
+                f"dimension, but after row {self.rows} they are of another shape"
+            )
+        self._become_ragged()
+        return data.as_ragged()
+
+    def _become_ragged(self) -> None:
+        if self.lengths is not None:
+            return
+        self.lengths = self._lengths_path.open("wb")
+        if self.rows:
+            length, *rest = self.row_shape
+            for start in range(0, self.rows, _PIECE_VALUES):
+                rows = min(_PIECE_VALUES, self.rows - start)
+                np.full(rows, length, np.int64).tofile(self.lengths)
+            self.values = self.rows * length
+            self.row_shape = tuple(rest)
+
+    def _widen(self, dtype: str) -> None:
+        """Rewrite the file in a wider type."""
+        if dtype == self.dtype:
+            return
+        self.file.flush()
+        old = _map(self.path, STORAGE[self.dtype], (self.values, *self.row_shape)).reshape(-1)
+        wider = self.path.with_suffix(".wider")
+        file = wider.open("wb")
+        try:
+            for start in range(0, len(old), _PIECE_VALUES):
+                piece = old[start : start + _PIECE_VALUES]
+                convert(piece, self.dtype, dtype, self.name).tofile(file)
+        except BaseException:
+            file.close()
+            raise
+        self.file.close()
+        wider.replace(self.path)
+        self.file = file
+        self.dtype = dtype
+
+
+def _map(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    if 0 in shape:
+        return np.zeros(shape, dtype)
+    return np.memmap(path, dtype, "r", shape=shape)

@@ -1,0 +1,149 @@
+"""Statistics of a column, in float64 and in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cerebro.data.dtypes import Array, bfloat16_to_float32
+from cerebro.data.manifest import Column
+from cerebro.errors import InputError
+
+PIECE_BYTES = 8 << 20
+MOST_COUNTS = 65_536  # distinct values; a column with more is no label
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What a column's values are like.
+
+    Attributes
+    ----------
+    column
+        The column's name.
+    rows, values
+        How many rows and how many values (row elements) were looked at.
+    mean, std, min, max
+        Over all values: floats; with ``axis=`` arrays with one float64 for each index of that axis.
+        `std` is the standard deviation of the values themselves (divided by n).
+    counts
+        For scalar integer, boolean and category columns: rows by class name (categories, all of
+        them in the order of their codes) or by value (those that occur, ascending). None otherwise,
+        or where more than 65,536 different values occur.
+    """
+
+    column: str
+    rows: int
+    values: int
+    mean: Any
+    std: Any
+    min: Any
+    max: Any
+    counts: dict[Any, int] | None = None
+
+    def __getitem__(self, name: str) -> Any:
+        """``stats["mean"]`` is ``stats.mean``."""
+        if name not in self.__dataclass_fields__:
+            raise KeyError(name)
+        return getattr(self, name)
+
+
+def pieces(array: Array) -> Iterator[Array]:
+    """The array in runs of rows of about 8 MB."""
+    step = max(1, PIECE_BYTES // max(1, array[:1].nbytes))
+    for start in range(0, len(array), step):
+        yield array[start : start + step]
+
+
+def column_stats(column: Column, runs: Iterable[Array], rows: int, axis: int | None) -> Stats:
+    """Statistics over runs of storage values of shape ``(n, *column.shape)``.
+
+    Raises InputError for complex columns and an axis that rows do not have.
+    """
+    if column.dtype == "complex64":
+        raise InputError(f"column {column.name!r} is complex: it has no mean, minimum and maximum")
+    if axis is not None and not -len(column.shape) <= axis < len(column.shape):
+        raise InputError(f"column {column.name!r} has rows of shape {column.shape}: no axis {axis}")
+    moments = _Moments()
+    counts: dict[Any, int] | None = {} if _countable(column) else None
+    for run in runs:
+        for piece in pieces(run):
+            moments.add(_by_channel(column, piece, axis))
+            if counts is not None:
+                counts = _count(counts, piece)
+    if moments.values == 0:
+        raise InputError(f"column {column.name!r} has no values: all its rows are empty")
+    mean, std, low, high = moments.result()
+    if axis is None:
+        mean, std, low, high = (float(value[0]) for value in (mean, std, low, high))
+    channels = 1 if axis is None else column.shape[axis]
+    return Stats(
+        column.name, rows, moments.values * channels, mean, std, low, high, _named(column, counts)
+    )
+
+
+class _Moments:
+    """Count, mean, squared deviations, minimum and maximum by channel, merged piece by piece.
+
+    Merging (Chan, Golub and LeVeque, 1979) keeps the digits that a sum of squares would lose.
+    """
+
+    def __init__(self) -> None:
+        self.values = 0  # by channel
+        self._mean: Any = 0.0
+        self._squares: Any = 0.0
+        self._low: Any = np.inf
+        self._high: Any = -np.inf
+
+    def add(self, values: Array) -> None:
+        """Add float64 values of shape ``(n, channels)``."""
+        n = len(values)
+        if n == 0:
+            return
+        total = self.values + n
+        with np.errstate(invalid="ignore", over="ignore"):  # infinities give NaN, quietly
+            mean = values.mean(axis=0)
+            squares = np.square(values - mean).sum(axis=0)
+            delta = mean - self._mean
+            self._squares = self._squares + squares + delta * delta * (self.values * n / total)
+            self._mean = self._mean + delta * (n / total)
+        self._low = np.minimum(self._low, values.min(axis=0))
+        self._high = np.maximum(self._high, values.max(axis=0))
+        self.values = total
+
+    def result(self) -> tuple[Any, Any, Any, Any]:
+        return self._mean, np.sqrt(self._squares / self.values), self._low, self._high
+
+
+def _by_channel(column: Column, piece: Array, axis: int | None) -> Array:
+    """Float64 of shape (n, channels); one channel without an axis."""
+    if column.dtype == "bfloat16":
+        piece = bfloat16_to_float32(piece)
+    if axis is None:
+        return piece.astype(np.float64).reshape(-1, 1)
+    channel = axis % len(column.shape) + 1
+    moved = np.moveaxis(piece.astype(np.float64), channel, -1)
+    return moved.reshape(-1, column.shape[axis])
+
+
+def _countable(column: Column) -> bool:
+    whole = column.dtype.startswith(("int", "uint", "bool"))
+    return whole and column.shape == () and not column.ragged
+
+
+def _count(counts: dict[Any, int], piece: Array) -> dict[Any, int] | None:
+    for value, count in zip(*np.unique(piece, return_counts=True), strict=True):
+        key = value.item()
+        counts[key] = counts.get(key, 0) + int(count)
+    return counts if len(counts) <= MOST_COUNTS else None
+
+
+def _named(column: Column, counts: dict[Any, int] | None) -> dict[Any, int] | None:
+    if counts is None:
+        return None
+    if column.classes is not None:
+        return {name: counts.get(code, 0) for code, name in enumerate(column.classes)}
+    return {value: counts[value] for value in sorted(counts)}

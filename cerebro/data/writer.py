@@ -1,0 +1,173 @@
+"""Rows into shards: one pass over each column of each shard, in chunks.
+
+Row i of shard s is the source's row ``order[first(s) + i]``. Where the source is memory-mapped and
+larger than memory, reading it in a random order would read each page many times; its columns are
+then first dealt to one temporary file a shard, in one pass from front to back, and shuffled there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from cerebro import _core
+from cerebro.data.columns import ColumnData, offsets_of
+from cerebro.data.dtypes import Array
+from cerebro.data.layout import OutputColumn
+from cerebro.data.manifest import FileEntry, ShardEntry, shard_folder
+from cerebro.data.progress import Meter
+
+CHUNK_BYTES = 16 << 20
+SHARD_BYTES = 256_000_000  # the most that a shard holds unless asked otherwise
+DEFAULT_SHARDS = 8
+
+Order = Array | None  # None: the source's own order
+
+
+def default_shards(nbytes: int, rows: int) -> int:
+    """8 shards, more so that each stays under 256 MB, never more than rows."""
+    return min(rows, max(DEFAULT_SHARDS, -(-nbytes // (SHARD_BYTES - 1))))
+
+
+def shard_starts(rows: int, shards: int) -> list[int]:
+    """The first row of each shard, and the number of rows: the first ones have one more."""
+    base, extra = divmod(rows, shards)
+    return [shard * base + min(shard, extra) for shard in range(shards + 1)]
+
+
+def write_shards(
+    outputs: Sequence[OutputColumn],
+    shards: int,
+    order: Order,
+    folder: Path,
+    meter: Meter,
+    memory_bytes: int | None = None,
+) -> list[ShardEntry]:
+    """Write the columns into ``folder/shard-00000`` and so on; all files are on disk afterwards.
+
+    `memory_bytes` is what the source may take before it is dealt to files first (None: half of the
+    machine's memory).
+    """
+    rows = outputs[0].pieces[0][0].rows
+    starts = shard_starts(rows, shards)
+    files: list[dict[str, FileEntry]] = [{} for _ in range(shards)]
+    for shard in range(shards):
+        (folder / shard_folder(shard)).mkdir()
+    limit = _memory() // 2 if memory_bytes is None else memory_bytes
+    total = sum(output.nbytes for output in outputs)
+    deal = order is not None and total > limit and shards > 1
+    meter.begin("writing shards", total)
+    for output in outputs:
+        parts = _dealt if deal and output.pieces[0][0].offsets is None else _direct
+        for shard, (source, rows_of) in enumerate(parts(output, starts, order, folder)):
+            path = folder / shard_folder(shard)
+            files[shard].update(_write_column(source, rows_of, path, meter))
+    for shard in range(shards):
+        _core.fsync_directory(os.fspath(folder / shard_folder(shard)))
+    names = [name for output in outputs for name in output.column.file_names]
+    return [
+        ShardEntry(starts[shard + 1] - starts[shard], {name: files[shard][name] for name in names})
+        for shard in range(shards)
+    ]
+
+
+def _direct(
+    output: OutputColumn, starts: Sequence[int], order: Order, folder: Path
+) -> Iterator[tuple[OutputColumn, Array | slice]]:
+    """For each shard the source itself and the numbers of the shard's rows in it."""
+    for start, stop in pairwise(starts):
+        yield output, slice(start, stop) if order is None else order[start:stop]
+
+
+def _dealt(
+    output: OutputColumn, starts: Sequence[int], order: Order, folder: Path
+) -> Iterator[tuple[OutputColumn, Array | slice]]:
+    """For each shard a file of its rows in the source's order, and how to shuffle them."""
+    assert order is not None
+    column = output.column
+    sorted_rows = [np.sort(order[a:b]) for a, b in pairwise(starts)]
+    paths = [folder / f".deal-{shard:05d}" for shard in range(len(sorted_rows))]
+    step = max(1, CHUNK_BYTES // max(1, column.item_bytes))
+    for start in range(0, starts[-1], step):
+        chunk = output.rows(slice(start, start + step))
+        for path, rows in zip(paths, sorted_rows, strict=True):
+            low, high = np.searchsorted(rows, [start, start + len(chunk)])
+            with path.open("ab") as file:
+                chunk[rows[low:high] - np.uint32(start)].tofile(file)
+    for shard, path in enumerate(paths):
+        rows = sorted_rows[shard]
+        values = np.fromfile(path, chunk.dtype).reshape(len(rows), *column.shape)
+        path.unlink()
+        dealt = replace(output, pieces=((ColumnData(values, column.dtype), None),), stacked=False)
+        yield dealt, np.searchsorted(rows, order[starts[shard] : starts[shard + 1]])
+
+
+def _write_column(
+    output: OutputColumn, rows: Array | slice, folder: Path, meter: Meter
+) -> dict[str, FileEntry]:
+    data = output.pieces[0][0]
+    if data.offsets is not None:
+        return _write_ragged(output, data.offsets, rows, folder, meter)
+    count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+    step = max(1, CHUNK_BYTES // max(1, output.column.item_bytes))
+    name = output.column.file_names[0]
+    chunks = (output.rows(_piece(rows, start, start + step)) for start in range(0, count, step))
+    return {name: _write_file(folder / name, output, count, chunks, meter)}
+
+
+def _write_ragged(
+    output: OutputColumn, offsets: Array, rows: Array | slice, folder: Path, meter: Meter
+) -> dict[str, FileEntry]:
+    values_name, offsets_name = output.column.file_names
+    starts, stops = offsets[:-1][rows], offsets[1:][rows]
+    shard_offsets = offsets_of(stops - starts)
+    # Cut where a chunk is full, but never within a row.
+    per_chunk = max(1, CHUNK_BYTES // max(1, output.column.item_bytes))
+    numbers = shard_offsets[1:] // per_chunk
+    cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(starts)]
+
+    def chunks() -> Iterator[Array]:
+        for low, high in pairwise(cuts):
+            if isinstance(rows, slice):
+                yield output.rows(slice(int(starts[low]), int(stops[high - 1])))
+                continue
+            lengths = stops[low:high] - starts[low:high]
+            shift = starts[low:high] - (shard_offsets[low:high] - shard_offsets[low])
+            yield output.rows(np.repeat(shift, lengths) + np.arange(int(lengths.sum())))
+
+    total = int(shard_offsets[-1])
+    values = _write_file(folder / values_name, output, total, chunks(), meter)
+    writer = _core.NpyWriter(os.fspath(folder / offsets_name), "int64", (), len(shard_offsets))
+    writer.write(shard_offsets)
+    return {values_name: values, offsets_name: FileEntry(*writer.close())}
+
+
+def _write_file(
+    path: Path, output: OutputColumn, rows: int, chunks: Iterator[Array], meter: Meter
+) -> FileEntry:
+    column = output.column
+    writer = _core.NpyWriter(os.fspath(path), column.dtype, column.shape, rows)
+    try:
+        for chunk in chunks:
+            writer.write(np.ascontiguousarray(chunk))
+            meter.advance(chunk.nbytes)
+        return FileEntry(*writer.close())
+    except BaseException:
+        writer.abort()
+        raise
+
+
+def _piece(rows: Array | slice, start: int, stop: int) -> Array | slice:
+    if isinstance(rows, slice):
+        return slice(rows.start + start, min(rows.start + stop, rows.stop))
+    return rows[start:stop]
+
+
+def _memory() -> int:
+    """Bytes of memory in this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,343 @@
+"""Arrays to shards: which row goes where, the files, the arguments, what is left behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cerebro import _core
+from cerebro.data import Dataset, shard
+from cerebro.data.layout import lay_out
+from cerebro.data.progress import Meter
+from cerebro.data.sources import open_source
+from cerebro.data.writer import default_shards, write_shards
+from cerebro.errors import CerebroError, CorruptDataError, InputError
+
+
+def rows_of(data: Dataset, name: str) -> np.ndarray:
+    return np.concatenate([data.shard(i)[name] for i in range(data.num_shards)])
+
+
+def table(rows: int = 101) -> dict[str, object]:
+    rng = np.random.default_rng(5)
+    return {
+        "x": rng.normal(size=(rows, 3, 2)).astype(np.float32),
+        "y": np.arange(rows),
+        "tokens": [list(range(i % 7)) for i in range(rows)],
+        "name": [f"n{i % 3}" for i in range(rows)],
+    }
+
+
+def names_below(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_row_i_of_a_shard_is_the_permuted_row_of_the_source(tmp_path: Path) -> None:
+    source = table()
+    data = shard(source, tmp_path / "d", shards=7, seed=3)
+    order = _core.permutation(101, 3, "write")
+    assert [len(data.shard(i)["y"]) for i in range(7)] == [15, 15, 15, 14, 14, 14, 14]
+    assert np.array_equal(rows_of(data, "y"), order)
+    assert np.array_equal(rows_of(data, "x"), source["x"][order])  # type: ignore[index]
+    assert [len(row) for i in range(7) for row in data.shard(i)["tokens"]] == [
+        int(row) % 7 for row in order
+    ]
+    assert np.array_equal(rows_of(data, "name"), order % 3)
+    assert data.classes == {"x": None, "y": None, "tokens": None, "name": ["n0", "n1", "n2"]}
+
+
+def test_without_shuffle_rows_keep_their_order(tmp_path: Path) -> None:
+    data = shard(table(), tmp_path / "d", shards=4, shuffle=False)
+    assert np.array_equal(rows_of(data, "y"), np.arange(101))
+    rows = [row.tolist() for i in range(4) for row in data.shard(i)["tokens"]]
+    assert rows == table()["tokens"]
+
+
+def test_every_file_opens_with_plain_numpy(tmp_path: Path) -> None:
+    data = shard(table(), tmp_path / "d", shards=3)
+    files = sorted((tmp_path / "d").rglob("*.npy"))
+    assert len(files) == 3 * 5
+    for file in files:
+        np.load(file, allow_pickle=False)
+        np.load(file, mmap_mode="r")
+    loaded = np.load(tmp_path / "d" / "shard-00001" / "x.npy")
+    assert np.array_equal(loaded, data.shard(1)["x"])
+    values = np.load(tmp_path / "d" / "shard-00001" / "tokens.values.npy")
+    assert np.array_equal(values, data.shard(1)["tokens"].values)
+    assert names_below(tmp_path / "d") == [
+        "manifest.json", "shard-00000", "shard-00001", "shard-00002",
+    ]  # fmt: skip
+    assert names_below(tmp_path) == ["d"]
+
+
+def test_the_same_rows_and_seed_give_the_same_files(tmp_path: Path) -> None:
+    one = shard(table(), tmp_path / "a")
+    two = shard(table(), tmp_path / "b")
+    other = shard(table(), tmp_path / "c", seed=1)
+    assert one.checksum == two.checksum != other.checksum
+    assert (tmp_path / "a/manifest.json").read_bytes() == (
+        tmp_path / "b/manifest.json"
+    ).read_bytes()
+    assert one.num_shards == 8
+
+
+def test_reading_a_source_larger_than_memory_gives_the_same_bits(tmp_path: Path) -> None:
+    (whole,) = open_source(table()).chunks(None)
+    outputs = lay_out(whole, {"x": "x", "xy": ["y", "name"], "t": "tokens"}, {"x": "float64"})
+    order = _core.permutation(101, 0, "write")
+    entries = []
+    for name, memory in (("direct", 1 << 40), ("dealt", 0)):
+        (tmp_path / name).mkdir()
+        entries.append(
+            write_shards(outputs, 5, order, tmp_path / name, Meter(False), memory_bytes=memory)
+        )
+        assert names_below(tmp_path / name) == [f"shard-{i:05d}" for i in range(5)]
+    assert entries[0] == entries[1]
+
+
+def test_long_columns_are_written_in_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = shard(table(), tmp_path / "a").checksum
+    monkeypatch.setattr("cerebro.data.writer.CHUNK_BYTES", 20)
+    assert shard(table(), tmp_path / "b").checksum == expected
+    first = shard(table(), tmp_path / "c", shuffle=False).checksum
+    monkeypatch.undo()
+    assert shard(table(), tmp_path / "d", shuffle=False).checksum == first
+
+
+def test_default_shards() -> None:
+    assert default_shards(1000, 3) == 3
+    assert default_shards(1000, 8) == 8
+    assert default_shards(8 * 255_999_999, 10**6) == 8
+    assert default_shards(8 * 256_000_000, 10**6) == 9
+    assert default_shards(25_600_000_000, 10**9) == 101
+
+
+def test_choosing_renaming_and_stacking(tmp_path: Path) -> None:
+    source = {
+        "age": np.array([1, 2, 3, 4]),
+        "fare": np.array([0.5, 1.5, 2.5, 3.5], np.float32),
+        "pair": np.arange(8, dtype=np.int8).reshape(4, 2),
+        "list": [[1, 2], [3, 4], [5, 6], [7, 8]],
+        "label": ["b", "a", "b", "a"],
+    }
+    data = shard(
+        source,
+        tmp_path / "d",
+        shards=2,
+        shuffle=False,
+        columns={"x": ["age", "fare", "pair", "list"], "one": ["age"], "y": "label"},
+        dtypes={"y": "uint8"},
+    )
+    assert {name: (c.dtype, c.shape) for name, c in data.columns.items()} == {
+        "x": ("float64", (6,)), "one": ("int64", (1,)), "y": ("uint8", ()),
+    }  # fmt: skip
+    assert rows_of(data, "x")[1].tolist() == [2, 1.5, 2, 3, 3, 4]
+    assert rows_of(data, "y").tolist() == [1, 0, 1, 0]
+    assert data.classes["y"] == ["a", "b"]
+    chosen = shard(source, tmp_path / "e", columns=["label", "age"])
+    assert list(chosen.columns) == ["label", "age"]
+
+
+def test_dtypes_convert_or_refuse(tmp_path: Path) -> None:
+    import ml_dtypes
+
+    x = np.array([1.0, 2.5, np.nan, 1e-40, 65_535.0, np.inf])
+    data = shard({"x": x}, tmp_path / "a", shuffle=False, shards=1, dtypes={"x": "bfloat16"})
+    expected = x.astype(np.float32).astype(ml_dtypes.bfloat16)
+    assert data.columns["x"].dtype == "bfloat16"
+    assert np.array_equal(data.shard(0)["x"], expected.view(np.uint16))
+    same = shard({"x": expected}, tmp_path / "b", shuffle=False, shards=1)
+    assert same.checksum == data.checksum
+    wide = shard({"x": expected}, tmp_path / "c", shuffle=False, shards=1, dtypes={"x": np.float64})
+    assert np.array_equal(wide.shard(0)["x"], expected.astype(np.float64), equal_nan=True)
+    for values, dtype in [
+        ([1.5], "int64"), ([300], "uint8"), ([-1], "uint64"), ([2**63 - 1], "int32"),
+        ([1e300], "float32"), ([np.nan], "int32"), ([2], "bool"), ([1j], "float32"),
+    ]:  # fmt: skip
+        array = np.array(values)
+        array = array.astype(np.complex64) if array.dtype.kind == "c" else array
+        with pytest.raises(InputError, match="column 'x'"):
+            shard({"x": array}, tmp_path / "bad", dtypes={"x": dtype})
+    assert names_below(tmp_path) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        ({"x": [1, 2], "y": [1]}, {}, "differ in length: 'x' has 2, 'y' has 1"),
+        ({}, {}, "no columns"),
+        ({"x": []}, {}, "no rows"),
+        ({"x": np.zeros((0, 3))}, {}, "no rows"),
+        ({"x": [1, 2]}, {"shards": 3}, "3 shards are more than the 2 rows"),
+        ({"x": [1, 2]}, {"shards": 0}, "at least 1"),
+        ({"x": [1, 2]}, {"shards": -1}, "at least 1"),
+        ({"x": [1, 2]}, {"shards": 1.5}, "whole number"),
+        ({"x": [1, 2]}, {"seed": -1}, "seed is -1"),
+        ({"x": np.array([1, None], object)}, {}, "column 'x' has dtype object"),
+        ({"x": np.array([{}, {}], object)}, {}, "column 'x' has dtype object"),
+        ({"x": np.array(["2020-01-01"], "datetime64[D]")}, {}, "convert times to numbers"),
+        ({"x": np.zeros(2, np.complex128)}, {}, "complex64"),
+        ({"x": [1, None]}, {}, "missing value in row 1"),
+        ({"x": ["a", None]}, {}, "missing value in row 1"),
+        ({"x": [[1], [2, None]]}, {}, "missing value in row 1"),
+        ({"x": ["a", 1]}, {}, "row 1 is int, but others are strings"),
+        ({"x": [1, "a"]}, {}, "row 1 is str, but others are numbers"),
+        ({"x": [[1], 2]}, {}, "row 1 is int, but others are sequences"),
+        ({"x": [[[1], [1, 2]], [[1]]]}, {}, "more than one dimension"),
+        ({"x": 3}, {}, "single value"),
+        ({"x": "text"}, {}, "give an array or a list"),
+        ({"x": [1, 2]}, {"columns": ["z"]}, "no column 'z' in the source: it has x"),
+        ({"x": [1, 2]}, {"columns": {"a": ["x", "z"]}}, "no column 'z'"),
+        ({"x": [1, 2]}, {"columns": []}, "columns is empty"),
+        ({"x": [1, 2]}, {"columns": "x"}, "give a list of names"),
+        ({"x": [1, 2]}, {"columns": {"a": []}}, "a stack of nothing"),
+        ({"x": [1, 2]}, {"columns": ["x", "x"]}, "twice"),
+        ({"x": [[1], [2, 3]]}, {"columns": {"a": ["x"]}}, "differing length"),
+        ({"x": [1, 2]}, {"dtypes": {"z": "int8"}}, "dtypes names no column 'z'"),
+        ({"x": [1, 2]}, {"dtypes": {"x": "int7"}}, "unknown dtype 'int7'"),
+        ({"x": [1, 2]}, {"dtypes": "int8"}, "give a mapping"),
+        ({"x": ["a", "b"]}, {"dtypes": {"x": "float32"}}, "holds categories"),
+        ({"a/b": [1, 2]}, {}, "contains '/'"),
+        ({".a": [1, 2]}, {}, "begins with a dot"),
+        ({"": [1, 2]}, {}, "is empty"),
+        ({"a\0b": [1, 2]}, {}, "control character"),
+        ({"c": [[1], [2]], "c_mask": [1, 2]}, {}, "would both need the name 'c_mask'"),
+        ({"c": [[1], [2]], "c.values": [1, 2]}, {}, "would both need the name"),
+        ({1: [1, 2]}, {}, "is no string"),
+        (3, {}, "cannot shard a int"),
+        ({"x": [1, 2]}, {"progress": "loud"}, "progress must be"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_and_leaves_nothing(
+    tmp_path: Path, source: object, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        shard(source, tmp_path / "d", **options)  # type: ignore[arg-type]
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert names_below(tmp_path) == []
+
+
+def test_an_existing_path_is_refused_or_reused(tmp_path: Path) -> None:
+    path = tmp_path / "d"
+    first = shard(table(), path, shards=3)
+    inode = (path / "manifest.json").stat().st_ino
+    with pytest.raises(InputError, match="exist_ok=True"):
+        shard(table(), path, shards=3)
+    again = shard(table(), path, shards=3, exist_ok=True)
+    assert again.checksum == first.checksum
+    assert (path / "manifest.json").stat().st_ino == inode
+    with pytest.raises(InputError, match="was made with shards=3, not 4"):
+        shard(table(), path, shards=4, exist_ok=True)
+    with pytest.raises(InputError, match="was made with seed=0, not 1"):
+        shard(table(), path, shards=3, seed=1, exist_ok=True)
+    other = table()
+    other["y"] = np.arange(101)[::-1]
+    with pytest.raises(InputError, match="made from other data"):
+        shard(other, path, shards=3, exist_ok=True)
+    Dataset(path).verify()
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match="exists"):
+        shard(table(), tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_an_empty_folder_is_taken_and_parents_are_made(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    shard(table(), tmp_path / "d")
+    shard(table(), tmp_path / "deep" / "er" / "d").verify()
+
+
+def test_a_relative_path_survives_a_change_of_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = shard(table(), "d")
+    monkeypatch.chdir("/")
+    data.verify()
+    assert data.path == tmp_path / "d"
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
+    """The file size limit of a child process stands for a full disk."""
+    shard(table(), tmp_path / "old")
+    code = (
+        "import resource, signal, sys, numpy as np\n"
+        "from cerebro.data import shard\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        "try:\n"
+        "    shard({'small': np.zeros(9000), 'x': np.zeros((9000, 40))}, sys.argv[1], shards=3)\n"
+        "except OSError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "new")],
+        capture_output=True, text=True, check=True, timeout=60, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert "shard-00000/x.npy" in done.stdout
+    assert done.stderr == ""
+    assert names_below(tmp_path) == ["old"]
+    Dataset(tmp_path / "old").verify()
+
+
+def test_folders_of_dead_processes_are_removed_and_those_of_living_ones_kept(
+    tmp_path: Path,
+) -> None:
+    code = (
+        "import os, sys\n"
+        "from cerebro.data import sharding\n"
+        "sharding._commit = lambda *rest: os.kill(os.getpid(), 9)\n"
+        "sharding.shard({'x': [1, 2, 3]}, sys.argv[1])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "d")],
+        timeout=60, check=False, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert done.returncode == -9
+    (stale,) = names_below(tmp_path)
+    assert stale.startswith(".d.tmp-")
+    other = tmp_path / ".e.tmp-0"
+    other.mkdir()
+    with sharding_folder(tmp_path / "d") as living:
+        assert not (tmp_path / stale).exists()
+        shard({"x": [1, 2, 3]}, tmp_path / "d")
+        assert living.exists()
+    assert names_below(tmp_path) == [".e.tmp-0", "d"]
+
+
+def sharding_folder(target: Path):  # type: ignore[no-untyped-def]
+    from cerebro.data.sharding import _temporary_folder
+
+    return _temporary_folder(target)
+
+
+def test_a_meter_shows_only_much_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for progress in ("auto", False):
+        with Meter(progress) as meter:
+            meter.begin("writing", 10**12)
+            meter.advance(10**11)
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # what rich takes for a terminal
+    with Meter(True) as meter:
+        meter.begin("reading rows")
+        meter.advance(1)
+        meter.begin("writing shards", 2)
+        meter.advance(2)
+    assert "writing shards" in capsys.readouterr().err
+
+
+def test_exceptions_are_cerebros(tmp_path: Path) -> None:
+    with pytest.raises(CerebroError):
+        Dataset(tmp_path / "nothing")
+    with pytest.raises(CorruptDataError, match=r"manifest\.json is missing"):
+        Dataset(tmp_path)
+    assert names_below(tmp_path) == []
