@@ -48,10 +48,7 @@ class Progress(Protocol):
         """Say what changed; called for every event."""
 
     def finished(self, snapshot: Snapshot, result: Any) -> None:
-        """Say that the run is over."""
-
-    def close(self) -> None:
-        """Leave the terminal as it was, whatever happened; may be called more than once."""
+        """Say that the run is over, well or not."""
 
 
 class Silent:
@@ -64,9 +61,6 @@ class Silent:
         """Do nothing."""
 
     def finished(self, snapshot: Snapshot, result: Any) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
         """Do nothing."""
 
 
@@ -142,9 +136,6 @@ class Lines:
         self.update(snapshot)
         self._write(closing(snapshot))
 
-    def close(self) -> None:
-        """Do nothing: every line is complete."""
-
     def _epoch_line(self, snapshot: Snapshot, row: TrialRow, columns: Sequence[str]) -> str:
         values = "".join(
             f"  {fmt.heading(name)} {fmt.metric(fmt.metric_value(row.metrics, name))}"
@@ -209,12 +200,8 @@ class Table:
         try:
             self._draw(snapshot)
         finally:
-            self.close()
+            self._live.stop()
         self._console.print(closing(snapshot), soft_wrap=True)
-
-    def close(self) -> None:
-        """Stop drawing and show the cursor again."""
-        self._live.stop()
 
     def _draw(self, snapshot: Snapshot) -> None:
         self._drawn = self._clock()

@@ -11,6 +11,7 @@ static const register_function registrations[] = {
     core_register_shard,
     core_register_fsio,
     core_register_schedule,
+    core_register_state,
 };
 
 core_state *

@@ -16,7 +16,8 @@
 #define CORE_TYPE_LIST(X)                                                      \
     X(shard_reader)                                                            \
     X(npy_writer)                                                              \
-    X(schedule)
+    X(schedule)                                                                \
+    X(state_buffer)
 
 typedef struct core_state {
 #define CORE_TYPE_MEMBER(name) PyTypeObject *name##_type;
@@ -55,6 +56,7 @@ int core_register_hash(PyObject *module);
 int core_register_shard(PyObject *module);
 int core_register_fsio(PyObject *module);
 int core_register_schedule(PyObject *module);
+int core_register_state(PyObject *module);
 
 /* csrc/python files that need NumPy define NO_IMPORT_ARRAY, all but module.c.
  */

@@ -1,0 +1,253 @@
+/* copy.c -- see copy.h. The copies are thought of as one long line of bytes;
+ * threads take grains of it from a shared counter until it is used up, so that
+ * a thread that is held up does not hold up the others. */
+#include "copy.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#define GRAIN_BYTES ((size_t)1 << 21)  /* what a thread takes at a time */
+#define LARGE_BYTES ((size_t)8 << 20)  /* total that passes by the caches */
+#define STREAM_BYTES ((size_t)1 << 12) /* least run worth streaming */
+#define MAX_THREADS 8
+
+bool
+cer_copy_is_dense(size_t item, uint32_t ndim, const int64_t *shape,
+                  const int64_t *strides)
+{
+    int64_t expected = (int64_t)item;
+
+    for (uint32_t i = ndim; i-- > 0;) {
+        if (shape[i] == 0)
+            return true; /* nothing there: any strides will do */
+        if (shape[i] != 1 && strides[i] != expected)
+            return false;
+        expected *= shape[i];
+    }
+    return true;
+}
+
+/* --- dense runs ---------------------------------------------------------- */
+#if defined(__SSE2__)
+/* Stores past the caches: a large destination is not read before it is
+ * written, and what the caches hold stays. */
+static void
+stream(uint8_t *to, const uint8_t *from, size_t n)
+{
+    size_t head = (size_t)(-(uintptr_t)to & 63);
+
+    memcpy(to, from, head);
+    to += head;
+    from += head;
+    n -= head;
+    for (; n >= 64; n -= 64, to += 64, from += 64) {
+        __m128i a = _mm_loadu_si128((const __m128i *)(const void *)from);
+        __m128i b = _mm_loadu_si128((const __m128i *)(const void *)(from + 16));
+        __m128i c = _mm_loadu_si128((const __m128i *)(const void *)(from + 32));
+        __m128i d = _mm_loadu_si128((const __m128i *)(const void *)(from + 48));
+
+        _mm_stream_si128((__m128i *)(void *)to, a);
+        _mm_stream_si128((__m128i *)(void *)(to + 16), b);
+        _mm_stream_si128((__m128i *)(void *)(to + 32), c);
+        _mm_stream_si128((__m128i *)(void *)(to + 48), d);
+    }
+    memcpy(to, from, n);
+}
+
+static void
+stream_done(void)
+{
+    _mm_sfence(); /* streamed stores are not ordered with the others */
+}
+#else
+static void
+stream(uint8_t *to, const uint8_t *from, size_t n)
+{
+    memcpy(to, from, n);
+}
+
+static void
+stream_done(void)
+{
+}
+#endif
+
+static void
+copy_run(uint8_t *to, const uint8_t *from, size_t n, bool large)
+{
+    if (n == 0)
+        return; /* its addresses may be NULL */
+    if (large && n >= STREAM_BYTES)
+        stream(to, from, n);
+    else
+        memcpy(to, from, n);
+}
+
+/* --- strided tensors ----------------------------------------------------- */
+#define MAX_DIMS 64
+
+/* The same elements with as few dimensions as possible, outermost first. */
+typedef struct folded {
+    uint32_t ndim;
+    int64_t shape[MAX_DIMS], strides[MAX_DIMS];
+} folded;
+
+static void
+fold(const cer_copy *copy, folded *out)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < copy->ndim; i++) {
+        if (copy->shape[i] == 1)
+            continue;
+        if (n > 0 && out->strides[n - 1] == copy->strides[i] * copy->shape[i]) {
+            out->shape[n - 1] *= copy->shape[i];
+            out->strides[n - 1] = copy->strides[i];
+        } else {
+            out->shape[n] = copy->shape[i];
+            out->strides[n] = copy->strides[i];
+            n++;
+        }
+    }
+    out->ndim = n;
+}
+
+/* One row of `count` elements; the constant sizes become single moves. */
+static void
+copy_row(uint8_t *dense, uint8_t *strided, int64_t count, int64_t stride,
+         size_t item, cer_copy_direction direction)
+{
+#define COPY_ROW(size)                                                         \
+    for (int64_t i = 0; i < count; i++, dense += (size), strided += stride) {  \
+        if (direction == CER_COPY_TO_DENSE)                                    \
+            memcpy(dense, strided, (size));                                    \
+        else                                                                   \
+            memcpy(strided, dense, (size));                                    \
+    }
+    if (item == 1)
+        COPY_ROW(1)
+    else if (item == 2)
+        COPY_ROW(2)
+    else if (item == 4)
+        COPY_ROW(4)
+    else
+        COPY_ROW(8)
+#undef COPY_ROW
+}
+
+/* Goes through the outer dimensions like an odometer, row by row. */
+static void
+copy_strided(const cer_copy *copy, cer_copy_direction direction)
+{
+    folded f;
+    int64_t index[MAX_DIMS] = {0};
+    uint8_t *dense = copy->dense, *strided = copy->strided;
+    size_t row_bytes;
+    uint32_t inner;
+
+    fold(copy, &f);
+    if (f.ndim == 0) { /* one element */
+        copy_row(dense, strided, 1, 0, copy->item, direction);
+        return;
+    }
+    inner = f.ndim - 1;
+    row_bytes = (size_t)f.shape[inner] * copy->item;
+    for (size_t done = 0; done < copy->nbytes; done += row_bytes) {
+        uint32_t i = inner;
+
+        copy_row(dense + done, strided, f.shape[inner], f.strides[inner],
+                 copy->item, direction);
+        while (i-- > 0) {
+            strided += f.strides[i];
+            if (++index[i] < f.shape[i])
+                break;
+            strided -= f.strides[i] * f.shape[i];
+            index[i] = 0;
+        }
+    }
+}
+
+/* --- sharing out --------------------------------------------------------- */
+typedef struct work {
+    const cer_copy *copies;
+    size_t n, total_bytes;
+    cer_copy_direction direction;
+    bool large;
+    atomic_size_t next; /* first byte of the line that nobody has taken */
+} work;
+
+/* What of a copy lies in [from, to) of its own bytes. A strided one is made
+ * whole by whoever has its first byte. */
+static void
+copy_part(const work *w, const cer_copy *copy, size_t from, size_t to)
+{
+    if (!cer_copy_is_dense(copy->item, copy->ndim, copy->shape,
+                           copy->strides)) {
+        if (from == 0)
+            copy_strided(copy, w->direction);
+    } else if (w->direction == CER_COPY_TO_DENSE) {
+        copy_run(copy->dense + from, copy->strided + from, to - from, w->large);
+    } else {
+        copy_run(copy->strided + from, copy->dense + from, to - from, w->large);
+    }
+}
+
+static void *
+work_on(void *argument)
+{
+    work *w = argument;
+    size_t i = 0, begin = 0; /* the copy at hand and where it begins */
+    size_t from;
+
+    while ((from = atomic_fetch_add(&w->next, GRAIN_BYTES)) < w->total_bytes) {
+        size_t to = w->total_bytes - from < GRAIN_BYTES ? w->total_bytes
+                                                        : from + GRAIN_BYTES;
+
+        while (from < to) {
+            size_t end = begin + w->copies[i].nbytes;
+
+            if (from < end) {
+                size_t stop = end < to ? end : to;
+
+                copy_part(w, &w->copies[i], from - begin, stop - begin);
+                from = stop;
+            }
+            if (from >= end) {
+                begin = end;
+                i++;
+            }
+        }
+    }
+    if (w->large)
+        stream_done();
+    return NULL;
+}
+
+void
+cer_copy_all(const cer_copy *copies, size_t n, cer_copy_direction direction,
+             unsigned threads)
+{
+    work w = {.copies = copies, .n = n, .direction = direction};
+    pthread_t helpers[MAX_THREADS];
+    unsigned started = 0;
+
+    for (size_t i = 0; i < n; i++)
+        w.total_bytes += copies[i].nbytes;
+    w.large = w.total_bytes >= LARGE_BYTES;
+    if (threads == 0)
+        threads = w.large ? 2 : 1;
+    if (threads > MAX_THREADS)
+        threads = MAX_THREADS;
+    for (unsigned i = 1; i < threads; i++) {
+        if (pthread_create(&helpers[started], NULL, work_on, &w) == 0)
+            started++;
+    }
+    work_on(&w);
+    for (unsigned i = 0; i < started; i++)
+        (void)pthread_join(helpers[i], NULL);
+}

@@ -1,0 +1,406 @@
+/* py_exchange.c -- see py_exchange.h. */
+#define NO_IMPORT_ARRAY
+#include "py_exchange.h"
+
+#include <numpy/arrayobject.h>
+#include <string.h>
+
+/* --- types --------------------------------------------------------------- */
+const DLPackExchangeAPI *
+py_exchange_api(PyTypeObject *type)
+{
+    const DLPackExchangeAPI *api = NULL;
+    PyObject *capsule =
+        PyObject_GetAttrString((PyObject *)type, "__dlpack_c_exchange_api__");
+
+    if (capsule != NULL) {
+        api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+        Py_DECREF(capsule);
+    }
+    PyErr_Clear();
+    if (api != NULL && (api->header.version.major != DLPACK_MAJOR_VERSION ||
+                        api->dltensor_from_py_object_no_sync == NULL))
+        api = NULL;
+    return api;
+}
+
+/* 1, 0 or -1: whether `type` is a subtype of module.name, which is only looked
+ * for where the module has been imported. */
+static int
+is_subtype_of(PyTypeObject *type, const char *module_name, const char *name)
+{
+    PyObject *modules = PyImport_GetModuleDict(); /* borrowed */
+    PyObject *module = PyDict_GetItemString(modules, module_name);
+    PyObject *base;
+    int result;
+
+    if (module == NULL)
+        return 0;
+    base = PyObject_GetAttrString(module, name);
+    if (base == NULL)
+        return -1;
+    result = PyType_Check(base) && PyType_IsSubtype(type, (PyTypeObject *)base);
+    Py_DECREF(base);
+    return result;
+}
+
+static bool
+has_attribute(PyTypeObject *type, const char *name)
+{
+    return PyObject_HasAttrString((PyObject *)type, name) != 0;
+}
+
+/* Tensor subclasses that compute their value (wrappers, fake tensors) or have
+ * none yet (uninitialized parameters) own no memory worth reading. */
+static int
+is_plain_torch(PyTypeObject *type)
+{
+    PyObject *torch = PyImport_ImportModule("torch");
+    PyObject *base = NULL, *mine = NULL, *theirs = NULL;
+    int result = -1;
+
+    if (torch == NULL ||
+        (base = PyObject_GetAttrString(torch, "Tensor")) == NULL)
+        goto done;
+    mine = PyObject_GetAttrString((PyObject *)type, "__torch_dispatch__");
+    theirs = PyObject_GetAttrString(base, "__torch_dispatch__");
+    PyErr_Clear(); /* an old torch has none */
+    result = mine == theirs && !has_attribute(type, "materialize");
+
+done:
+    Py_XDECREF(torch);
+    Py_XDECREF(base);
+    Py_XDECREF(mine);
+    Py_XDECREF(theirs);
+    return result;
+}
+
+static bool
+is_from_jax(PyTypeObject *type)
+{
+    PyObject *module = PyObject_GetAttrString((PyObject *)type, "__module__");
+    const char *name = NULL;
+
+    if (module != NULL && PyUnicode_Check(module))
+        name = PyUnicode_AsUTF8(module);
+    PyErr_Clear();
+    Py_XDECREF(module);
+    return name != NULL && strncmp(name, "jax", 3) == 0;
+}
+
+static int
+classify(PyTypeObject *type, py_source *source)
+{
+    int torch;
+
+    source->type = type;
+    source->api = NULL;
+    source->kind = PY_KIND_NONE;
+    if (type == &PyArray_Type) {
+        source->kind = PY_KIND_NUMPY;
+        return 0;
+    }
+    torch = is_subtype_of(type, "torch", "Tensor");
+    if (torch < 0)
+        return -1;
+    if (torch) {
+        int plain = is_plain_torch(type);
+
+        if (plain < 0)
+            return -1;
+        source->kind = plain ? PY_KIND_TORCH : PY_KIND_REFUSED;
+        source->api = py_exchange_api(type);
+    } else if (!PyType_IsSubtype(type, &PyArray_Type) &&
+               has_attribute(type, "__dlpack__") &&
+               has_attribute(type, "__dlpack_device__")) {
+        source->kind = is_from_jax(type) ? PY_KIND_JAX : PY_KIND_DLPACK;
+    }
+    return 0;
+}
+
+const py_source *
+py_exchange_find(py_exchange *exchange, PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    py_source *source;
+
+    for (size_t i = 0; i < exchange->n; i++) {
+        if (exchange->sources[i].type == type)
+            return &exchange->sources[i];
+    }
+    source = &exchange->sources[exchange->n];
+    if (classify(type, source) < 0)
+        return NULL;
+    if (exchange->n < PY_EXCHANGE_TYPES) {
+        Py_INCREF(type);
+        exchange->n++;
+    }
+    return source;
+}
+
+void
+py_exchange_clear(py_exchange *exchange)
+{
+    for (size_t i = 0; i < exchange->n; i++)
+        Py_DECREF(exchange->sources[i].type);
+    exchange->n = 0;
+}
+
+/* --- views --------------------------------------------------------------- */
+void
+py_view_clear(py_view *view)
+{
+    Py_CLEAR(view->owner);
+}
+
+/* The type's own reason is long and about its insides: say what matters. */
+static int
+refuse_torch(PyObject *object)
+{
+    PyObject *dtype, *layout, *device;
+
+    PyErr_Clear();
+    dtype = PyObject_GetAttrString(object, "dtype");
+    layout = PyObject_GetAttrString(object, "layout");
+    device = PyObject_GetAttrString(object, "device");
+    if (dtype != NULL && layout != NULL && device != NULL)
+        PyErr_Format(PyExc_TypeError,
+                     "is %S, %S, on device %S: only dense tensors of common "
+                     "types in the host's memory can be read",
+                     dtype, layout, device);
+    Py_XDECREF(dtype);
+    Py_XDECREF(layout);
+    Py_XDECREF(device);
+    return -1;
+}
+
+static int
+refuse_dtype(unsigned code, unsigned bits)
+{
+    PyErr_Format(PyExc_TypeError,
+                 "has an element type (DLPack code %u with %u bits) that "
+                 "states cannot hold: convert it, for example to float32",
+                 code, bits);
+    return -1;
+}
+
+/* Copies what a DLTensor says; its data may be NULL only if it is empty. */
+static int
+take_dltensor(const DLTensor *from, py_view *out)
+{
+    int64_t expected = 1; /* stride of a tensor that names none */
+    size_t item;
+    bool empty = false;
+
+    if (from->device.device_type != kDLCPU) {
+        PyErr_Format(PyExc_TypeError,
+                     "is on another device (DLPack type %d), not in the host's "
+                     "memory",
+                     (int)from->device.device_type);
+        return -1;
+    }
+    if (!cer_dtype_from_dlpack(from->dtype.code, from->dtype.bits,
+                               from->dtype.lanes, &out->dtype))
+        return refuse_dtype(from->dtype.code, from->dtype.bits);
+    if (from->ndim < 0 || from->ndim > PY_EXCHANGE_MAX_DIMS) {
+        PyErr_Format(PyExc_TypeError, "has %d dimensions, more than %d",
+                     (int)from->ndim, PY_EXCHANGE_MAX_DIMS);
+        return -1;
+    }
+    item = cer_dtype_size(out->dtype);
+    out->ndim = (uint32_t)from->ndim;
+    for (uint32_t i = out->ndim; i-- > 0;) {
+        out->shape[i] = from->shape[i];
+        out->strides[i] =
+            (from->strides != NULL ? from->strides[i] : expected) *
+            (int64_t)item;
+        expected *= from->shape[i];
+        empty = empty || from->shape[i] == 0;
+    }
+    out->data =
+        from->data == NULL ? NULL : (uint8_t *)from->data + from->byte_offset;
+    if (out->data == NULL && !empty) {
+        PyErr_SetString(PyExc_TypeError, "has no memory of its own");
+        return -1;
+    }
+    return 0;
+}
+
+/* Through a capsule, which stays the owner and frees what it holds. */
+static int
+view_capsule(PyObject *object, py_view *out)
+{
+    PyObject *device = PyObject_CallMethod(object, "__dlpack_device__", NULL);
+    PyObject *capsule = NULL;
+    DLManagedTensor *managed;
+    int type, id, result = -1;
+
+    if (device == NULL || !PyArg_ParseTuple(device, "ii", &type, &id))
+        goto done;
+    if (type != kDLCPU) {
+        PyErr_Format(PyExc_TypeError,
+                     "is on another device (DLPack type %d), not in the host's "
+                     "memory",
+                     type);
+        goto done;
+    }
+    capsule = PyObject_CallMethod(object, "__dlpack__", NULL);
+    if (capsule == NULL)
+        goto done;
+    managed = PyCapsule_GetPointer(capsule, "dltensor");
+    if (managed == NULL || take_dltensor(&managed->dl_tensor, out) < 0)
+        goto done;
+    out->owner = Py_NewRef(capsule);
+    out->in_place = true;
+    result = 0;
+
+done:
+    Py_XDECREF(device);
+    Py_XDECREF(capsule);
+    return result;
+}
+
+/* object.method() is true: -1, 0 or 1. */
+static int
+ask(PyObject *object, const char *method)
+{
+    PyObject *answer = PyObject_CallMethod(object, method, NULL);
+    int result = answer == NULL ? -1 : PyObject_IsTrue(answer);
+
+    Py_XDECREF(answer);
+    return result;
+}
+
+/* A conjugate or negative view has the wrong values in memory: its resolved
+ * copy if it is one, else itself. New reference. */
+static PyObject *
+resolved(PyObject *object, cer_dtype dtype)
+{
+    bool is_complex = dtype == CER_C64;
+    int lazy = ask(object, is_complex ? "is_conj" : "is_neg");
+
+    if (lazy < 0)
+        return NULL;
+    if (lazy == 0)
+        return Py_NewRef(object);
+    return PyObject_CallMethod(
+        object, is_complex ? "resolve_conj" : "resolve_neg", NULL);
+}
+
+/* A torch without an exchange table: what it exports must not need a grad. */
+static int
+view_old_torch(PyObject *object, py_view *out)
+{
+    PyObject *detached = PyObject_CallMethod(object, "detach", NULL);
+    int result;
+
+    if (detached == NULL)
+        return -1;
+    result = view_capsule(detached, out);
+    Py_DECREF(detached);
+    if (result < 0 && PyErr_ExceptionMatches(PyExc_Exception))
+        return refuse_torch(object);
+    return result;
+}
+
+static int
+view_torch(const py_source *source, PyObject *object, py_view *out)
+{
+    DLTensor tensor;
+    PyObject *real;
+
+    if (source->api == NULL)
+        return view_old_torch(object, out);
+    if (source->api->dltensor_from_py_object_no_sync(object, &tensor) != 0)
+        return refuse_torch(object);
+    if (take_dltensor(&tensor, out) < 0)
+        return refuse_torch(object);
+    real = resolved(object, out->dtype);
+    if (real == NULL)
+        return -1;
+    out->owner = real;
+    out->in_place = real == object;
+    if (out->in_place)
+        return 0;
+    if (source->api->dltensor_from_py_object_no_sync(real, &tensor) != 0 ||
+        take_dltensor(&tensor, out) < 0) {
+        Py_CLEAR(out->owner);
+        return refuse_torch(object);
+    }
+    return 0;
+}
+
+/* bfloat16 comes to NumPy from another package (ml_dtypes). */
+static bool
+is_bfloat16(const PyArray_Descr *descr)
+{
+    const char *name = descr->typeobj->tp_name;
+    const char *dot = strrchr(name, '.');
+
+    return strcmp(dot == NULL ? name : dot + 1, "bfloat16") == 0;
+}
+
+static bool
+numpy_dtype(PyArray_Descr *descr, cer_dtype *out)
+{
+    static const struct {
+        char kind;
+        uint8_t code;
+    } kinds[] = {{'b', kDLBool},
+                 {'i', kDLInt},
+                 {'u', kDLUInt},
+                 {'f', kDLFloat},
+                 {'c', kDLComplex}};
+    uint8_t bits = (uint8_t)(PyDataType_ELSIZE(descr) * 8);
+
+    if (PyDataType_ELSIZE(descr) > 8 || !PyArray_ISNBO(descr->byteorder))
+        return false;
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        if (kinds[i].kind == descr->kind)
+            return cer_dtype_from_dlpack(kinds[i].code, bits, 1, out);
+    }
+    *out = CER_BF16;
+    return bits == 16 && is_bfloat16(descr);
+}
+
+static int
+view_numpy(PyObject *object, py_view *out)
+{
+    PyArrayObject *array = (PyArrayObject *)object;
+
+    if (!numpy_dtype(PyArray_DESCR(array), &out->dtype)) {
+        PyErr_Format(PyExc_TypeError,
+                     "is an array of %S, which states cannot hold: convert it, "
+                     "for example to float32",
+                     PyArray_DESCR(array));
+        return -1;
+    }
+    out->ndim = (uint32_t)PyArray_NDIM(array);
+    for (uint32_t i = 0; i < out->ndim; i++) {
+        out->shape[i] = PyArray_DIM(array, (int)i);
+        out->strides[i] = PyArray_STRIDE(array, (int)i);
+    }
+    out->data = PyArray_DATA(array);
+    out->owner = Py_NewRef(object);
+    out->in_place = PyArray_ISWRITEABLE(array);
+    return 0;
+}
+
+int
+py_exchange_view(const py_source *source, PyObject *object, py_view *out)
+{
+    int result;
+
+    out->owner = NULL;
+    switch (source->kind) {
+    case PY_KIND_TORCH:
+        return view_torch(source, object, out);
+    case PY_KIND_NUMPY:
+        return view_numpy(object, out);
+    default:
+        result = view_capsule(object, out);
+        if (source->kind == PY_KIND_JAX)
+            out->in_place = false; /* JAX's arrays never change */
+        return result;
+    }
+}
