@@ -28,32 +28,40 @@ flush(cer_npy_writer *writer, cer_error *err)
                                        writer->buffered, writer->path, err);
 
     writer->buffered = 0;
-    writer->failed = writer->failed || status != CER_OK;
     return status;
 }
 
-/* Hashes and writes; small pieces are collected. */
+static void
+count(cer_npy_writer *writer, const void *data, size_t len_bytes)
+{
+    cer_hasher_update(writer->hasher, data, len_bytes);
+    writer->file_bytes += len_bytes;
+}
+
+/* Hashes and writes. What fills no buffer is collected; the rest goes out
+ * straight from `data`, piece by piece so that the second pass finds it in the
+ * cache. */
 static cer_status
 append(cer_npy_writer *writer, const void *data, size_t len_bytes,
        cer_error *err)
 {
+    const uint8_t *from = data;
     cer_status status = CER_OK;
 
-    if (len_bytes == 0)
-        return CER_OK;
-    cer_hasher_update(writer->hasher, data, len_bytes);
-    writer->file_bytes += len_bytes;
     if (len_bytes > BUFFER_BYTES - writer->buffered)
         status = flush(writer, err);
-    if (status != CER_OK)
-        return status;
-    if (len_bytes < BUFFER_BYTES) {
-        memcpy(writer->buffer + writer->buffered, data, len_bytes);
-        writer->buffered += len_bytes;
-        return CER_OK;
+    for (; status == CER_OK && len_bytes >= BUFFER_BYTES;
+         from += BUFFER_BYTES, len_bytes -= BUFFER_BYTES) {
+        count(writer, from, BUFFER_BYTES);
+        status =
+            cer_fsio_write(writer->fd, from, BUFFER_BYTES, writer->path, err);
     }
-    status = cer_fsio_write(writer->fd, data, len_bytes, writer->path, err);
     writer->failed = status != CER_OK;
+    if (status == CER_OK && len_bytes != 0) {
+        count(writer, from, len_bytes);
+        memcpy(writer->buffer + writer->buffered, from, len_bytes);
+        writer->buffered += len_bytes;
+    }
     return status;
 }
 

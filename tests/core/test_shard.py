@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -83,6 +84,16 @@ def test_files_are_those_of_numpy(tmp_path: Path, dtype: str, shape: tuple[int, 
     view = reader.column("a")
     assert view.dtype == DTYPES[dtype]
     np.testing.assert_array_equal(view, np.load(tmp_path / "a.npy"))
+
+
+def test_the_documented_file(tmp_path: Path) -> None:
+    """The example of docs/design/data-format.md: version 1 of the format never changes."""
+    document = Path(__file__).parents[2] / "docs" / "design" / "data-format.md"
+    dump = re.findall(r"^    [0-9a-f]{8}  (.{48})  ?\|", document.read_text(), re.MULTILINE)
+    writer = _core.NpyWriter(tmp_path / "y.npy", "int64", (), 3)
+    writer.write(np.array([1, 0, 2]))
+    assert writer.close() == (152, "466d8a6b69a7a89e")
+    assert (tmp_path / "y.npy").read_bytes() == bytes.fromhex("".join(dump))
 
 
 def test_rows_in_pieces_and_from_other_layouts(tmp_path: Path) -> None:
