@@ -1,0 +1,213 @@
+"""States of torch's optimizers, schedulers and networks, in and out, exactly.
+
+Taking a state copies nothing: it holds the live tensors, and whoever keeps it
+packs it. Loading copies: nothing of the loaded state is kept, because its
+tensors may be views of a buffer that is overwritten later.
+
+`torch.optim.Optimizer.load_state_dict` casts an optimizer's state to its
+parameters' type, so that float32 moments of bfloat16 parameters lose bits;
+states of ordinary optimizers are therefore written here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from cerebro.errors import StateError
+
+
+def plain(value: Any) -> Any:
+    """Return `value` with special mappings and queues as plain dicts and lists."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, deque)):
+        return [plain(item) for item in value]
+    return value
+
+
+def owned(value: Any) -> Any:
+    """Return a copy of `value` that shares no tensor and no container with it."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value.copy())
+    if isinstance(value, Mapping):
+        return {key: owned(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)([owned(item) for item in value])
+    return value
+
+
+def _is_ordinary(optimizer: Any) -> bool:
+    """Return whether an optimizer's state is what torch's base class makes of it."""
+    base, kind = torch.optim.Optimizer, type(optimizer)
+    return (
+        isinstance(optimizer, base)
+        and kind.state_dict is base.state_dict
+        and kind.load_state_dict is base.load_state_dict
+        and not optimizer._optimizer_state_dict_pre_hooks
+        and not optimizer._optimizer_state_dict_post_hooks
+        and not optimizer._optimizer_load_state_dict_pre_hooks
+        and not optimizer._optimizer_load_state_dict_post_hooks
+    )
+
+
+def optimizer_state(optimizer: Any) -> dict[str, Any]:
+    """Return the optimizer's state as `optimizer.state_dict()` would: live tensors."""
+    return plain(optimizer.state_dict())  # type: ignore[no-any-return]
+
+
+def load_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
+    """Load a state into an optimizer, keeping every tensor's type.
+
+    Raises
+    ------
+    StateError
+        If the optimizer has other parameter groups than the state.
+    """
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    saved = [len(group["params"]) for group in state["param_groups"]]
+    if sizes != saved:
+        raise StateError(
+            f"the state's optimizer has parameter groups of {saved} tensors, build's has {sizes}: "
+            "build must make the same model from the same configuration"
+        )
+    if not _is_ordinary(optimizer):
+        optimizer.load_state_dict(owned(state))
+        return
+    for group, loaded in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        for key, value in loaded.items():
+            if key != "params":
+                group[key] = _replaced(group.get(key), value)
+    _load_parameter_states(optimizer, state)
+
+
+def _replaced(current: Any, value: Any) -> Any:
+    """Return `current` overwritten in place by `value` where it fits, else a copy of `value`."""
+    if isinstance(current, torch.Tensor) and isinstance(value, torch.Tensor):
+        if current.shape == value.shape and current.dtype == value.dtype:
+            with torch.no_grad():
+                return current.copy_(value)
+        return value.detach().to(current.device, copy=True)
+    return owned(value)
+
+
+def _load_parameter_states(optimizer: Any, state: Mapping[str, Any]) -> None:
+    parameters = {}
+    for group, loaded in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        on_device = group.get("capturable") or group.get("fused")
+        for index, parameter in zip(loaded["params"], group["params"], strict=True):
+            parameters[index] = (parameter, on_device)
+    loaded_keys = set()
+    for index, entries in state["state"].items():
+        if index not in parameters:  # what belongs to no parameter
+            optimizer.state[index] = owned(entries)
+            loaded_keys.add(index)
+            continue
+        parameter, on_device = parameters[index]
+        loaded_keys.add(parameter)
+        current = optimizer.state.get(parameter, {})
+        optimizer.state[parameter] = {
+            key: _parameter_state(parameter, key, current.get(key), value, on_device)
+            for key, value in entries.items()
+        }
+    for key in [key for key in optimizer.state if key not in loaded_keys]:
+        del optimizer.state[key]
+
+
+def _parameter_state(parameter: Any, key: str, current: Any, value: Any, on_device: Any) -> Any:
+    """Return one entry of a parameter's state, on the device where the optimizer expects it."""
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(value)
+    if not isinstance(value, torch.Tensor):
+        return owned(value)
+    if isinstance(current, torch.Tensor):
+        return _replaced(current, value)
+    if value.shape == parameter.shape:
+        # In the parameter's memory format, which the optimizer's kernels like best.
+        return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
+    device = torch.device("cpu") if key == "step" and not on_device else parameter.device
+    return value.detach().to(device, copy=True)
+
+
+def group_settings(optimizer: Any) -> list[dict[str, Any]]:
+    """Return a copy of the settings (learning rate, ...) of each parameter group."""
+    return [
+        {key: owned(value) for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
+def apply_settings(optimizer: Any, settings: list[dict[str, Any]]) -> None:
+    """Give parameter groups their settings back, after another trial's state was loaded.
+
+    Where a scheduler has moved the loaded learning rate away from its initial
+    value, the own one is moved in the same proportion.
+    """
+    for group, own in zip(optimizer.param_groups, settings, strict=True):
+        rate = own["lr"]
+        if "initial_lr" in own and group.get("initial_lr"):
+            rate = own["initial_lr"] * (group["lr"] / group["initial_lr"])
+        for key, value in {**own, "lr": rate}.items():
+            group[key] = _replaced(group.get(key), value)
+
+
+def scheduler_state(scheduler: Any) -> dict[str, Any]:
+    """Return the scheduler's state in plain containers."""
+    return plain(scheduler.state_dict())  # type: ignore[no-any-return]
+
+
+def load_scheduler(scheduler: Any, state: Mapping[str, Any]) -> None:
+    """Load a scheduler's state, with the kinds of containers that the scheduler has."""
+    loaded = owned(state)
+    for key, value in loaded.items():
+        current = getattr(scheduler, key, None)
+        if isinstance(current, (Counter, OrderedDict, deque)):
+            loaded[key] = type(current)(value)
+    scheduler.load_state_dict(loaded)
+
+
+def frozen_names(net: Any) -> set[str]:
+    """Return the names of a network's parameters that are not trained."""
+    named = net.named_parameters(remove_duplicate=False)
+    return {name for name, parameter in named if not parameter.requires_grad}
+
+
+def load_net(net: Any, state: Mapping[str, Any], *, partial: bool) -> None:
+    """Copy a state into a network, in place.
+
+    Parameters
+    ----------
+    net
+        A `torch.nn.Module`.
+    state
+        Tensors by name.
+    partial
+        Whether frozen parameters may be missing.
+
+    Raises
+    ------
+    StateError
+        If names or shapes differ.
+    """
+    loaded: Any = OrderedDict(
+        (name, torch.from_numpy(value) if isinstance(value, np.ndarray) else value)
+        for name, value in state.items()
+    )
+    hint = "build must make the same model from the same configuration"
+    try:
+        result = net.load_state_dict(loaded, strict=False)
+    except RuntimeError as error:
+        raise StateError(f"the state does not fit the network: {error}; {hint}") from error
+    missing = set(result.missing_keys) - (frozen_names(net) if partial else set())
+    for what, names in (
+        ("misses", missing),
+        ("has, beside the network's,", result.unexpected_keys),
+    ):
+        if names:
+            raise StateError(f"the state {what} {', '.join(sorted(names))}: {hint}")
