@@ -41,7 +41,7 @@ from cerebro.errors import InputError
 Path = tuple[str, ...]
 
 # More configurations than this in a grid is a mistake rather than a plan.
-GRID_LIMIT = 1_000_000
+GRID_LIMIT = 100_000
 
 
 def path_name(path: Path) -> str:
@@ -656,7 +656,7 @@ class Space:
         ------
         InputError
             If a dimension cannot be enumerated, naming it, or if there are more
-            than 1,000,000 configurations.
+            than 100,000 configurations.
         """
         for node in self._nodes:
             if node.dimension.count() is None:
