@@ -1,0 +1,19 @@
+/* convert.h -- element types into one another, as the frameworks do it.
+ *
+ * Between integers values wrap; a float becomes an integer by cutting off the
+ * fraction, and what does not fit becomes the nearest value that does, NaN 0;
+ * anything but 0 becomes true; a float becomes a narrower one by rounding to
+ * nearest, ties to even. Into float16 and bfloat16 everything goes by way of
+ * float32, as in PyTorch. complex64 converts only to itself. */
+#ifndef CER_CONVERT_H
+#define CER_CONVERT_H
+
+#include "dtype.h"
+
+bool cer_dtype_is_float(cer_dtype dtype); /* bfloat16 and float16 included */
+
+/* dst and src do not overlap; both on their elements' size. */
+void cer_convert(cer_dtype to, void *dst, cer_dtype from, const void *src,
+                 size_t n);
+
+#endif

@@ -1,0 +1,878 @@
+/* How a pass goes on. Whoever gathers (the caller of next(), or a thread):
+ *
+ *   claims, under the lock: the next batch's place in the pass, a buffer from
+ *      the ring, and a copy of its row numbers out of the order table;
+ *   fills, without the lock: places the tensors in the buffer and runs every
+ *      column's transform;
+ *   publishes, under the lock: marks the batch as ready.
+ *
+ * The window holds the batches claimed and not yet delivered, batch i at
+ * i % MAX_WINDOW, so delivery is in order whoever finishes first. Row numbers
+ * are copied at the claim, so an order table is free as soon as its part's last
+ * batch is claimed: two tables are enough, part i of the pass uses i % 2. */
+#include "loader.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "rng.h"
+
+enum { MAX_WINDOW = 64, WINDOW_BYTES = 1 << 18, SMALL_WINDOW = 8 };
+
+typedef enum tensor_role { ROLE_VALUES, ROLE_MASK, ROLE_LENGTH } tensor_role;
+
+typedef struct load_column {
+    char *name;
+    size_t index; /* in the shard */
+    bool ragged;
+    cer_transform *transform;
+    size_t tensor; /* number of its first tensor */
+} load_column;
+
+typedef enum table_state { TABLE_EMPTY, TABLE_BUSY, TABLE_READY } table_state;
+
+typedef struct order_table {
+    table_state state;
+    bool keyed; /* part and epoch say what is in it */
+    uint32_t part;
+    uint64_t epoch;
+    uint32_t *order;
+} order_table;
+
+typedef struct worker {
+    cer_loader *loader;
+    void *scratch;
+    pthread_t thread;
+} worker;
+
+struct cer_loader {
+    /* Fixed when the loader is made. */
+    cer_load_options options;
+    cer_part *parts;
+    size_t n_parts;
+    size_t largest_part; /* rows */
+    load_column *columns;
+    size_t n_columns, n_tensors;
+    size_t window; /* batches claimed ahead of delivery */
+    size_t refill; /* threads are woken when no more than this are left */
+    cer_batch_ring *ring;
+    worker *workers; /* as many as threads, but at least one */
+    pid_t process;   /* that started the threads */
+    size_t n_started;
+    bool closed;
+    /* The lock guards all that follows. */
+    pthread_mutex_t lock;
+    pthread_cond_t work;  /* for threads: there may be something to do */
+    pthread_cond_t ready; /* for next() and begin(): a thread is done */
+    bool stopping, paused;
+    size_t active; /* threads that are working without the lock */
+    /* The pass. */
+    uint32_t *order; /* parts that have batches */
+    size_t order_room, n_order;
+    size_t at;    /* part of the pass that batches are claimed from */
+    size_t batch; /* next batch to claim of that part */
+    size_t n_batches, n_rows;
+    size_t claimed, delivered;
+    uint64_t epoch;
+    order_table tables[2];
+    cer_status failed; /* sticks until the next pass */
+    cer_batch *waiting[MAX_WINDOW];
+};
+
+size_t
+cer_loader_count(size_t rows, size_t batch_size, bool drop_last)
+{
+    size_t whole = rows / batch_size, rest = rows % batch_size;
+
+    if (rest == 0 || drop_last || (rest == 1 && whole > 0))
+        return whole;
+    return whole + 1;
+}
+
+static size_t
+count_of(const cer_loader *l, uint32_t part)
+{
+    return cer_loader_count(l->parts[part].count, l->options.batch_size,
+                            l->options.drop_last);
+}
+
+static size_t
+rows_of_batch(const cer_loader *l, uint32_t part, size_t batch)
+{
+    size_t first = batch * l->options.batch_size;
+
+    if (batch + 1 < count_of(l, part) || l->options.drop_last)
+        return l->options.batch_size;
+    return l->parts[part].count - first;
+}
+
+/* --- filling: without the lock -------------------------------------------- */
+
+static cer_status
+shape_ragged(const load_column *c, const cer_column *source, cer_batch *b)
+{
+    cer_tensor *tensors = &b->tensors[c->tensor];
+    const cer_row_type *type = cer_transform_output(c->transform);
+    size_t length =
+        cer_transform_length(c->transform, source->offsets, b->rows, b->n_rows);
+    size_t bytes;
+
+    /* One very long row makes every row of the batch as long. */
+    if (!cer_mul_size(length, b->n_rows, &bytes) || bytes > SIZE_MAX / 32 ||
+        !cer_mul_size(bytes, type->bytes, &bytes) || bytes > SIZE_MAX / 32)
+        return CER_NOMEM;
+    tensors[ROLE_VALUES].shape[1] = (int64_t)length;
+    tensors[ROLE_MASK].shape[1] = (int64_t)length;
+    return CER_OK;
+}
+
+static cer_status
+shape_batch(const cer_loader *l, const cer_column *sources, cer_batch *b)
+{
+    cer_status status = CER_OK;
+
+    for (size_t i = 0; i < b->n_tensors; i++)
+        b->tensors[i].shape[0] = (int64_t)b->n_rows;
+    for (size_t i = 0; status == CER_OK && i < l->n_columns; i++) {
+        const load_column *c = &l->columns[i];
+
+        if (!c->ragged)
+            continue;
+        status = shape_ragged(c, &sources[c->index], b);
+        cer_tensor_pack(&b->tensors[c->tensor + ROLE_VALUES]);
+        cer_tensor_pack(&b->tensors[c->tensor + ROLE_MASK]);
+    }
+    return status == CER_OK ? cer_batch_place(b, NULL) : status;
+}
+
+static void
+fill_batch(const cer_loader *l, cer_batch *b, void *scratch)
+{
+    const cer_part *part = &l->parts[b->part];
+    cer_row_key key = {l->options.seed, l->epoch, part->first_row};
+    size_t n_sources;
+    const cer_column *sources = cer_shard_columns(part->shard, &n_sources);
+
+    b->status = shape_batch(l, sources, b);
+    for (size_t i = 0; b->status == CER_OK && i < l->n_columns; i++) {
+        const load_column *c = &l->columns[i];
+        const cer_column *source = &sources[c->index];
+        cer_tensor *t = &b->tensors[c->tensor];
+
+        if (!c->ragged)
+            cer_transform_rows(c->transform, t->data, source->data, b->rows,
+                               b->n_rows, &key, scratch);
+        else
+            cer_transform_ragged(c->transform, t[ROLE_VALUES].data,
+                                 t[ROLE_MASK].data, t[ROLE_LENGTH].data,
+                                 (size_t)t[ROLE_VALUES].shape[1], source->data,
+                                 source->offsets, b->rows, b->n_rows);
+    }
+}
+
+/* Makes the order of a part in a table that its state keeps others away from.
+ */
+static cer_status
+fill_table(const cer_loader *l, order_table *table, uint32_t part)
+{
+    cer_rng rng;
+
+    if (table->keyed && table->part == part && table->epoch == l->epoch)
+        return CER_OK;
+    if (table->order == NULL)
+        table->order = cer_calloc(l->largest_part, sizeof *table->order);
+    if (table->order == NULL)
+        return CER_NOMEM;
+    cer_rng_seed(&rng, l->options.seed, CER_RNG_ROWS, l->epoch, part);
+    cer_rng_permute(&rng, table->order, (uint32_t)l->parts[part].count);
+    table->keyed = true;
+    table->part = part;
+    table->epoch = l->epoch;
+    return CER_OK;
+}
+
+/* --- claiming: under the lock --------------------------------------------- */
+
+/* The part of the pass that the next batch comes from. */
+static size_t
+next_at(const cer_loader *l)
+{
+    return l->batch < count_of(l, l->order[l->at]) ? l->at : l->at + 1;
+}
+
+static bool
+may_claim(const cer_loader *l)
+{
+    return l->failed == CER_OK && l->claimed < l->n_batches &&
+           l->claimed - l->delivered < l->window;
+}
+
+static order_table *
+table_at(cer_loader *l, size_t at)
+{
+    return &l->tables[at & 1];
+}
+
+static void
+copy_rows(cer_loader *l, cer_batch *b, size_t first)
+{
+    const cer_part *part = &l->parts[b->part];
+    const uint32_t *order = table_at(l, l->at)->order;
+    uint32_t start = (uint32_t)part->start;
+
+    for (size_t i = 0; i < b->n_rows; i++) {
+        uint32_t k =
+            l->options.shuffle ? order[first + i] : (uint32_t)(first + i);
+
+        b->rows[i] = part->rows != NULL ? part->rows[k] : start + k;
+    }
+}
+
+/* The next batch with its rows, to be filled; its table is ready. NULL: no
+ * memory, and the pass has failed. */
+static cer_batch *
+claim(cer_loader *l)
+{
+    cer_batch *b = cer_batch_ring_take(l->ring);
+
+    if (b == NULL) {
+        l->failed = CER_NOMEM;
+        return NULL;
+    }
+    if (next_at(l) != l->at) {
+        table_at(l, l->at)->state = TABLE_EMPTY;
+        l->at++;
+        l->batch = 0;
+    }
+    b->part = l->order[l->at];
+    b->n_rows = rows_of_batch(l, b->part, l->batch);
+    copy_rows(l, b, l->batch * l->options.batch_size);
+    l->batch++;
+    l->waiting[l->claimed % MAX_WINDOW] = b;
+    l->claimed++;
+    return b;
+}
+
+static bool
+table_missing(cer_loader *l, size_t at)
+{
+    return l->options.shuffle && at < l->n_order &&
+           table_at(l, at)->state == TABLE_EMPTY;
+}
+
+/* --- threads -------------------------------------------------------------- */
+
+static void
+prepare_table(cer_loader *l, size_t at)
+{
+    order_table *table = table_at(l, at);
+    cer_status status;
+
+    table->state = TABLE_BUSY;
+    l->active++;
+    pthread_mutex_unlock(&l->lock);
+    status = fill_table(l, table, l->order[at]);
+    pthread_mutex_lock(&l->lock);
+    l->active--;
+    table->state = status == CER_OK ? TABLE_READY : TABLE_EMPTY;
+    if (status != CER_OK)
+        l->failed = status;
+    pthread_cond_broadcast(&l->work);
+    pthread_cond_signal(&l->ready);
+}
+
+static void
+gather_one(cer_loader *l, void *scratch)
+{
+    cer_batch *b = claim(l);
+
+    if (b == NULL) {
+        pthread_cond_signal(&l->ready);
+        return;
+    }
+    l->active++;
+    pthread_mutex_unlock(&l->lock);
+    fill_batch(l, b, scratch);
+    pthread_mutex_lock(&l->lock);
+    l->active--;
+    b->ready = true;
+    pthread_cond_signal(&l->ready);
+}
+
+static void *
+run_worker(void *argument)
+{
+    worker *w = argument;
+    cer_loader *l = w->loader;
+
+    pthread_mutex_lock(&l->lock);
+    while (!l->stopping) {
+        bool going = !l->paused && l->failed == CER_OK && l->n_order != 0;
+        size_t at = going && may_claim(l) ? next_at(l) : l->at;
+
+        if (going && may_claim(l) && table_missing(l, at))
+            prepare_table(l, at);
+        else if (going && may_claim(l) &&
+                 (!l->options.shuffle || table_at(l, at)->state == TABLE_READY))
+            gather_one(l, w->scratch);
+        else if (going && table_missing(l, l->at + 1))
+            prepare_table(l, l->at + 1); /* nothing else to do */
+        else
+            pthread_cond_wait(&l->work, &l->lock);
+    }
+    pthread_mutex_unlock(&l->lock);
+    return NULL;
+}
+
+/* Threads take no signals but those that are about themselves: Ctrl-C is for
+ * the thread that waits for it. */
+static cer_status
+start_threads(cer_loader *l, cer_error *err)
+{
+    sigset_t all, old;
+    int code = 0;
+
+    l->process = getpid();
+    sigfillset(&all);
+    sigdelset(&all, SIGBUS);
+    sigdelset(&all, SIGFPE);
+    sigdelset(&all, SIGILL);
+    sigdelset(&all, SIGSEGV);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    while (code == 0 && l->n_started < l->options.threads) {
+        worker *w = &l->workers[l->n_started];
+
+        code = pthread_create(&w->thread, NULL, run_worker, w);
+        l->n_started += code == 0;
+    }
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    return code == 0 ? CER_OK
+                     : cer_fail_errno(err, code,
+                                      "cannot start a thread of the loader");
+}
+
+static bool
+forked(const cer_loader *l)
+{
+    return l->n_started != 0 && l->process != getpid();
+}
+
+/* --- the pass ------------------------------------------------------------- */
+
+static void
+drop_waiting(cer_loader *l)
+{
+    for (; l->delivered < l->claimed; l->delivered++)
+        cer_owner_release(&l->waiting[l->delivered % MAX_WINDOW]->owner);
+}
+
+static cer_status
+check_parts(cer_loader *l, const uint32_t *parts, size_t n, cer_error *err)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (parts[i] >= l->n_parts)
+            return cer_fail(err, CER_INVALID, "no shard %u: there are %zu",
+                            (unsigned)parts[i], l->n_parts);
+    }
+    if (n > l->order_room) {
+        uint32_t *order = cer_realloc(l->order, n * sizeof *order);
+
+        if (order == NULL)
+            return cer_fail(err, CER_NOMEM, "no memory for %zu shards", n);
+        l->order = order;
+        l->order_room = n;
+    }
+    return CER_OK;
+}
+
+/* Skips `start` batches: first whole parts, then within one. */
+static void
+set_pass(cer_loader *l, const uint32_t *parts, size_t n, size_t start)
+{
+    size_t skip = start;
+
+    l->n_order = l->n_batches = l->n_rows = 0;
+    l->at = l->batch = 0;
+    l->claimed = l->delivered = 0;
+    l->failed = CER_OK;
+    l->tables[0].state = l->tables[1].state = TABLE_EMPTY;
+    for (size_t i = 0; i < n; i++) {
+        size_t batches = count_of(l, parts[i]);
+        size_t rows = l->parts[parts[i]].count;
+
+        if (skip >= batches) {
+            skip -= batches;
+            continue;
+        }
+        if (l->options.drop_last)
+            rows = batches * l->options.batch_size;
+        l->n_batches += batches - skip;
+        l->n_rows += rows - skip * l->options.batch_size;
+        if (l->n_order == 0)
+            l->batch = skip;
+        skip = 0;
+        l->order[l->n_order++] = parts[i];
+    }
+}
+
+cer_status
+cer_loader_begin(cer_loader *l, const uint32_t *parts, size_t n, uint64_t epoch,
+                 size_t start, cer_error *err)
+{
+    cer_status status;
+
+    if (l->closed)
+        return cer_fail(err, CER_INVALID, "the loader is closed");
+    if (forked(l))
+        return cer_fail(err, CER_INVALID,
+                        "the loader's threads stayed in the parent process: "
+                        "make a new loader after a fork");
+    pthread_mutex_lock(&l->lock);
+    l->paused = true;
+    while (l->active != 0)
+        pthread_cond_wait(&l->ready, &l->lock);
+    drop_waiting(l);
+    l->n_order = l->n_batches = l->n_rows = 0;
+    cer_batch_ring_trim(l->ring, l->window + 2);
+    status = check_parts(l, parts, n, err);
+    if (status == CER_OK) {
+        l->epoch = epoch;
+        set_pass(l, parts, n, start);
+    }
+    l->paused = false;
+    pthread_cond_broadcast(&l->work);
+    pthread_mutex_unlock(&l->lock);
+    if (status == CER_OK && l->n_started < l->options.threads)
+        status = start_threads(l, err);
+    return status;
+}
+
+/* The next batch, gathered here and now. */
+static cer_batch *
+next_inline(cer_loader *l)
+{
+    size_t at = next_at(l);
+    cer_batch *b;
+
+    if (table_missing(l, at)) {
+        l->failed = fill_table(l, table_at(l, at), l->order[at]);
+        if (l->failed != CER_OK)
+            return NULL;
+        table_at(l, at)->state = TABLE_READY;
+    }
+    b = claim(l);
+    if (b != NULL)
+        fill_batch(l, b, l->workers[0].scratch);
+    return b;
+}
+
+static cer_batch *
+next_prefetched(cer_loader *l)
+{
+    cer_batch *b;
+
+    while (l->failed == CER_OK || l->delivered < l->claimed) {
+        if (l->delivered < l->claimed) {
+            b = l->waiting[l->delivered % MAX_WINDOW];
+            if (b->ready)
+                return b;
+        }
+        pthread_cond_wait(&l->ready, &l->lock);
+    }
+    return NULL;
+}
+
+static cer_status
+deliver(cer_loader *l, cer_batch *b)
+{
+    cer_status status = b == NULL ? l->failed : b->status;
+
+    if (b != NULL)
+        l->delivered++;
+    if (status != CER_OK) {
+        if (b != NULL)
+            cer_owner_release(&b->owner);
+        l->failed = status;
+        l->n_batches = l->delivered; /* the pass ends here */
+    }
+    if (l->n_started != 0 && l->claimed < l->n_batches &&
+        l->claimed - l->delivered <= l->refill)
+        pthread_cond_broadcast(&l->work);
+    return status;
+}
+
+cer_status
+cer_loader_next(cer_loader *l, cer_batch **out, cer_error *err)
+{
+    cer_status status = CER_OK;
+    cer_batch *b = NULL;
+
+    *out = NULL;
+    if (forked(l))
+        return cer_fail(err, CER_INVALID,
+                        "the loader's threads stayed in the parent process: "
+                        "make a new loader after a fork");
+    pthread_mutex_lock(&l->lock);
+    if (!l->closed && l->delivered < l->n_batches) {
+        b = l->n_started == 0 ? next_inline(l) : next_prefetched(l);
+        status = deliver(l, b);
+    }
+    pthread_mutex_unlock(&l->lock);
+    if (status != CER_OK)
+        return cer_fail(err, status, "no memory for the next batch");
+    *out = b;
+    return CER_OK;
+}
+
+size_t
+cer_loader_batches(const cer_loader *l)
+{
+    return l->n_batches;
+}
+
+size_t
+cer_loader_rows(const cer_loader *l)
+{
+    return l->n_rows;
+}
+
+size_t
+cer_loader_buffers(const cer_loader *l)
+{
+    return l->ring == NULL ? 0 : cer_batch_ring_size(l->ring);
+}
+
+size_t
+cer_loader_tensors(const cer_loader *l)
+{
+    return l->n_tensors;
+}
+
+static const load_column *
+column_of(const cer_loader *l, size_t tensor)
+{
+    size_t i = l->n_columns - 1;
+
+    while (l->columns[i].tensor > tensor)
+        i--;
+    return &l->columns[i];
+}
+
+const char *
+cer_loader_tensor_column(const cer_loader *l, size_t tensor)
+{
+    return column_of(l, tensor)->name;
+}
+
+const char *
+cer_loader_tensor_suffix(const cer_loader *l, size_t tensor)
+{
+    static const char *const suffixes[] = {"", "_mask", "_length"};
+
+    return suffixes[tensor - column_of(l, tensor)->tensor];
+}
+
+/* --- making and closing --------------------------------------------------- */
+
+static cer_status
+check_part(const cer_part *part, size_t number, cer_error *err)
+{
+    size_t rows = cer_shard_rows(part->shard);
+
+    if (rows > UINT32_MAX)
+        return cer_fail(err, CER_INVALID, "shard %zu has more than 2**32 rows",
+                        number);
+    if (part->rows == NULL &&
+        (part->start > rows || part->count > rows - part->start))
+        return cer_fail(err, CER_INVALID, "shard %zu: rows %zu to %zu of %zu",
+                        number, part->start, part->start + part->count, rows);
+    for (size_t i = 0; part->rows != NULL && i < part->count; i++) {
+        if (part->rows[i] >= rows)
+            return cer_fail(err, CER_INVALID, "shard %zu: no row %u of %zu",
+                            number, (unsigned)part->rows[i], rows);
+    }
+    return CER_OK;
+}
+
+static cer_status
+take_parts(cer_loader *l, const cer_part *parts, size_t n, cer_error *err)
+{
+    cer_status status = CER_OK;
+
+    l->parts = cer_calloc(n, sizeof *l->parts);
+    if (l->parts == NULL)
+        return cer_fail(err, CER_NOMEM, "no memory for %zu shards", n);
+    for (size_t i = 0; status == CER_OK && i < n; i++) {
+        status = check_part(&parts[i], i, err);
+        if (status != CER_OK)
+            break;
+        l->parts[i] = parts[i];
+        cer_shard_retain(parts[i].shard);
+        l->n_parts++;
+        if (parts[i].count > l->largest_part)
+            l->largest_part = parts[i].count;
+    }
+    return status;
+}
+
+/* All shards must have the column, at the same place and of the same kind:
+ * then a column is found by number. */
+static cer_status
+find_column(const cer_loader *l, load_column *c, cer_error *err)
+{
+    const cer_column *first = NULL;
+    size_t n;
+
+    for (size_t i = 0; i < l->n_parts; i++) {
+        const cer_column *all = cer_shard_columns(l->parts[i].shard, &n);
+        const cer_column *here = cer_shard_find(l->parts[i].shard, c->name);
+
+        if (here == NULL)
+            return cer_fail(err, CER_INVALID, "no column %s in shard %s",
+                            c->name, cer_shard_directory(l->parts[i].shard));
+        if (first == NULL) {
+            first = here;
+            c->index = (size_t)(here - all);
+        }
+        if ((size_t)(here - all) != c->index || here->dtype != first->dtype ||
+            here->ragged != first->ragged || here->ndim != first->ndim ||
+            memcmp(here->shape, first->shape,
+                   first->ndim * sizeof first->shape[0]) != 0)
+            return cer_fail(err, CER_INVALID,
+                            "column %s differs between shards %s and %s",
+                            c->name, cer_shard_directory(l->parts[0].shard),
+                            cer_shard_directory(l->parts[i].shard));
+    }
+    c->ragged = first->ragged;
+    return CER_OK;
+}
+
+static cer_status
+take_columns(cer_loader *l, const cer_load_column *columns, size_t n,
+             cer_error *err)
+{
+    cer_status status = CER_OK;
+
+    l->columns = cer_calloc(n, sizeof *l->columns);
+    if (l->columns == NULL)
+        return cer_fail(err, CER_NOMEM, "no memory for %zu columns", n);
+    for (size_t i = 0; status == CER_OK && i < n; i++) {
+        load_column *c = &l->columns[i];
+        size_t bytes = strlen(columns[i].name) + 1;
+
+        c->name = cer_alloc(bytes);
+        if (c->name == NULL)
+            return cer_fail(err, CER_NOMEM, "no memory for %zu columns", n);
+        l->n_columns++;
+        memcpy(c->name, columns[i].name, bytes);
+        c->tensor = l->n_tensors;
+        status = find_column(l, c, err);
+        if (status == CER_OK)
+            status = cer_transform_new(
+                cer_shard_find(l->parts[0].shard, c->name), columns[i].ops,
+                columns[i].n_ops, &c->transform, err);
+        l->n_tensors += c->ragged ? 3 : 1;
+    }
+    return status;
+}
+
+static void
+describe(const load_column *c, cer_tensor *tensors)
+{
+    const cer_row_type *type = cer_transform_output(c->transform);
+    cer_tensor *values = &tensors[c->tensor];
+    int32_t before = c->ragged ? 2 : 1; /* dimensions: rows, length */
+
+    values->dtype = type->dtype;
+    values->ndim = (int32_t)type->ndim + before;
+    for (uint32_t i = 0; i < type->ndim; i++)
+        values->shape[before + (int32_t)i] = (int64_t)type->shape[i];
+    if (c->ragged) {
+        values[ROLE_MASK].dtype = CER_BOOL;
+        values[ROLE_MASK].ndim = 2;
+        values[ROLE_LENGTH].dtype = CER_I64;
+        values[ROLE_LENGTH].ndim = 1;
+    }
+}
+
+/* Enough batches ahead to keep every thread busy; more where batches are small,
+ * so that a thread need not be woken for each. More than that would only push
+ * each other out of the cache. */
+static size_t
+choose_window(const cer_loader *l, size_t batch_bytes)
+{
+    size_t least = l->options.threads + 1;
+    size_t window = WINDOW_BYTES / (batch_bytes == 0 ? 1 : batch_bytes);
+
+    window = window < SMALL_WINDOW ? window : SMALL_WINDOW;
+    window = window < least ? least : window;
+    return window < MAX_WINDOW ? window : MAX_WINDOW;
+}
+
+static cer_status
+make_ring(cer_loader *l, cer_error *err)
+{
+    size_t max_rows = l->options.batch_size + 1, bytes = 0;
+    cer_tensor *tensors = cer_calloc(l->n_tensors, sizeof *tensors);
+    cer_status status;
+
+    if (tensors == NULL)
+        return cer_fail(err, CER_NOMEM, "no memory for the batches");
+    if (max_rows > l->largest_part)
+        max_rows = l->largest_part == 0 ? 1 : l->largest_part;
+    for (size_t i = 0; i < l->n_columns; i++) {
+        const cer_row_type *type =
+            cer_transform_output(l->columns[i].transform);
+        size_t all;
+
+        describe(&l->columns[i], tensors);
+        if (!cer_mul_size(type->bytes, max_rows, &all) ||
+            !cer_add_size(bytes, all, &bytes) || bytes > SIZE_MAX / 32) {
+            status = cer_fail(err, CER_INVALID,
+                              "batches of %zu rows are too large", max_rows);
+            goto done;
+        }
+    }
+    l->window = choose_window(l, bytes);
+    /* Waking a thread costs a system call: small batches are made in bulk. */
+    l->refill =
+        l->window <= l->options.threads + 1 ? l->window - 1 : l->window / 2;
+    status = cer_batch_ring_new(tensors, l->n_tensors, max_rows, &l->ring, err);
+
+done:
+    cer_free(tensors);
+    return status;
+}
+
+static cer_status
+make_workers(cer_loader *l, cer_error *err)
+{
+    size_t n = l->options.threads == 0 ? 1 : l->options.threads, scratch = 0;
+
+    for (size_t i = 0; i < l->n_columns; i++) {
+        size_t bytes = cer_transform_scratch_bytes(l->columns[i].transform);
+
+        scratch = bytes > scratch ? bytes : scratch;
+    }
+    l->workers = cer_calloc(n, sizeof *l->workers);
+    if (l->workers == NULL)
+        return cer_fail(err, CER_NOMEM, "no memory for the loader");
+    for (size_t i = 0; i < n; i++) {
+        l->workers[i].loader = l;
+        if (scratch == 0)
+            continue;
+        l->workers[i].scratch = cer_aligned_alloc(scratch);
+        if (l->workers[i].scratch == NULL)
+            return cer_fail(err, CER_NOMEM, "no memory for the loader");
+    }
+    return CER_OK;
+}
+
+static cer_status
+check_options(const cer_load_options *o, size_t n_parts, size_t n_columns,
+              cer_error *err)
+{
+    if (o->batch_size < 1 || o->batch_size >= UINT32_MAX)
+        return cer_fail(err, CER_INVALID,
+                        "batch_size must be 1 or more, not %zu", o->batch_size);
+    if (o->threads > CER_MAX_THREADS)
+        return cer_fail(err, CER_INVALID,
+                        "threads must be from 0 to %d, not %u", CER_MAX_THREADS,
+                        (unsigned)o->threads);
+    if (n_parts == 0 || n_columns == 0)
+        return cer_fail(err, CER_INVALID, "a loader needs %s",
+                        n_parts == 0 ? "shards" : "columns");
+    return CER_OK;
+}
+
+cer_status
+cer_loader_new(const cer_part *parts, size_t n_parts,
+               const cer_load_column *columns, size_t n_columns,
+               const cer_load_options *options, cer_loader **out,
+               cer_error *err)
+{
+    cer_status status = check_options(options, n_parts, n_columns, err);
+    cer_loader *l;
+
+    *out = NULL;
+    if (status != CER_OK)
+        return status;
+    l = cer_calloc(1, sizeof *l);
+    if (l == NULL)
+        return cer_fail(err, CER_NOMEM, "no memory for the loader");
+    pthread_mutex_init(&l->lock, NULL);
+    pthread_cond_init(&l->work, NULL);
+    pthread_cond_init(&l->ready, NULL);
+    l->options = *options;
+    status = take_parts(l, parts, n_parts, err);
+    if (status == CER_OK)
+        status = take_columns(l, columns, n_columns, err);
+    if (status == CER_OK)
+        status = make_ring(l, err);
+    if (status == CER_OK)
+        status = make_workers(l, err);
+    if (status == CER_OK)
+        *out = l;
+    else
+        cer_loader_free(l);
+    return status;
+}
+
+void
+cer_loader_close(cer_loader *l)
+{
+    if (l->closed)
+        return;
+    l->closed = true;
+    if (forked(l))
+        return; /* the lock may be held by a thread that is not here */
+    pthread_mutex_lock(&l->lock);
+    l->stopping = true;
+    pthread_cond_broadcast(&l->work);
+    pthread_mutex_unlock(&l->lock);
+    for (size_t i = 0; i < l->n_started; i++)
+        pthread_join(l->workers[i].thread, NULL);
+    l->n_started = 0;
+    drop_waiting(l);
+    l->n_batches = l->n_rows = 0;
+    cer_batch_ring_close(l->ring);
+    l->ring = NULL;
+    for (size_t i = 0; i < l->n_parts; i++)
+        cer_shard_release(l->parts[i].shard);
+}
+
+static void
+free_worker_memory(cer_loader *l)
+{
+    size_t n = l->options.threads == 0 ? 1 : l->options.threads;
+
+    for (size_t i = 0; l->workers != NULL && i < n; i++)
+        cer_aligned_free(l->workers[i].scratch);
+    cer_free(l->workers);
+}
+
+void
+cer_loader_free(cer_loader *l)
+{
+    if (l == NULL)
+        return;
+    cer_loader_close(l);
+    if (forked(l))
+        return; /* a copy of memory that the parent's threads were using */
+    for (size_t i = 0; i < l->n_columns; i++) {
+        cer_free(l->columns[i].name);
+        cer_transform_free(l->columns[i].transform);
+    }
+    free_worker_memory(l);
+    cer_free(l->columns);
+    cer_free(l->parts);
+    cer_free(l->order);
+    cer_free(l->tables[0].order);
+    cer_free(l->tables[1].order);
+    pthread_cond_destroy(&l->ready);
+    pthread_cond_destroy(&l->work);
+    pthread_mutex_destroy(&l->lock);
+    cer_free(l);
+}

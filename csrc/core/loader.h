@@ -1,0 +1,89 @@
+/* loader.h -- batches of shuffled rows, gathered and transformed ahead of need.
+ *
+ * A loader is made once for a view of a data set and then used for many
+ * passes: begin() says which parts (shards of the view) come next, next() gives
+ * one batch after the other. Batches never cross parts. The order of a part's
+ * rows is a Fisher-Yates table keyed by (seed, epoch, part), so it depends
+ * neither on threads nor on what was loaded before.
+ *
+ * Without threads next() gathers by itself. With threads they gather ahead, in
+ * order, into a bounded window of batches, and prepare the row order of the
+ * next part while they have nothing else to do. They only ever touch memory of
+ * the core: no lock of anyone else, no Python.
+ *
+ * A loader with threads does not survive a fork: in the child next() says so,
+ * and freeing it there leaves alone what the parent's threads were using.
+ * Batches that were handed out before stay valid and may be released there. */
+#ifndef CER_LOADER_H
+#define CER_LOADER_H
+
+#include "batch.h"
+#include "shard.h"
+#include "transform.h"
+
+#define CER_MAX_THREADS 64
+
+typedef struct cer_part {
+    cer_shard *shard;
+    const uint32_t *rows; /* the view's rows of the shard; the caller keeps
+                             them; NULL: count rows from start on */
+    size_t start, count;
+    uint64_t first_row; /* number of the shard's row 0 in the data set */
+} cer_part;
+
+typedef struct cer_load_column {
+    const char *name;
+    const cer_op *ops;
+    size_t n_ops;
+} cer_load_column;
+
+typedef struct cer_load_options {
+    size_t batch_size;
+    uint64_t seed;
+    bool shuffle;
+    bool drop_last; /* an incomplete last batch of a part is left out */
+    uint32_t threads;
+} cer_load_options;
+
+typedef struct cer_loader cer_loader;
+
+/* Takes a reference to every shard; all shards have the same columns. *out is
+ * the caller's. Errors: CER_INVALID, CER_NOMEM. */
+cer_status cer_loader_new(const cer_part *parts, size_t n_parts,
+                          const cer_load_column *columns, size_t n_columns,
+                          const cer_load_options *options, cer_loader **out,
+                          cer_error *err);
+
+/* The tensors of a batch, in order: one per plain column; for a ragged column c
+ * c, c_mask and c_length. The name's suffix is "", "_mask" or "_length". */
+size_t cer_loader_tensors(const cer_loader *loader);
+const char *cer_loader_tensor_column(const cer_loader *loader, size_t tensor);
+const char *cer_loader_tensor_suffix(const cer_loader *loader, size_t tensor);
+
+/* Starts a pass over these parts in this order, without the first `start`
+ * batches. What was left of the pass before is dropped. Errors: CER_INVALID (no
+ * such part; closed; forked), CER_NOMEM, CER_IO (no thread can be started). */
+cer_status cer_loader_begin(cer_loader *loader, const uint32_t *parts, size_t n,
+                            uint64_t epoch, size_t start, cer_error *err);
+
+/* The next batch with one reference, the caller's; NULL at the end of the
+ * pass. After an error the pass is over. One call at a time. */
+cer_status cer_loader_next(cer_loader *loader, cer_batch **out, cer_error *err);
+
+/* Of the pass, with what `start` left out not counted. */
+size_t cer_loader_batches(const cer_loader *loader);
+size_t cer_loader_rows(const cer_loader *loader);
+
+/* Batches of a part of `rows` rows: a last batch of one row joins the one
+ * before it. */
+size_t cer_loader_count(size_t rows, size_t batch_size, bool drop_last);
+
+/* Batch buffers in existence. */
+size_t cer_loader_buffers(const cer_loader *loader);
+
+/* Stops and joins the threads and releases the shards; batches handed out stay
+ * valid. Closing twice is fine. */
+void cer_loader_close(cer_loader *loader);
+void cer_loader_free(cer_loader *loader); /* closes; NULL allowed */
+
+#endif
