@@ -10,6 +10,8 @@ static const register_function registrations[] = {
     core_register_hash,
     core_register_shard,
     core_register_fsio,
+    core_register_tensor,
+    core_register_loader,
     core_register_schedule,
     core_register_state,
 };

@@ -16,6 +16,8 @@
 #define CORE_TYPE_LIST(X)                                                      \
     X(shard_reader)                                                            \
     X(npy_writer)                                                              \
+    X(tensor)                                                                  \
+    X(loader)                                                                  \
     X(schedule)                                                                \
     X(state_buffer)
 
@@ -55,6 +57,8 @@ int core_register_rng(PyObject *module);
 int core_register_hash(PyObject *module);
 int core_register_shard(PyObject *module);
 int core_register_fsio(PyObject *module);
+int core_register_tensor(PyObject *module);
+int core_register_loader(PyObject *module);
 int core_register_schedule(PyObject *module);
 int core_register_state(PyObject *module);
 

@@ -1,0 +1,151 @@
+/* py_dlpack.c -- the core's tensors as tensors of a framework.
+ *
+ * The way is the shortest one that each offers: torch's C exchange table, an
+ * ndarray around the memory, from_dlpack where there is nothing better. */
+#define NO_IMPORT_ARRAY
+#include "py_dlpack.h"
+
+#include <numpy/arrayobject.h>
+
+#include "py_dtype.h"
+#include "py_tensor.h"
+
+const DLPackExchangeAPI *
+py_dlpack_table(PyObject *type)
+{
+    PyObject *capsule =
+        PyObject_GetAttrString(type, "__dlpack_c_exchange_api__");
+    const DLPackExchangeAPI *api = NULL;
+
+    if (capsule != NULL)
+        api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    Py_XDECREF(capsule);
+    if (api == NULL)
+        PyErr_Clear();
+    else if (api->header.version.major != DLPACK_MAJOR_VERSION)
+        api = NULL;
+    return api;
+}
+
+static PyObject *
+import_attribute(const char *module_name, const char *name)
+{
+    PyObject *module = PyImport_ImportModule(module_name);
+    PyObject *attribute =
+        module == NULL ? NULL : PyObject_GetAttrString(module, name);
+
+    Py_XDECREF(module);
+    return attribute;
+}
+
+static int
+init_torch(py_framework *framework)
+{
+    PyObject *type = import_attribute("torch", "Tensor");
+
+    if (type == NULL)
+        return -1;
+    framework->api = py_dlpack_table(type);
+    Py_DECREF(type);
+    if (framework->api != NULL)
+        return 0;
+    framework->from_dlpack =
+        import_attribute("torch.utils.dlpack", "from_dlpack");
+    return framework->from_dlpack == NULL ? -1 : 0;
+}
+
+int
+py_framework_init(py_framework *framework, const char *name)
+{
+    *framework = (py_framework){FRAMEWORK_DLPACK, NULL, NULL};
+    if (strcmp(name, "dlpack") == 0)
+        return 0;
+    if (strcmp(name, "numpy") == 0) {
+        framework->kind = FRAMEWORK_NUMPY;
+        return 0;
+    }
+    if (strcmp(name, "torch") == 0) {
+        framework->kind = FRAMEWORK_TORCH;
+        return init_torch(framework);
+    }
+    if (strcmp(name, "jax") == 0) {
+        framework->kind = FRAMEWORK_JAX;
+        framework->from_dlpack = import_attribute("jax.dlpack", "from_dlpack");
+        return framework->from_dlpack == NULL ? -1 : 0;
+    }
+    PyErr_Format(PyExc_ValueError,
+                 "unknown framework '%s': must be torch, numpy, jax or dlpack",
+                 name);
+    return -1;
+}
+
+void
+py_framework_clear(py_framework *framework)
+{
+    Py_CLEAR(framework->from_dlpack);
+}
+
+/* --- one tensor ----------------------------------------------------------- */
+
+static PyObject *
+through_table(const DLPackExchangeAPI *api, cer_tensor *tensor,
+              cer_export *block)
+{
+    void *object = NULL;
+
+    cer_owner_retain(tensor->owner, 1);
+    cer_export_embed(block, tensor);
+    if (api->managed_tensor_to_py_object_no_sync(&block->versioned, &object) <
+        0) {
+        /* Whether it called the deleter by then does not matter. */
+        block->versioned.deleter(&block->versioned);
+        return NULL;
+    }
+    return object;
+}
+
+static PyObject *
+as_array(core_state *state, const cer_tensor *tensor)
+{
+    npy_intp shape[CER_TENSOR_MAX_DIMS];
+    PyObject *array, *base;
+
+    for (int32_t i = 0; i < tensor->ndim; i++)
+        shape[i] = (npy_intp)tensor->shape[i];
+    array = PyArray_New(&PyArray_Type, tensor->ndim, shape,
+                        py_dtype_number(tensor->dtype), NULL, tensor->data, 0,
+                        NPY_ARRAY_CARRAY, NULL);
+    if (array == NULL || tensor->data == NULL)
+        return array; /* no values: NumPy's own memory of no size */
+    base = py_tensor_new(state, tensor);
+    /* Takes the reference to `base`, also when it fails. */
+    if (base == NULL || PyArray_SetBaseObject((PyArrayObject *)array, base) < 0)
+        Py_CLEAR(array);
+    return array;
+}
+
+static PyObject *
+through_from_dlpack(core_state *state, PyObject *from_dlpack,
+                    const cer_tensor *tensor)
+{
+    PyObject *ours = py_tensor_new(state, tensor), *theirs;
+
+    if (ours == NULL)
+        return NULL;
+    theirs = PyObject_CallOneArg(from_dlpack, ours);
+    Py_DECREF(ours);
+    return theirs;
+}
+
+PyObject *
+py_framework_tensor(core_state *state, const py_framework *framework,
+                    cer_tensor *tensor, cer_export *block)
+{
+    if (framework->kind == FRAMEWORK_NUMPY)
+        return as_array(state, tensor);
+    if (framework->kind == FRAMEWORK_DLPACK)
+        return py_tensor_new(state, tensor);
+    if (framework->api != NULL)
+        return through_table(framework->api, tensor, block);
+    return through_from_dlpack(state, framework->from_dlpack, tensor);
+}
