@@ -4,7 +4,7 @@ Private: everything here may change. Arrays at the edges are NumPy's, and dtypes
 go by the names of ``csrc/core/dtype.h`` ("float32", "bfloat16", ...).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from os import PathLike
 from typing import Any, Literal, TypeAlias
 
@@ -115,3 +115,69 @@ class Schedule:
     def finished(self) -> bool: ...
     @property
     def nbytes(self) -> int: ...
+
+# --- batches ------------------------------------------------------------------
+
+class Tensor:
+    """A piece of memory with a shape and an element type, for DLPack and the buffer protocol.
+
+    Row-major, on 256 bytes, writable unless `readonly`. The buffer protocol gives bfloat16 as
+    uint16.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def readonly(self) -> bool: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+class Loader:
+    """An iterator of batches of shuffled rows, gathered in C and used for many passes.
+
+    ``parts`` has a pair (reader, rows) per shard of the view; ``plan`` is made by
+    ``cerebro.transforms.compile``. Batches are dicts of tensors of the framework.
+    """
+
+    def __new__(
+        cls,
+        parts: Sequence[tuple[ShardReader, tuple[int, int] | NDArray[np.uint32]]],
+        plan: Sequence[dict[str, Any]],
+        *,
+        batch_size: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        framework: str = "torch",
+        threads: int = 0,
+        first_rows: Sequence[int] = (),
+    ) -> Loader: ...
+    def begin(self, shards: Iterable[int], epoch: int, start: int = 0) -> None: ...
+    def close(self) -> None: ...
+    def __iter__(self) -> Loader: ...
+    def __next__(self) -> dict[str, Any]: ...
+    def __len__(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def buffers(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def framework(self) -> str: ...
+    @property
+    def last_rows(self) -> int: ...
+
+def batch_count(rows: int, batch_size: int, drop_last: bool, /) -> int: ...

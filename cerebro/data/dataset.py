@@ -358,8 +358,11 @@ class Dataset:
         """Return a view whose batches are transformed, such as ``{"x": [Scale(1 / 255)]}``.
 
         The transforms replace those that the columns named here had; others keep theirs. They are
-        applied in the given order while batches are gathered.
+        applied in the given order while batches are gathered. Raises InputError naming the column
+        where a chain does not fit it.
         """
+        from cerebro.transforms import compile as compile_transforms
+
         combined = dict(self._transforms)
         for name, chain in transforms.items():
             self._column(name)
@@ -370,6 +373,7 @@ class Dataset:
                         f"column {name!r}: {step!r} is no transform: see cerebro.transforms"
                     )
             combined[name] = steps
+        compile_transforms(self.columns, combined)
         view = self._view(self._rows, {"transforms": _transforms_json(combined)})
         view._transforms = {name: steps for name, steps in combined.items() if steps}
         return view

@@ -581,7 +581,7 @@ check_part(const cer_part *part, size_t number, cer_error *err)
 {
     size_t rows = cer_shard_rows(part->shard);
 
-    if (rows > UINT32_MAX)
+    if (rows > UINT32_MAX || part->count > UINT32_MAX)
         return cer_fail(err, CER_INVALID, "shard %zu has more than 2**32 rows",
                         number);
     if (part->rows == NULL &&
@@ -703,9 +703,11 @@ describe(const load_column *c, cer_tensor *tensors)
 static size_t
 choose_window(const cer_loader *l, size_t batch_bytes)
 {
-    size_t least = l->options.threads + 1;
+    size_t least = l->options.threads + 1; /* without threads: 1 */
     size_t window = WINDOW_BYTES / (batch_bytes == 0 ? 1 : batch_bytes);
 
+    if (l->options.threads == 0)
+        return least;
     window = window < SMALL_WINDOW ? window : SMALL_WINDOW;
     window = window < least ? least : window;
     return window < MAX_WINDOW ? window : MAX_WINDOW;

@@ -8,24 +8,8 @@
 #include <numpy/arrayobject.h>
 
 #include "py_dtype.h"
+#include "py_exchange.h"
 #include "py_tensor.h"
-
-const DLPackExchangeAPI *
-py_dlpack_table(PyObject *type)
-{
-    PyObject *capsule =
-        PyObject_GetAttrString(type, "__dlpack_c_exchange_api__");
-    const DLPackExchangeAPI *api = NULL;
-
-    if (capsule != NULL)
-        api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
-    Py_XDECREF(capsule);
-    if (api == NULL)
-        PyErr_Clear();
-    else if (api->header.version.major != DLPACK_MAJOR_VERSION)
-        api = NULL;
-    return api;
-}
 
 static PyObject *
 import_attribute(const char *module_name, const char *name)
@@ -45,7 +29,8 @@ init_torch(py_framework *framework)
 
     if (type == NULL)
         return -1;
-    framework->api = py_dlpack_table(type);
+    if (PyType_Check(type))
+        framework->api = py_exchange_api((PyTypeObject *)type);
     Py_DECREF(type);
     if (framework->api != NULL)
         return 0;

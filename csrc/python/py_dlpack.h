@@ -23,11 +23,6 @@ typedef struct py_framework {
 int py_framework_init(py_framework *framework, const char *name);
 void py_framework_clear(py_framework *framework);
 
-/* The DLPack 1.x exchange table of a type, as torch.Tensor has it; NULL,
- * without an exception, where there is none. It lives as long as the process.
- */
-const DLPackExchangeAPI *py_dlpack_table(PyObject *type);
-
 /* An object of the framework for this memory, writable, without a copy where
  * the framework allows. `block` lives as long as the memory's owner and is not
  * in use. */

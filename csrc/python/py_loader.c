@@ -738,9 +738,38 @@ static PyType_Spec loader_spec = {
     .slots = loader_slots,
 };
 
+PyDoc_STRVAR(batch_count_doc,
+             "batch_count(rows, batch_size, drop_last, /)\n--\n\n"
+             "Return how many batches a shard of `rows` rows gives.");
+
+static PyObject *
+batch_count(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_ssize_t rows, batch_size;
+    int drop_last;
+
+    if (!PyArg_ParseTuple(args, "nnp:batch_count", &rows, &batch_size,
+                          &drop_last))
+        return NULL;
+    if (rows < 0 || batch_size < 1) {
+        PyErr_Format(PyExc_ValueError, "%zd rows in batches of %zd", rows,
+                     batch_size);
+        return NULL;
+    }
+    return PyLong_FromSize_t(
+        cer_loader_count((size_t)rows, (size_t)batch_size, drop_last != 0));
+}
+
+static PyMethodDef functions[] = {
+    {"batch_count", batch_count, METH_VARARGS, batch_count_doc},
+    {NULL, NULL, 0, NULL},
+};
+
 int
 core_register_loader(PyObject *module)
 {
+    if (PyModule_AddFunctions(module, functions) < 0)
+        return -1;
     return core_add_type(module, &loader_spec,
                          &core_state_of_module(module)->loader_type);
 }

@@ -1,0 +1,237 @@
+"""Batches of a data set: the C loader with the data set's rows, columns and transforms."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cerebro import _core
+from cerebro import transforms as _transforms
+from cerebro.errors import InputError
+
+if TYPE_CHECKING:
+    from cerebro.transforms import ColumnLike, Transform
+
+FRAMEWORKS = ("torch", "numpy", "jax", "dlpack")
+MAX_THREADS = 64
+
+
+class LoadableDataset(Protocol):
+    """What loading needs of a data set; `cerebro.data.Dataset` is one."""
+
+    @property
+    def columns(self) -> Mapping[str, ColumnLike]: ...
+    @property
+    def transforms(self) -> Mapping[str, tuple[Transform, ...]]: ...
+    @property
+    def num_shards(self) -> int: ...
+    def _parts(
+        self,
+    ) -> Sequence[tuple[_core.ShardReader, tuple[int, int] | NDArray[np.uint32]]]: ...
+    def _first_rows(self) -> Sequence[int]: ...
+
+
+def make_loader(
+    dataset: LoadableDataset,
+    batch_size: int,
+    *,
+    seed: int,
+    shuffle: bool = True,
+    drop_last: bool = False,
+    framework: str = "torch",
+    threads: int = 0,
+    augment: bool = True,
+) -> _core.Loader:
+    """Return a loader of the data set's rows; ``begin(shards, epoch)`` starts a pass.
+
+    Parameters
+    ----------
+    dataset
+        Its shards are numbered as the loader's are.
+    batch_size
+        Rows of a batch, at least 1.
+    seed
+        Keys the row order and random transforms.
+    shuffle
+        Permute the rows of each shard; otherwise they come in order.
+    drop_last
+        Leave out a shard's last batch where it is not full.
+    framework
+        ``"torch"``, ``"numpy"``, ``"jax"`` or ``"dlpack"``.
+    threads
+        Threads that gather ahead; 0: gather when a batch is asked for.
+    augment
+        False for evaluation: random crops are taken from the middle, nothing is flipped.
+
+    Raises
+    ------
+    InputError
+        An argument is out of its range, or a transform does not fit its column.
+    """
+    if framework not in FRAMEWORKS:
+        raise InputError(f"framework must be one of {', '.join(FRAMEWORKS)}, not {framework!r}")
+    return _core.Loader(
+        dataset._parts(),
+        _transforms.compile(dataset.columns, dataset.transforms, augment=augment),
+        batch_size=whole("batch_size", batch_size, 1),
+        seed=whole("seed", seed, 0, 2**64 - 1),
+        shuffle=bool(shuffle),
+        drop_last=bool(drop_last),
+        framework=framework,
+        threads=whole("threads", threads, 0, MAX_THREADS),
+        first_rows=dataset._first_rows(),
+    )
+
+
+class Batches:
+    """The batches of a data set, epoch after epoch; made by `Dataset.batches`.
+
+    Iterating gives ``dict[str, tensor]``, and iterating again goes on to the next epoch. The
+    tensors are writable and stay valid as long as they are kept; a buffer is used again when its
+    tensors are gone.
+
+    Rows are shuffled in two levels: the shards come in an order, and the rows within each are
+    permuted; this is not one permutation of all rows. Batches never cross shards; a last batch of
+    one row joins the one before it. Random transforms are applied, keyed by (seed, epoch, row).
+
+    Parameters
+    ----------
+    dataset, batch_size, seed, shuffle, drop_last, framework
+        As for `make_loader`.
+    epoch
+        The epoch of the first pass.
+    shard
+        Only this shard; None: all, in the order of ``visit_order(0, epoch, num_shards)``.
+    device
+        ``"cpu"``.
+    start
+        Batches to leave out at the beginning of the first pass.
+    threads
+        Threads that gather ahead. None: as many as there are cores beyond the first, at most 2.
+    augment
+        False: random crops are taken from the middle, nothing is flipped.
+
+    Raises
+    ------
+    InputError
+        An argument is out of its range, or a transform does not fit its column.
+    """
+
+    def __init__(
+        self,
+        dataset: LoadableDataset,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        epoch: int = 0,
+        shard: int | None = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        framework: str = "torch",
+        device: str = "cpu",
+        start: int = 0,
+        threads: int | None = None,
+        augment: bool = True,
+    ) -> None:
+        if str(device) != "cpu":
+            raise InputError(f"device must be 'cpu', not {device!r}: move batches with .to(device)")
+        self._dataset = dataset
+        self._options: dict[str, Any] = {
+            "batch_size": batch_size,
+            "seed": seed,
+            "shuffle": shuffle,
+            "drop_last": drop_last,
+            "framework": framework,
+            "threads": idle_threads() if threads is None else threads,
+            "augment": augment,
+        }
+        self._epoch = whole("epoch", epoch, 0, 2**32 - 1)
+        self._start = whole("start", start, 0)
+        self._shard = (
+            None if shard is None else whole("shard", shard, 0, max(dataset.num_shards - 1, 0))
+        )
+        self._idle = [self._new_loader()]  # loaders that no pass is using
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        epoch, start = self._epoch, self._start
+        self._epoch, self._start = epoch + 1, 0
+        return self._pass(epoch, start)
+
+    def __len__(self) -> int:
+        """The batches that iterating gives next."""
+        counts = (
+            _core.batch_count(rows, self._options["batch_size"], bool(self._options["drop_last"]))
+            for rows in self._rows()
+        )
+        return max(sum(counts) - self._start, 0)
+
+    def __repr__(self) -> str:
+        options = self._options
+        return (
+            f"Batches(epoch={self._epoch}, {len(self)} batches of {options['batch_size']} rows, "
+            f"framework={options['framework']!r})"
+        )
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that iterating gives next."""
+        return self._epoch
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a batch."""
+        return int(self._options["batch_size"])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch` the one that iterating gives next."""
+        self._epoch = whole("epoch", epoch, 0, 2**32 - 1)
+
+    def _new_loader(self) -> _core.Loader:
+        return make_loader(self._dataset, **self._options)
+
+    def _rows(self) -> list[int]:
+        rows = [
+            part[1] - part[0] if isinstance(part, tuple) else len(part)
+            for _, part in self._dataset._parts()
+        ]
+        return rows if self._shard is None else [rows[self._shard]]
+
+    def _shards(self, epoch: int) -> list[int]:
+        if self._shard is not None:
+            return [self._shard]
+        return _core.visit_order(0, epoch, self._dataset.num_shards)
+
+    def _pass(self, epoch: int, start: int) -> Iterator[dict[str, Any]]:
+        # Two passes at a time, as in zip(batches, batches), have a loader each.
+        loader = self._idle.pop() if self._idle else self._new_loader()
+        try:
+            loader.begin(self._shards(epoch), epoch, start)
+            yield from loader
+        finally:
+            self._idle.append(loader)
+
+
+def idle_threads() -> int:
+    """Return how many threads may gather beside one that computes: the other cores, at most 2."""
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS
+        cores = os.cpu_count() or 1
+    return max(0, min(cores - 1, 2))
+
+
+def whole(name: str, value: Any, least: int, most: int = 2**31 - 1) -> int:
+    """Return `value` as an int from `least` to `most`; InputError naming the argument if not."""
+    try:
+        number = int(value)
+        exact = number == value and not isinstance(value, bool)
+    except (TypeError, ValueError, OverflowError):
+        exact = False
+    if not exact or not least <= number <= most:
+        bounds = f">= {least}" if most == 2**31 - 1 else f"from {least} to {most}"
+        raise InputError(f"{name} must be a whole number {bounds}, not {value!r}")
+    return number

@@ -1,0 +1,470 @@
+"""Transforms of columns, run in C while batches are gathered.
+
+A chain is a sequence of transforms in the order in which they apply; `Dataset.with_transforms`
+takes one per column::
+
+    data.with_transforms({"x": [RandomCrop(32, padding=4), RandomHorizontalFlip(), ToCHW(),
+                                Scale(1 / 255), Normalize(mean, std)],
+                          "tokens": [Pad(value=-1, multiple_of=8), Cast("int64")]})
+
+Arithmetic is done one operation at a time, in the element type that the values have at that point
+of the chain, so the bits are PyTorch's: integers and bool become float32, float64 stays float64,
+float16 and bfloat16 are computed in float32 and rounded after each operation. Complex columns have
+no arithmetic.
+
+Random transforms are keyed by (seed, epoch, number of the row in the whole data set): neither
+shuffling nor threads, workers or batch sizes change what happens to a row in an epoch, and columns
+with equal chains (an image and its mask) get equal crops and flips. Where a data set is evaluated
+(validation, prediction) a random crop is taken from the middle and nothing is flipped.
+
+Images are rows of shape (height, width) or (height, width, channels). A ragged column ``c`` arrives
+padded, shape (rows, length, ...), with ``c_mask`` (bool, (rows, length), true where a value is) and
+``c_length`` (int64, (rows,)). Without a `Pad` in its chain it is padded with 0 at the end of the
+chain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, TypeAlias
+
+from cerebro.errors import InputError
+
+_INTEGERS = {
+    "bool": (0, 1),
+    "int8": (-(2**7), 2**7 - 1),
+    "int16": (-(2**15), 2**15 - 1),
+    "int32": (-(2**31), 2**31 - 1),
+    "int64": (-(2**63), 2**63 - 1),
+    "uint8": (0, 2**8 - 1),
+    "uint16": (0, 2**16 - 1),
+    "uint32": (0, 2**32 - 1),
+    "uint64": (0, 2**64 - 1),
+}
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_MAX_STEPS = 32  # transforms in a chain
+
+_Size: TypeAlias = int | tuple[int, int]
+_Step: TypeAlias = tuple[Any, ...]
+
+
+class ColumnLike(Protocol):
+    """What transforms need to know of a column: `cerebro.data.manifest.Column` is one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def ragged(self) -> bool: ...
+
+
+@dataclass
+class _Chain:
+    """A column's values at one point of its chain."""
+
+    column: ColumnLike
+    dtype: str
+    size: tuple[int, int] | None  # height and width, if this is a chain of images
+    channels: int
+    augment: bool
+    chw: bool = False
+    padded: bool = False
+
+    def refuse(self, why: str) -> InputError:
+        return InputError(f"column {self.column.name!r}: {why}")
+
+    def become_float(self, transform: str) -> None:
+        if self.dtype == "complex64":
+            raise self.refuse(f"{transform} does not take complex64 values")
+        if self.dtype in _INTEGERS:
+            self.dtype = "float32"
+
+    def image_size(self, transform: str) -> tuple[int, int]:
+        if self.size is None:
+            raise self.refuse(
+                f"{transform} needs rows of shape (height, width) or (height, width, channels), "
+                + ("not a ragged column" if self.column.ragged else f"not {self.column.shape}")
+            )
+        return self.size
+
+
+class Transform:
+    """Base class: a step of a column's chain. Instances are immutable and compare by value."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object from which `transform_from_json` makes an equal transform."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        return {"name": type(self).__name__} | {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in values.items()
+        }
+
+    def _apply(self, chain: _Chain) -> _Step | None:
+        """Check against the chain, move it on and return the C loader's step, if there is one."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Scale(Transform):
+    """Multiply by a factor.
+
+    Where ``1 / factor`` is a whole number ``n`` with ``1 / n == factor``, values are divided by
+    ``n``: ``Scale(1 / 255)`` has the bits of ``x / 255``. Integers become float32.
+
+    Parameters
+    ----------
+    factor
+        Finite and not zero.
+    """
+
+    factor: float = 1 / 255
+
+    def __post_init__(self) -> None:
+        factor = _number("Scale", "factor", self.factor)
+        if factor == 0:
+            raise InputError("Scale: factor must not be 0")
+        object.__setattr__(self, "factor", factor)
+
+    def _apply(self, chain: _Chain) -> _Step:
+        chain.become_float("Scale")
+        return ("scale", self.factor)
+
+
+@dataclass(frozen=True)
+class Normalize(Transform):
+    """Compute ``(x - mean) / std``. Integers become float32.
+
+    Parameters
+    ----------
+    mean, std
+        A number, or one per channel. Channels are the last axis of a row as it is stored (of a
+        ragged column: of one element), so for flat rows there is one per feature; images of shape
+        (height, width) have one channel. `ToCHW` moves channels and does not change which is which.
+        `std` must not be 0.
+    """
+
+    mean: float | tuple[float, ...]
+    std: float | tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "std"):
+            object.__setattr__(self, name, _numbers("Normalize", name, getattr(self, name)))
+        if 0 in (self.std if isinstance(self.std, tuple) else (self.std,)):
+            raise InputError("Normalize: std must not be 0")
+
+    def _apply(self, chain: _Chain) -> _Step:
+        chain.become_float("Normalize")
+        means = self.mean if isinstance(self.mean, tuple) else (self.mean,)
+        stds = self.std if isinstance(self.std, tuple) else (self.std,)
+        for name, values in (("means", self.mean), ("standard deviations", self.std)):
+            if isinstance(values, tuple) and len(values) != chain.channels:
+                raise chain.refuse(
+                    f"Normalize has {len(values)} {name} for {chain.channels} channels (the last "
+                    "axis of a row as it is stored)"
+                )
+        n = max(len(means), len(stds))
+        return (
+            "normalize",
+            means if len(means) == n else means * n,
+            stds if len(stds) == n else stds * n,
+        )
+
+
+@dataclass(frozen=True)
+class Cast(Transform):
+    """Convert to another element type.
+
+    Integers wrap; floats become integers by cutting off the fraction, what does not fit becomes the
+    nearest value that does and NaN 0.
+
+    Parameters
+    ----------
+    dtype
+        A name such as ``"float32"``, ``"int64"`` or ``"bfloat16"``, or a NumPy or torch dtype.
+    """
+
+    dtype: str
+
+    def __post_init__(self) -> None:
+        name = _dtype_name(self.dtype)
+        if name not in _INTEGERS and name not in _FLOATS:
+            raise InputError(
+                f"Cast: unknown dtype {self.dtype!r}; known are {', '.join([*_INTEGERS, *_FLOATS])}"
+            )
+        object.__setattr__(self, "dtype", name)
+
+    def _apply(self, chain: _Chain) -> _Step:
+        if chain.dtype == "complex64":
+            raise chain.refuse("Cast does not take complex64 values")
+        chain.dtype = self.dtype
+        return ("cast", self.dtype)
+
+
+@dataclass(frozen=True)
+class ToCHW(Transform):
+    """Turn images of shape (height, width, channels) into (channels, height, width).
+
+    Images of shape (height, width) become (1, height, width).
+    """
+
+    def _apply(self, chain: _Chain) -> _Step:
+        chain.image_size("ToCHW")
+        if chain.chw:
+            raise chain.refuse("ToCHW may stand in a chain only once")
+        chain.chw = True
+        return ("to_chw",)
+
+
+@dataclass(frozen=True)
+class RandomCrop(Transform):
+    """Cut a part out of an image, at a random place.
+
+    Parameters
+    ----------
+    size
+        Height and width of the part, or one number for both.
+    padding
+        Zeros added above and below, left and right before cutting, or one number for both. The
+        zeros are values of that point of the chain: a `Normalize` that follows changes them, one
+        that came before does not.
+    """
+
+    size: _Size
+    padding: _Size = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", _pair("RandomCrop", "size", self.size, 1))
+        object.__setattr__(self, "padding", _pair("RandomCrop", "padding", self.padding, 0))
+
+    def _apply(self, chain: _Chain) -> _Step:
+        size, padding = _as_pair(self.size), _as_pair(self.padding)
+        before = chain.image_size("RandomCrop")
+        for axis in range(2):
+            if size[axis] > before[axis] + 2 * padding[axis]:
+                raise chain.refuse(
+                    f"RandomCrop of {size[0]} x {size[1]} is larger than the image, "
+                    f"{before[0]} x {before[1]} with a padding of {padding[0]} and {padding[1]}"
+                )
+        chain.size = size
+        return ("crop", size, padding, chain.augment)
+
+
+@dataclass(frozen=True)
+class RandomHorizontalFlip(Transform):
+    """Mirror an image left to right, with probability `p`.
+
+    Parameters
+    ----------
+    p
+        From 0 to 1.
+    """
+
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        p = _number("RandomHorizontalFlip", "p", self.p)
+        if not 0 <= p <= 1:
+            raise InputError(f"RandomHorizontalFlip: p must be from 0 to 1, not {p}")
+        object.__setattr__(self, "p", p)
+
+    def _apply(self, chain: _Chain) -> _Step | None:
+        chain.image_size("RandomHorizontalFlip")
+        return ("flip", self.p) if chain.augment else None
+
+
+@dataclass(frozen=True)
+class Pad(Transform):
+    """Pad the rows of a ragged column to one length per batch: that of its longest row.
+
+    Parameters
+    ----------
+    value
+        What missing values become; a value of the element type at that point of the chain.
+    max_length
+        Longer rows are cut off at their end.
+    multiple_of
+        The length is rounded up to a multiple of this, also beyond `max_length`.
+    """
+
+    value: float = 0
+    max_length: int | None = None
+    multiple_of: int = 1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.value, bool) or not isinstance(self.value, int | float):
+            object.__setattr__(self, "value", _number("Pad", "value", self.value, finite=False))
+        if self.max_length is not None:
+            object.__setattr__(self, "max_length", _whole("Pad", "max_length", self.max_length, 1))
+        object.__setattr__(self, "multiple_of", _whole("Pad", "multiple_of", self.multiple_of, 1))
+
+    def _apply(self, chain: _Chain) -> _Step:
+        if not chain.column.ragged:
+            raise chain.refuse("Pad is for ragged columns")
+        if chain.padded:
+            raise chain.refuse("Pad may stand in a chain only once")
+        if not _fits(self.value, chain.dtype):
+            raise chain.refuse(f"Pad: {self.value} is no value of type {chain.dtype}")
+        chain.padded = True
+        return ("pad", float(self.value), self.max_length or 0, self.multiple_of)
+
+
+_KINDS: dict[str, type[Transform]] = {
+    kind.__name__: kind
+    for kind in (Scale, Normalize, Cast, ToCHW, RandomCrop, RandomHorizontalFlip, Pad)
+}
+_IMAGE_KINDS = (ToCHW, RandomCrop, RandomHorizontalFlip)
+
+
+def transform_from_json(value: Mapping[str, Any]) -> Transform:
+    """Return the transform that `Transform.to_json` described; InputError if it is none."""
+    arguments = dict(value)
+    kind = _KINDS.get(arguments.pop("name", ""))
+    if kind is None:
+        raise InputError(f"unknown transform in {dict(value)!r}")
+    try:
+        return kind(**arguments)
+    except TypeError as error:
+        raise InputError(f"{kind.__name__}: {error}") from None
+
+
+def compile(
+    columns: Mapping[str, ColumnLike],
+    transforms: Mapping[str, Sequence[Transform]],
+    *,
+    augment: bool = True,
+) -> list[dict[str, Any]]:
+    """Check every chain against its column and return the plan that `_core.Loader` takes.
+
+    Parameters
+    ----------
+    columns
+        All columns by name, in the order of the batches.
+    transforms
+        The chains by column.
+    augment
+        False for evaluation: random crops are taken from the middle, nothing is flipped.
+
+    Raises
+    ------
+    InputError
+        A chain for a column that is not there, or one that does not fit its column; the message
+        names the column.
+    """
+    for name in transforms:
+        if name not in columns:
+            known = ", ".join(columns)
+            raise InputError(
+                f"transforms for column {name!r}, which is not there; there are {known}"
+            )
+    _check_names(columns.values())
+    return [
+        {"name": name, "ops": _compile_chain(column, transforms.get(name, ()), augment)}
+        for name, column in columns.items()
+    ]
+
+
+def _compile_chain(column: ColumnLike, steps: Sequence[Transform], augment: bool) -> list[_Step]:
+    shape = column.shape
+    of_images = any(isinstance(step, _IMAGE_KINDS) for step in steps)
+    is_image = of_images and not column.ragged and len(shape) in (2, 3)
+    chain = _Chain(
+        column=column,
+        dtype=column.dtype,
+        size=(shape[0], shape[1]) if is_image else None,
+        channels=1 if not shape or (is_image and len(shape) == 2) else shape[-1],
+        augment=augment,
+    )
+    if len(steps) > _MAX_STEPS:
+        raise chain.refuse(f"{len(steps)} transforms; a chain may have {_MAX_STEPS}")
+    plan = []
+    for step in steps:
+        if not isinstance(step, Transform):
+            raise chain.refuse(f"{step!r} is no transform: see cerebro.transforms")
+        compiled = step._apply(chain)
+        if compiled is not None:
+            plan.append(compiled)
+    return plan
+
+
+def _check_names(columns: Iterable[ColumnLike]) -> None:
+    """A ragged column's mask and lengths must not have the name of another column."""
+    columns = list(columns)
+    names = {column.name for column in columns}
+    for column in columns:
+        for suffix in ("_mask", "_length") if column.ragged else ():
+            if column.name + suffix in names:
+                raise InputError(
+                    f"column {column.name + suffix!r} has the name of what the ragged column "
+                    f"{column.name!r} arrives with: rename one of them"
+                )
+
+
+# --- arguments ----------------------------------------------------------------
+
+
+def _number(transform: str, name: str, value: Any, *, finite: bool = True) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise InputError(f"{transform}: {name} must be a number, not {value!r}") from None
+    if finite and not math.isfinite(number):
+        raise InputError(f"{transform}: {name} must be finite, not {number}")
+    return number
+
+
+def _numbers(transform: str, name: str, value: Any) -> float | tuple[float, ...]:
+    if hasattr(value, "tolist"):  # NumPy arrays and scalars, torch tensors
+        value = value.tolist()
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return tuple(_number(transform, name, item) for item in value)
+    return _number(transform, name, value)
+
+
+def _whole(transform: str, name: str, value: Any, least: int) -> int:
+    try:
+        number = int(value)
+        exact = number == value
+    except (TypeError, ValueError, OverflowError):
+        exact = False
+    if not exact or number < least or number > 2**31 - 1:
+        raise InputError(f"{transform}: {name} must be a whole number >= {least}, not {value!r}")
+    return number
+
+
+def _pair(transform: str, name: str, value: Any, least: int) -> _Size:
+    if not isinstance(value, Sequence):
+        return _whole(transform, name, value, least)
+    if len(value) != 2:
+        raise InputError(f"{transform}: {name} must be a number or a pair, not {value!r}")
+    return (
+        _whole(transform, name, value[0], least),
+        _whole(transform, name, value[1], least),
+    )
+
+
+def _as_pair(size: _Size) -> tuple[int, int]:
+    return size if isinstance(size, tuple) else (size, size)
+
+
+def _dtype_name(dtype: Any) -> str:
+    if isinstance(dtype, str):
+        return dtype.removeprefix("torch.")
+    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
+    return str(name).removeprefix("torch.").removesuffix("_")
+
+
+def _fits(value: float, dtype: str) -> bool:
+    if dtype in _INTEGERS:
+        low, high = _INTEGERS[dtype]
+        # Beyond 2**53 a double is not every integer.
+        return (
+            math.isfinite(value)
+            and value == int(value)
+            and (low <= value <= high and float(value) == value)
+        )
+    return dtype != "complex64" or value == 0
