@@ -7,8 +7,19 @@
  * the work of such trials is summed in weights and multiplied when asked. */
 #include "schedule_impl.h"
 
-#define RATE_GAIN 0.25   /* share of the newest unit in a trial's rate */
-#define FACTOR_GAIN 0.05 /* and in its worker's factor */
+/* The newest of n timed units counts for 1/n, so that a rate settles quickly,
+ * and no less than this, so that it follows what changes. */
+#define LEAST_GAIN (1.0 / 64.0)
+
+static double
+gain(uint32_t *n)
+{
+    double share = 1.0 / (double)++*n;
+
+    if (share < LEAST_GAIN)
+        --*n; /* it counts no further */
+    return share > LEAST_GAIN ? share : LEAST_GAIN;
+}
 
 double
 schedule_mean_rate(const cer_schedule *s)
@@ -73,12 +84,13 @@ schedule_learn(cer_schedule *s, schedule_worker *w, schedule_trial *t,
     if (!t->known) {
         t->known = true;
         t->rate = rate / w->factor;
+        t->timed = 1;
         s->rate_sum += t->rate;
         s->n_rates++;
     } else {
-        double change = RATE_GAIN * (rate / w->factor - t->rate);
+        double change = gain(&t->timed) * (rate / w->factor - t->rate);
 
-        w->factor += FACTOR_GAIN * (rate / t->rate - w->factor);
+        w->factor += gain(&w->timed) * (rate / t->rate - w->factor);
         t->rate += change;
         s->rate_sum += change;
     }

@@ -35,6 +35,7 @@ typedef struct schedule_trial {
     bool known;           /* rate was measured */
     bool in_wave;
     bool work_in_seconds; /* unit of `work` */
+    uint32_t timed;       /* units that made its rate, no further than needed */
     uint64_t lane;        /* which shard of the wave is next, counted up */
     double rate;          /* seconds per weight on a worker of factor 1 */
     double work;          /* what it adds to the schedule's sums of work */
@@ -47,6 +48,7 @@ typedef struct schedule_worker {
     int64_t shard;   /* the last it ran or loaded, or CER_NO_SHARD */
     double start;    /* of its unit */
     double factor;   /* its time over that of the mean worker */
+    uint32_t timed;  /* units that made its factor, no further than needed */
     uint32_t n_held; /* training shards held; exclusive mode only */
     uint32_t n_live;
     uint32_t *live; /* slots, most recent first; room for live_models */

@@ -10,11 +10,17 @@
  * for trials whose validation is next, and one queue per shard for the trials
  * that wait for the wave to come by.
  *
- * EXCLUSIVE. One queue per shard, and one for validation, by work left in
- * steps of two mean units. */
+ * EXCLUSIVE. One queue per shard, and one for validation, by work left over
+ * the mean rate as it was when the trial came into the queue. */
 #include "schedule_impl.h"
 
 #include <math.h>
+
+/* How early a trial is urgent, by its work left and by its units. */
+#define URGENT_SHARE 1.1
+#define URGENT_UNITS 1.5
+/* An unknown rate may be the mean plus this times (the largest - the mean). */
+#define UNKNOWN_CAUTION 1.5
 
 enum { LANES = 3, EVAL_PAIR = LANES, FIRST_PARKED = 2 * (LANES + 1) };
 
@@ -213,11 +219,8 @@ exclusive_enqueue(cer_schedule *s, uint32_t slot)
     schedule_trial *t = &s->trials[slot];
     int64_t shard = schedule_next_shard(s, t);
     double rate = t->known ? t->rate / schedule_mean_rate(s) : 1.0;
-    double unit = s->prefix[s->shards] / (double)s->shards;
     double key = schedule_weight_left(s, t) * rate;
 
-    if (unit > 0.0)
-        key = floor(key / (2.0 * unit));
     push(s, slot, shard == CER_SHARD_VALIDATION ? s->shards : (uint32_t)shard,
          key);
 }
@@ -258,14 +261,24 @@ schedule_dequeue(cer_schedule *s, uint32_t slot)
 
 /* --- the choice ----------------------------------------------------------- */
 
-/* Urgent trials first, longest first; else the oldest. */
+/* Urgent trials first, longest first; else the oldest. A trial that gets the
+ * workers it needs only when its work left is the mean work left per worker
+ * is late with the first unit that takes long: so it is urgent a little
+ * before. And a trial of unknown cost may be a long one, found out too late
+ * if it is taken for a mean one. */
 static uint32_t
 shared_choose(const cer_schedule *s)
 {
-    double work = 0.0;
-    uint32_t slot = longest_of_pair(s, 0, schedule_mean_rate(s), &work);
+    double rate = schedule_mean_rate(s);
+    double cautious = rate + UNKNOWN_CAUTION * (s->rate_max - rate);
+    double work = 0.0, unit = s->prefix[s->shards] / (double)s->shards;
+    uint32_t slot =
+        longest_of_pair(s, 0, s->n_rates == 0 ? rate : cautious, &work);
 
-    if (slot == NONE || work >= schedule_mean_work(s))
+    if (slot == NONE)
+        return slot;
+    unit *= s->trials[slot].known ? s->trials[slot].rate : rate;
+    if (URGENT_SHARE * work + URGENT_UNITS * unit >= schedule_mean_work(s))
         return slot;
     return s->oldest;
 }

@@ -197,8 +197,11 @@ schedule_leave_idle(cer_schedule *s)
 cer_status
 cer_schedule_add_worker(cer_schedule *s, uint32_t *worker, cer_error *err)
 {
-    schedule_worker w = {
-        .present = true, .trial = NONE, .shard = CER_NO_SHARD, .factor = 1.0};
+    schedule_worker w = {.present = true,
+                         .trial = NONE,
+                         .shard = CER_NO_SHARD,
+                         .factor = 1.0,
+                         .timed = 1};
     cer_status status = CER_OK;
 
     w.live = cer_alloc(s->live_models * sizeof *w.live);
