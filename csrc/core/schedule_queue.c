@@ -16,9 +16,10 @@
 
 #include <math.h>
 
-/* How early a trial is urgent, by its work left and by its units. */
-#define URGENT_SHARE 1.1
+/* How many units before its time a trial is urgent. */
 #define URGENT_UNITS 1.5
+/* A rate made of n units may be larger by this over the root of n. */
+#define RATE_CAUTION 0.2
 /* An unknown rate may be the mean plus this times (the largest - the mean). */
 #define UNKNOWN_CAUTION 1.5
 
@@ -49,6 +50,15 @@ push(cer_schedule *s, uint32_t slot, uint32_t queue, double key)
         schedule_set_bit(s->filled, queue, true);
 }
 
+/* A rate made of few units may be larger than it seems. Taking it so gets the
+ * trial run, and its rate known: the other mistake would let the trial wait
+ * for as long as it takes to lose all the time it has. */
+static double
+caution(const schedule_trial *t)
+{
+    return t->known ? 1.0 + RATE_CAUTION / sqrt((double)t->timed) : 1.0;
+}
+
 /* --- pairs of queues: known rate, unknown rate ---------------------------- */
 
 static void
@@ -57,7 +67,8 @@ push_pair(cer_schedule *s, uint32_t slot, uint32_t pair)
     bool known = s->trials[slot].known;
 
     /* t->work is in seconds where the rate is known, else in weights. */
-    push(s, slot, 2 * pair + (known ? 0 : 1), s->trials[slot].work);
+    push(s, slot, 2 * pair + (known ? 0 : 1),
+         s->trials[slot].work * caution(&s->trials[slot]));
 }
 
 /* The trial of a pair with the most work left, all else being unknown at
@@ -219,7 +230,7 @@ exclusive_enqueue(cer_schedule *s, uint32_t slot)
     schedule_trial *t = &s->trials[slot];
     int64_t shard = schedule_next_shard(s, t);
     double rate = t->known ? t->rate / schedule_mean_rate(s) : 1.0;
-    double key = schedule_weight_left(s, t) * rate;
+    double key = schedule_weight_left(s, t) * rate * caution(t);
 
     push(s, slot, shard == CER_SHARD_VALIDATION ? s->shards : (uint32_t)shard,
          key);
@@ -261,11 +272,11 @@ schedule_dequeue(cer_schedule *s, uint32_t slot)
 
 /* --- the choice ----------------------------------------------------------- */
 
-/* Urgent trials first, longest first; else the oldest. A trial that gets the
- * workers it needs only when its work left is the mean work left per worker
- * is late with the first unit that takes long: so it is urgent a little
- * before. And a trial of unknown cost may be a long one, found out too late
- * if it is taken for a mean one. */
+/* Urgent trials first, longest first; else the oldest. A trial is urgent when
+ * its work left is the mean work left per worker, or a little before: from
+ * then on it needs a worker all the time, and has to wait for the first one.
+ * A trial of unknown cost may be a long one, found out too late if it is
+ * taken for a mean one. */
 static uint32_t
 shared_choose(const cer_schedule *s)
 {
@@ -278,7 +289,7 @@ shared_choose(const cer_schedule *s)
     if (slot == NONE)
         return slot;
     unit *= s->trials[slot].known ? s->trials[slot].rate : rate;
-    if (URGENT_SHARE * work + URGENT_UNITS * unit >= schedule_mean_work(s))
+    if (work + URGENT_UNITS * unit >= schedule_mean_work(s))
         return slot;
     return s->oldest;
 }
