@@ -5,6 +5,7 @@ from __future__ import annotations
 from cerebro.data.dataset import Dataset, RaggedRows
 from cerebro.data.manifest import Column
 from cerebro.data.sharding import shard
+from cerebro.data.sources.image_folders import images
 from cerebro.data.stats import Stats
 
-__all__ = ["Column", "Dataset", "RaggedRows", "Stats", "shard"]
+__all__ = ["Column", "Dataset", "RaggedRows", "Stats", "images", "shard"]

@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from cerebro.data.sources.arrays import ArraysSource
+from cerebro.data.sources.arrow_tables import ArrowFileSource, ArrowSource
 from cerebro.data.sources.base import Source
+from cerebro.data.sources.csv_files import CsvSource
+from cerebro.data.sources.huggingface import HuggingFaceSource, is_huggingface
+from cerebro.data.sources.npz_files import NpzSource
+from cerebro.data.sources.pandas_frames import PandasSource
+from cerebro.data.sources.parquet_files import ParquetSource
+from cerebro.data.sources.row_mappings import RowsSource
+from cerebro.data.sources.torch_datasets import torch_source
 from cerebro.errors import InputError
+
+_FILES: dict[str, Callable[[Path], Source]] = {
+    ".npz": NpzSource,
+    ".csv": CsvSource,
+    ".tsv": CsvSource,
+    ".parquet": ParquetSource,
+    ".arrow": ArrowFileSource,
+    ".feather": ArrowFileSource,
+}
+_ACCEPTED = (
+    "a mapping of column names to arrays, a pandas or Arrow table, the path of a .npz, .csv, "
+    ".parquet or .arrow file, cerebro.images(folder), a PyTorch or Hugging Face dataset, or an "
+    "iterable of row mappings"
+)
 
 
 def open_source(source: Any) -> Source:
@@ -17,6 +42,50 @@ def open_source(source: Any) -> Source:
     """
     if isinstance(source, Source):
         return source
+    if isinstance(source, (str, os.PathLike)):
+        return _open_file(Path(source))
+    if is_huggingface(source):
+        return HuggingFaceSource(source)
     if isinstance(source, Mapping):
         return ArraysSource(source)
-    raise InputError(f"cannot shard a {type(source).__name__}")
+    if _is_a(source, "torch.utils.data", "Dataset"):
+        return torch_source(source)
+    if _is_a(source, "pandas", "DataFrame"):
+        return PandasSource(source)
+    if _is_arrow(source):
+        return ArrowSource(source)
+    if hasattr(source, "dtype") or hasattr(source, "__array__"):
+        return _open_array(source)
+    if isinstance(source, Iterable) and not isinstance(source, (bytes, bytearray)):
+        return RowsSource(source)
+    raise InputError(f"cannot shard a {type(source).__name__}: give {_ACCEPTED}")
+
+
+def _open_file(path: Path) -> Source:
+    if path.is_dir():
+        raise InputError(f"'{path}' is a folder: for class folders use cerebro.images('{path}')")
+    opener = _FILES.get(path.suffix.lower())
+    if opener is None:
+        raise InputError(f"'{path}' is of no known kind: give {_ACCEPTED}")
+    if not path.is_file():
+        raise InputError(f"no file '{path}'")
+    return opener(path)
+
+
+def _open_array(array: Any) -> Source:
+    names = getattr(getattr(array, "dtype", None), "names", None)
+    if not names:
+        raise InputError('the source is a single array: name it, such as {"x": array}')
+    return ArraysSource({name: array[name] for name in names})  # a structured array
+
+
+def _is_a(source: Any, module: str, name: str) -> bool:
+    """Whether `source` is of this class, without importing its package."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(source, kind)
+
+
+def _is_arrow(source: Any) -> bool:
+    if hasattr(source, "__arrow_c_stream__"):  # tables, readers, other libraries' frames
+        return True
+    return _is_a(source, "pyarrow", "RecordBatch") or _is_a(source, "pyarrow.dataset", "Dataset")

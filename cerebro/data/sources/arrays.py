@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cerebro.data.columns import ColumnData, from_array, from_list
+from cerebro.data.sources.arrow_tables import whole_column
 from cerebro.data.sources.base import Source, Table, choose
+from cerebro.data.sources.pandas_frames import series_column
 from cerebro.errors import InputError
 
 
@@ -33,4 +35,9 @@ class ArraysSource(Source):
             )
         if isinstance(value, (list, tuple)):
             return from_list(name, value)
+        package = type(value).__module__.partition(".")[0]
+        if package == "pyarrow":  # as an array it would turn nulls into NaN
+            return whole_column(name, value)
+        if package == "pandas" and hasattr(value, "isna"):
+            return series_column(name, value)
         return from_array(name, value)

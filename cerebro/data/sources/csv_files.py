@@ -1,0 +1,139 @@
+"""``.csv`` files with a header line.
+
+A column's type is that of all its cells: integers are int64, other numbers float64, ``true`` and
+``false`` bool, anything else categories. The file is therefore read twice, first for the types.
+Python's own parser is used, so that what is written does not depend on what is installed.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from cerebro.data.columns import ColumnData, from_text
+from cerebro.data.sources.base import Source, Table, choose, file_fingerprint
+from cerebro.errors import InputError
+
+CHUNK_ROWS = 16_384
+_BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False,
+             "FALSE": False}  # fmt: skip
+_TYPES = ("bool", "int64", "float64", "text")
+
+Cells = Sequence[str]
+
+
+class CsvSource(Source):
+    """A file of comma-separated values; tabs where the name ends in ``.tsv``."""
+
+    kind = "csv"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+
+    def fingerprint(self) -> str:
+        return file_fingerprint(self.path)
+
+    def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
+        types: dict[str, str] = {}
+        for _, columns in self._read(wanted):
+            for name, cells in columns.items():
+                types[name] = _widest(types.get(name), cells)
+        for first, columns in self._read(wanted):
+            yield {
+                name: _column(name, cells, types[name], first) for name, cells in columns.items()
+            }
+
+    def _read(self, wanted: Sequence[str] | None) -> Iterator[tuple[int, dict[str, Cells]]]:
+        """Yield the number of the first row, and the cells by column."""
+        with self.path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, delimiter=self._delimiter, strict=True)
+            try:
+                header = next(reader, None)
+                if header is None:
+                    raise InputError(f"'{self.path}' is empty: it needs a line of column names")
+                places = _places(self.path, header, wanted)
+                first = 0
+                for rows in self._runs(reader, len(header)):
+                    cells = list(zip(*rows, strict=True))
+                    yield first, {name: cells[place] for name, place in places.items()}
+                    first += len(rows)
+            except csv.Error as error:
+                line = reader.line_num
+                raise InputError(f"'{self.path}', line {line}: {error}") from None
+            except UnicodeDecodeError as error:
+                raise InputError(f"'{self.path}' is not UTF-8: {error}; convert it") from None
+
+    def _runs(self, reader: Iterator[list[str]], width: int) -> Iterator[list[list[str]]]:
+        rows: list[list[str]] = []
+        for cells in reader:
+            if not cells:  # an empty line
+                continue
+            if len(cells) != width:
+                line = reader.line_num  # type: ignore[attr-defined]
+                raise InputError(
+                    f"'{self.path}', line {line} has {len(cells)} cells, but the header has "
+                    f"{width}: quote cells that contain a comma"
+                )
+            rows.append(cells)
+            if len(rows) == CHUNK_ROWS:
+                yield rows
+                rows = []
+        if rows:
+            yield rows
+
+
+def _places(path: Path, header: Sequence[str], wanted: Sequence[str] | None) -> dict[str, int]:
+    if len(set(header)) != len(header):
+        twice = next(name for name in header if header.count(name) > 1)
+        raise InputError(f"'{path}' has two columns named {twice!r}: rename one")
+    return {name: header.index(name) for name in choose(header, wanted)}
+
+
+def _widest(known: str | None, cells: Cells) -> str:
+    """The narrowest type, at least `known`, that all cells have. Empty cells count as any."""
+    filled = [cell for cell in cells if cell]
+    if not filled:
+        return known or "bool"
+    if known in (None, "bool") and all(cell in _BOOLEANS for cell in filled):
+        return "bool"
+    if known == "bool" and any(cell in _BOOLEANS for cell in filled):
+        return "text"
+    if known not in ("float64", "text") and _parses(filled, int):
+        return "int64"
+    return "float64" if known != "text" and _parses(filled, float) else "text"
+
+
+def _parses(cells: Cells, kind: type[int] | type[float]) -> bool:
+    if any("_" in cell for cell in cells):  # Python's digit groups are text to everybody else
+        return False
+    try:
+        for cell in cells:
+            kind(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _column(name: str, cells: Cells, kind: str, first: int) -> ColumnData:
+    if "" in cells:
+        row = first + cells.index("")
+        raise InputError(
+            f"column {name!r} has an empty cell in row {row}: fill it, drop the row, or leave the "
+            "column out with columns=[...]"
+        )
+    if kind == "text":
+        return from_text(name, cells)
+    if kind == "bool":
+        return ColumnData(np.array([_BOOLEANS[cell] for cell in cells]), "bool")
+    if kind == "float64":
+        return ColumnData(np.array([float(cell) for cell in cells]), "float64")
+    try:
+        return ColumnData(np.array([int(cell) for cell in cells], np.int64), "int64")
+    except OverflowError:
+        raise InputError(
+            f"column {name!r} has integers too large for int64: leave it out with columns=[...]"
+        ) from None

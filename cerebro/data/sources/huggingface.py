@@ -1,0 +1,81 @@
+"""Hugging Face datasets, mapped or streaming.
+
+Columns of numbers, strings and lists are read as the Arrow data that they are; images and other
+features that must be decoded come row by row. A ``ClassLabel`` keeps its codes and names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from cerebro.data.columns import ColumnData
+from cerebro.data.sources.arrow_tables import table_of
+from cerebro.data.sources.base import Source, Table, choose
+from cerebro.data.sources.row_mappings import row_chunks
+from cerebro.errors import InputError
+
+BATCH_ROWS = 4096
+
+
+def is_huggingface(source: Any) -> bool:
+    """Whether this is a dataset (or several) of the package ``datasets``."""
+    kind = type(source)
+    return kind.__module__.partition(".")[0] == "datasets" and hasattr(source, "with_format")
+
+
+class HuggingFaceSource(Source):
+    """A dataset, in its own order."""
+
+    kind = "huggingface"
+
+    def __init__(self, dataset: Any) -> None:
+        if isinstance(dataset, dict):
+            raise InputError(
+                f"the dataset has the splits {', '.join(dataset)}: shard one of them, such as "
+                f"dataset[{next(iter(dataset))!r}]"
+            )
+        self.dataset = dataset
+
+    def fingerprint(self) -> str | None:
+        found = getattr(self.dataset, "_fingerprint", None)
+        return f"huggingface:{found}" if isinstance(found, str) else None
+
+    def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
+        features = self.dataset.features
+        if features is None:  # a stream that does not know its columns beforehand
+            yield from row_chunks(iter(self.dataset.with_format(None)), wanted)
+            return
+        names = choose(features, wanted)
+        classes = {name: features[name].names for name in names if _is_label(features[name])}
+        dataset = self.dataset.select_columns(names)
+        if all(_is_plain(features[name]) for name in names):
+            yield from _arrow_chunks(dataset, names, classes)
+        else:
+            yield from row_chunks(iter(dataset.with_format(None)), names, classes)
+
+
+def _arrow_chunks(
+    dataset: Any, names: Sequence[str], classes: dict[str, Sequence[str]]
+) -> Iterator[Table]:
+    first = 0
+    for arrow in dataset.with_format("arrow").iter(BATCH_ROWS):
+        for batch in arrow.combine_chunks().to_batches():
+            table = table_of(batch, names, first)
+            for name, labels in classes.items():
+                codes = table[name]
+                table[name] = ColumnData(codes.values, codes.dtype, None, labels, ordered=True)
+            yield table
+            first += batch.num_rows
+
+
+def _is_label(feature: Any) -> bool:
+    return type(feature).__name__ == "ClassLabel"
+
+
+def _is_plain(feature: Any) -> bool:
+    """Whether Arrow's data are the values: numbers, strings, labels, lists of them."""
+    inner = getattr(feature, "feature", None)
+    if inner is not None:
+        return _is_plain(inner)
+    return type(feature).__name__ in ("Value", "ClassLabel")

@@ -1,0 +1,140 @@
+"""Folders of images: one subfolder a class."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from cerebro.data.columns import ColumnData
+from cerebro.data.dtypes import Array
+from cerebro.data.manifest import checksum_of
+from cerebro.data.sources.base import Source, Table, choose, import_or_explain
+from cerebro.errors import InputError
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+CHUNK_IMAGES = 256
+CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
+
+
+def images(
+    folder: str | os.PathLike[str],
+    size: int | tuple[int, int] | None = None,
+    mode: str = "RGB",
+) -> ImagesSource:
+    """A source for `cerebro.shard`: the images in the class folders of a folder.
+
+    Its columns are ``x``, uint8 of shape ``(height, width, channels)``, and ``y``, the class: the
+    number of the subfolder among the sorted names, which become the class names. Images may lie
+    deeper within a class folder.
+
+    Parameters
+    ----------
+    folder
+        The folder that has a subfolder for each class.
+    size
+        ``(height, width)``, or one number for both: images are resized (bilinear, antialiased) to
+        this, whatever their shape. None: all must have one size.
+    mode
+        ``"RGB"``, ``"L"`` (grey, 1 channel) or ``"RGBA"``.
+
+    Raises
+    ------
+    InputError
+        A wrong argument, no such folder, no images, or Pillow is not installed.
+    """
+    return ImagesSource(Path(folder), size, mode)
+
+
+class ImagesSource(Source):
+    """Decodes images in threads, some hundred at a time; see `images`."""
+
+    kind = "images"
+
+    def __init__(self, folder: Path, size: int | tuple[int, int] | None, mode: str) -> None:
+        if mode not in CHANNELS:
+            raise InputError(f"mode is {mode!r}: it must be one of {', '.join(CHANNELS)}")
+        if not folder.is_dir():
+            raise InputError(f"no folder '{folder}'")
+        import_or_explain("PIL", "reading images", "images")
+        self.folder = folder
+        self.size = _check_size(size)
+        self.mode = mode
+        found = [
+            (child.name, sorted(path for path in child.rglob("*") if _is_image(path)))
+            for child in folder.iterdir()
+            if child.is_dir() and not child.name.startswith(".")
+        ]
+        self.files = {name: paths for name, paths in sorted(found) if paths}
+        if not self.files:
+            raise InputError(
+                f"'{folder}' has no class folders with images: put the images of each class into a "
+                f"folder of its own (known are {' '.join(SUFFIXES)})"
+            )
+
+    def fingerprint(self) -> str:
+        listing = [
+            [str(path.relative_to(self.folder)), path.stat().st_size, path.stat().st_mtime_ns]
+            for paths in self.files.values()
+            for path in paths
+        ]
+        return f"images:{checksum_of([listing, self.size, self.mode])}"
+
+    def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
+        names = list(self.files)
+        labelled = [(path, code) for code, name in enumerate(names) for path in self.files[name]]
+        columns = choose(["x", "y"], wanted)
+        shape = None
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            for start in range(0, len(labelled), CHUNK_IMAGES):
+                chunk = labelled[start : start + CHUNK_IMAGES]
+                decoded = list(pool.map(self._decode, [path for path, _ in chunk]))
+                shape = shape or decoded[0].shape
+                for (path, _), pixels in zip(chunk, decoded, strict=True):
+                    _check_shape(path, pixels, shape)
+                codes = np.array([code for _, code in chunk], np.int64)
+                table = {
+                    "x": ColumnData(np.stack(decoded), "uint8"),
+                    "y": ColumnData(codes, "int64", None, names, ordered=True),
+                }
+                yield {name: table[name] for name in columns}
+
+    def _decode(self, path: Path) -> Array:
+        from PIL import Image
+
+        try:
+            with Image.open(path) as image:
+                image = image.convert(self.mode)
+                if self.size is not None:
+                    height, width = self.size
+                    image = image.resize((width, height), Image.Resampling.BILINEAR)
+                pixels = np.asarray(image, np.uint8)
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            raise InputError(
+                f"'{path}' is no image or is damaged: {error}; repair or remove it"
+            ) from None
+        return pixels.reshape(*pixels.shape[:2], CHANNELS[self.mode])
+
+
+def _check_size(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
+    pair = (size, size) if isinstance(size, int) else size
+    if pair is None:
+        return None
+    if len(pair) != 2 or any(not isinstance(n, int) or n < 1 for n in pair):
+        raise InputError(f"size is {size!r}: give one number of pixels or (height, width)")
+    return int(pair[0]), int(pair[1])
+
+
+def _check_shape(path: Path, pixels: Array, shape: tuple[int, ...]) -> None:
+    if pixels.shape != shape:
+        raise InputError(
+            f"'{path}' has {pixels.shape[0]} x {pixels.shape[1]} pixels, but images before it have "
+            f"{shape[0]} x {shape[1]}: give images(..., size=(height, width))"
+        )
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES and path.is_file() and not path.name.startswith(".")

@@ -1,0 +1,69 @@
+"""pandas data frames. The index is left out: make it a column with ``reset_index()``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from cerebro.data.columns import ColumnData, from_array, from_objects, from_text, missing
+from cerebro.data.sources.arrow_tables import whole_column
+from cerebro.data.sources.base import Source, Table, choose
+from cerebro.errors import InputError
+
+
+class PandasSource(Source):
+    """A frame in memory; columns of NumPy types are not copied."""
+
+    kind = "pandas"
+    whole = True
+
+    def __init__(self, frame: Any) -> None:
+        self.frame = frame
+
+    def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
+        names = list(self.frame.columns)
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise InputError(f"the frame has two columns named {twice!r}: rename one")
+        yield {name: series_column(name, self.frame[name]) for name in choose(names, wanted)}
+
+
+def series_column(name: str, series: Any) -> ColumnData:
+    """A series as a column. Raises InputError for missing values and unsuitable types."""
+    import numpy as np
+    import pandas as pd
+
+    dtype = series.dtype
+    if isinstance(dtype, np.dtype) and dtype.kind != "O":
+        return from_array(name, series.to_numpy())  # NaN in a float column is a value
+    absent = series.isna().to_numpy()
+    if absent.any():
+        raise missing(name, int(absent.argmax()))
+    if isinstance(dtype, pd.CategoricalDtype):
+        return _categories(name, series)
+    if isinstance(dtype, pd.StringDtype):
+        return from_text(name, series.tolist())
+    if isinstance(dtype, pd.ArrowDtype):
+        return _arrow(name, series)
+    if dtype == np.dtype(object):
+        return from_objects(name, series.tolist())
+    if pd.api.types.is_numeric_dtype(dtype) and getattr(dtype, "numpy_dtype", None) is not None:
+        return from_array(name, series.to_numpy(dtype.numpy_dtype))  # Int64, boolean, Float32
+    raise InputError(
+        f"column {name!r} has pandas' type {dtype}: convert it to numbers or strings first, or "
+        "leave it out with columns=[...]"
+    )
+
+
+def _categories(name: str, series: Any) -> ColumnData:
+    """Strings are taken as strings, so that the order of the categories does not matter."""
+    names = series.cat.categories.tolist()
+    if all(isinstance(label, str) for label in names):
+        return ColumnData(series.cat.codes.to_numpy().astype("int64"), "int64", None, names)
+    return from_array(name, series.cat.categories.to_numpy()[series.cat.codes.to_numpy()])
+
+
+def _arrow(name: str, series: Any) -> ColumnData:
+    import pyarrow as pa
+
+    return whole_column(name, pa.array(series))

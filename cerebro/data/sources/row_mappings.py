@@ -1,0 +1,80 @@
+"""Any iterable of row mappings, such as a generator of dicts.
+
+A row's value may be a number, a string, an array or tensor (fixed shape, or ragged where the first
+dimension differs from row to row), a PIL image, or a list (ragged).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from cerebro.data.columns import ColumnData, from_rows
+from cerebro.data.sources.base import Source, Table, choose
+from cerebro.errors import InputError
+
+CHUNK_ROWS = 4096
+CHUNK_BYTES = 32 << 20  # as far as rows say how large they are
+
+
+class RowsSource(Source):
+    """Rows one after the other; read once, and never held all at the same time unless in a list."""
+
+    kind = "rows"
+
+    def __init__(self, rows: Iterable[Any]) -> None:
+        self.rows = rows
+        self.whole = isinstance(rows, (list, tuple))
+
+    def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
+        tables = row_chunks(self.rows, wanted, whole=self.whole)
+        return iter([next(tables, {})]) if self.whole else tables
+
+
+def row_chunks(
+    rows: Iterable[Any],
+    wanted: Sequence[str] | None,
+    classes: Mapping[str, Sequence[str]] | None = None,
+    whole: bool = False,
+) -> Iterator[Table]:
+    """Collect rows into tables, all into one if `whole`.
+
+    `classes` names the classes of columns that hold their codes.
+    """
+    columns: dict[str, list[Any]] = {}
+    names: set[str] = set()
+    first = row = held = 0
+    for row, mapping in enumerate(rows):
+        if not isinstance(mapping, Mapping):
+            raise InputError(
+                f"row {row} is {type(mapping).__name__}: an iterable must give mappings, such as "
+                '{"x": 1.5, "y": 0}'
+            )
+        if not names:
+            columns = {name: [] for name in choose(mapping, wanted)}
+            names = set(mapping)
+        elif mapping.keys() != names:
+            raise InputError(
+                f"row {row} has the columns {', '.join(map(str, mapping))}, but rows before it "
+                f"have {', '.join(sorted(names))}: give every row the same"
+            )
+        for name, values in columns.items():
+            values.append(mapping[name])
+            held += getattr(mapping[name], "nbytes", 0)
+        if not whole and (row + 1 - first >= CHUNK_ROWS or held >= CHUNK_BYTES):
+            yield _table(columns, first, classes)
+            columns = {name: [] for name in columns}
+            first, held = row + 1, 0
+    if names and first <= row:
+        yield _table(columns, first, classes)
+
+
+def _table(
+    columns: Mapping[str, list[Any]], first: int, classes: Mapping[str, Sequence[str]] | None
+) -> Table:
+    table = {name: from_rows(name, values, first) for name, values in columns.items()}
+    for name, labels in (classes or {}).items():
+        if name in table:
+            codes = table[name]
+            table[name] = ColumnData(codes.values, codes.dtype, codes.offsets, labels, True)
+    return table

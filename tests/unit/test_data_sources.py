@@ -1,0 +1,521 @@
+"""Every kind of source: the same rows give the same bits, and what is wrong is named."""
+
+from __future__ import annotations
+
+import array
+import collections
+import datetime
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cerebro.data import Dataset, images, shard
+from cerebro.data.sources import open_source
+from cerebro.errors import InputError
+
+ROWS = 53
+RNG = np.random.default_rng(1)
+INTS = RNG.integers(-1000, 1000, ROWS)
+FLOATS = RNG.normal(size=ROWS)
+FLAGS = INTS > 0
+NAMES = [("dog", "cat", "ant", "Émile")[i % 4] for i in range(ROWS)]
+VECTORS = RNG.normal(size=(ROWS, 3)).astype(np.float32)
+TOKENS = [INTS[: i % 5].tolist() for i in range(ROWS)]
+
+
+def scalars() -> dict[str, Any]:
+    return {"i": INTS, "f": FLOATS, "b": FLAGS, "s": NAMES}
+
+
+def everything() -> dict[str, Any]:
+    return scalars() | {"v": VECTORS, "t": TOKENS}
+
+
+def frame() -> Any:
+    return pytest.importorskip("pandas").DataFrame(scalars())
+
+
+def arrow() -> Any:
+    pa = pytest.importorskip("pyarrow")
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(VECTORS.ravel()), 3)
+    return pa.table(scalars() | {"v": vectors, "t": pa.array(TOKENS, pa.list_(pa.int64()))})
+
+
+def rows(columns: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for row in range(ROWS):
+        yield {
+            name: values[row].item() if isinstance(values[row], np.generic) else values[row]
+            for name, values in columns.items()
+        }
+
+
+def _from_npz(folder: Path) -> Any:
+    np.savez_compressed(folder / "a.npz", **scalars())
+    return folder / "a.npz"
+
+
+def _from_csv(folder: Path) -> Any:
+    frame().to_csv(folder / "a.csv", index=False)
+    return str(folder / "a.csv")
+
+
+def _from_parquet(folder: Path) -> Any:
+    frame().to_parquet(folder / "a.parquet", row_group_size=20)
+    return folder / "a.parquet"
+
+
+def _torch_dataset(folder: Path) -> Any:
+    torch = pytest.importorskip("torch")
+
+    class Rows(torch.utils.data.Dataset):  # type: ignore[name-defined,misc]
+        def __len__(self) -> int:
+            return ROWS
+
+        def __getitem__(self, row: int) -> dict[str, Any]:
+            return {"i": torch.tensor(INTS[row]), "f": FLOATS[row], "b": bool(FLAGS[row]),
+                    "s": NAMES[row]}  # fmt: skip
+
+    return Rows()
+
+
+def _huggingface(folder: Path) -> Any:
+    return pytest.importorskip("datasets").Dataset.from_dict(scalars())
+
+
+SCALAR_SOURCES: dict[str, Callable[[Path], Any]] = {
+    "arrays": lambda _: scalars(),
+    "strings as an array": lambda _: scalars() | {"s": np.array(NAMES)},
+    "lists": lambda _: {k: list(v) for k, v in scalars().items()},
+    "big-endian": lambda _: scalars() | {"i": INTS.astype(">i8"), "f": FLOATS.astype(">f8")},
+    "npz": _from_npz,
+    "csv": _from_csv,
+    "parquet": _from_parquet,
+    "pandas": lambda _: frame(),
+    "pandas objects": lambda _: frame().astype({"s": object}),
+    "pandas categories": lambda _: frame().astype({"s": "category"}),
+    "pandas nullable": lambda _: frame().astype({"i": "Int64", "b": "boolean", "f": "Float64"}),
+    "pandas Arrow": lambda _: frame().convert_dtypes(dtype_backend="pyarrow"),
+    "pandas columns": lambda _: {name: frame()[name] for name in "ifbs"},
+    "Arrow table": lambda _: arrow().select(["i", "f", "b", "s"]),
+    "Arrow columns": lambda _: {name: arrow()[name] for name in "ifbs"},
+    "Arrow reader": lambda _: arrow().select(["i", "f", "b", "s"]).to_reader(max_chunksize=7),
+    "torch dataset": _torch_dataset,
+    "Hugging Face": _huggingface,
+    "Hugging Face stream": lambda folder: _huggingface(folder).to_iterable_dataset(),
+    "generator": lambda _: rows(scalars()),
+    "list of rows": lambda _: list(rows(scalars())),
+    "structured array": lambda _: np.array(
+        list(zip(INTS, FLOATS, FLAGS, NAMES, strict=True)),
+        [("i", "i8"), ("f", "f8"), ("b", "?"), ("s", "U9")],
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return shard(scalars(), tmp_path_factory.mktemp("expected") / "d", shards=4, seed=7)
+
+
+@pytest.mark.parametrize("kind", SCALAR_SOURCES)
+def test_the_same_rows_are_the_same_bits_from_any_source(
+    kind: str, tmp_path: Path, expected: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cerebro.data.sources.row_mappings.CHUNK_ROWS", 10)
+    monkeypatch.setattr("cerebro.data.sources.csv_files.CHUNK_ROWS", 10)
+    monkeypatch.setattr("cerebro.data.sources.npz_files.CHUNK_BYTES", 100)
+    monkeypatch.setattr("cerebro.data.sources.parquet_files.BATCH_ROWS", 10)
+    monkeypatch.setattr("cerebro.data.sources.huggingface.BATCH_ROWS", 10)
+    source = SCALAR_SOURCES[kind](tmp_path)
+    data = shard(source, tmp_path / "d", shards=4, seed=7)
+    assert data.columns == expected.columns
+    assert data.checksum == expected.checksum
+    assert data.classes["s"] == ["ant", "cat", "dog", "Émile"]
+    assert [c.dtype for c in data.columns.values()] == ["int64", "float64", "bool", "int64"]
+
+
+def test_vectors_and_ragged_columns_too(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    torch = pytest.importorskip("torch")
+    pq = pytest.importorskip("pyarrow.parquet")
+    feather = pytest.importorskip("pyarrow.feather")
+    pa = pytest.importorskip("pyarrow")
+    pq.write_table(arrow(), tmp_path / "a.parquet")
+    feather.write_feather(arrow(), tmp_path / "a.arrow", compression="lz4")
+    with pa.ipc.new_stream(tmp_path / "b.arrow", arrow().schema) as stream:
+        stream.write_table(arrow(), max_chunksize=9)
+    tensors = everything() | {
+        "v": torch.from_numpy(VECTORS),
+        "t": [torch.tensor(row, dtype=torch.int64) for row in TOKENS],
+    }
+    sources = [
+        everything(), tensors, rows(everything()), rows(tensors), list(rows(tensors)), arrow(),
+        tmp_path / "a.parquet", tmp_path / "a.arrow", tmp_path / "b.arrow",
+        datasets.Dataset(arrow()), pa.dataset.dataset(arrow()),
+    ]  # fmt: skip
+    checksums = {
+        shard(source, tmp_path / str(number), shards=3).checksum
+        for number, source in enumerate(sources)
+    }
+    assert len(checksums) == 1
+    data = Dataset(tmp_path / "3")
+    assert (data.columns["v"].shape, data.columns["v"].dtype) == ((3,), "float32")
+    assert (data.columns["t"].ragged, data.columns["t"].dtype) == (True, "int64")
+
+
+def test_tuples_of_a_torch_dataset_are_x_and_y(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    x, y = torch.from_numpy(VECTORS), torch.from_numpy(INTS)
+
+    class Stream(torch.utils.data.IterableDataset):  # type: ignore[name-defined,misc]
+        def __iter__(self) -> Iterator[Any]:
+            return iter([Pair(a, b) for a, b in zip(x, y, strict=True)])
+
+    Pair = collections.namedtuple("Pair", "x y")
+    tensors = torch.utils.data.TensorDataset(x, y)
+    every = [
+        shard(source, tmp_path / str(number)).checksum
+        for number, source in enumerate(
+            [
+                {"x": VECTORS, "y": INTS},
+                tensors,
+                torch.utils.data.Subset(tensors, range(ROWS)),
+                Stream(),
+            ]
+        )
+    ]
+    assert len(set(every)) == 1
+    three = torch.utils.data.TensorDataset(x, y, y)
+    assert list(shard(three, tmp_path / "three").columns) == ["x", "y", "column2"]
+    single = torch.utils.data.TensorDataset(x)
+    assert list(shard(single, tmp_path / "one").columns) == ["x"]
+
+
+def test_bfloat16_from_torch_jax_and_dlpack(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    tensor = torch.from_numpy(VECTORS).to(torch.bfloat16)
+
+    class OnlyDlpack:
+        def __dlpack__(self, **keywords: Any) -> Any:
+            return tensor.__dlpack__(**keywords)
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return tensor.__dlpack_device__()
+
+    bits = tensor.view(torch.int16).numpy().view(np.uint16)
+    expected = shard({"x": VECTORS}, tmp_path / "e", dtypes={"x": torch.bfloat16})
+    for number, source in enumerate(
+        [{"x": tensor}, {"x": OnlyDlpack()}, ({"x": row} for row in tensor)]
+    ):
+        data = shard(source, tmp_path / str(number), shuffle=False)
+        assert data.columns["x"].dtype == "bfloat16"
+        stored = np.concatenate([data.shard(i)["x"] for i in range(8)])
+        assert np.array_equal(stored, bits)
+    assert shard({"x": tensor}, tmp_path / "s").checksum == expected.checksum
+    scalars_only = shard(({"x": row[0]} for row in tensor), tmp_path / "z", shuffle=False)
+    assert scalars_only.shard(0)["x"].tolist() == bits[:7, 0].tolist()
+
+
+def test_dlpack_and_buffers(tmp_path: Path) -> None:
+    class OnlyDlpack:
+        def __dlpack__(self, **keywords: Any) -> Any:
+            return VECTORS.__dlpack__(**keywords)
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return VECTORS.__dlpack_device__()
+
+    plain = shard({"x": VECTORS, "y": FLOATS}, tmp_path / "a")
+    other = shard({"x": OnlyDlpack(), "y": array.array("d", FLOATS)}, tmp_path / "b")
+    assert plain.checksum == other.checksum
+
+
+def test_a_memory_mapped_array_is_read_in_place(tmp_path: Path) -> None:
+    np.save(tmp_path / "v.npy", VECTORS)
+    mapped = np.load(tmp_path / "v.npy", mmap_mode="r")
+    a, b = shard({"x": VECTORS}, tmp_path / "a"), shard({"x": mapped}, tmp_path / "b")
+    assert a.checksum == b.checksum
+
+
+def test_the_type_of_a_stream_widens_on_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values: list[Any] = [1, 2, 3, 4.5, 5, True]
+    lists: list[list[Any]] = [[], [], [1], [2.5, 3], [], [4]]
+    arrays = [np.zeros(2), np.ones(2), np.ones(2), np.ones(3), np.ones(0), np.ones(2)]
+    source = [
+        {"v": v, "l": row, "a": a, "s": [f"w{len(row)}"] * len(row)}
+        for v, row, a in zip(values, lists, arrays, strict=True)
+    ]
+    whole = shard(source, tmp_path / "whole", shards=2)
+    for chunk_rows in (1, 2, 4):
+        monkeypatch.setattr("cerebro.data.sources.row_mappings.CHUNK_ROWS", chunk_rows)
+        stream = shard(iter(source), tmp_path / str(chunk_rows), shards=2)
+        assert stream.columns == whole.columns
+        assert stream.checksum == whole.checksum
+    assert {name: (c.dtype, c.ragged) for name, c in whole.columns.items()} == {
+        "v": ("float64", False), "l": ("float64", True), "a": ("float64", True),
+        "s": ("int64", True),
+    }  # fmt: skip
+    assert whole.classes["s"] == ["w1", "w2"]
+
+
+def test_lists_of_images_are_stacked(tmp_path: Path) -> None:
+    pictures = [np.full((4, 5), i, np.uint8) for i in range(9)]
+    data = shard({"x": pictures}, tmp_path / "a")
+    assert (data.columns["x"].shape, data.columns["x"].ragged) == ((4, 5), False)
+    longer = [*pictures, np.zeros((6, 5), np.uint8)]
+    ragged = shard({"x": longer}, tmp_path / "b").columns["x"]
+    assert (ragged.shape, ragged.ragged) == ((5,), True)
+    same_length = shard({"x": [[1, 2], [3, 4]]}, tmp_path / "c").columns["x"]
+    assert same_length.ragged
+
+
+def test_class_labels_keep_their_codes(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(
+        {"x": datasets.Value("int32"), "y": datasets.ClassLabel(names=["no", "maybe", "absent"])}
+    )
+    found = datasets.Dataset.from_dict({"x": [1, 2, 3], "y": [1, 0, 1]}, features=features)
+    data = shard(found, tmp_path / "d", shuffle=False, shards=1)
+    assert data.classes["y"] == ["no", "maybe", "absent"]
+    assert data.shard(0)["y"].tolist() == [1, 0, 1]
+    assert data.columns["x"].dtype == "int32"
+    assert shard(found, tmp_path / "d", shuffle=False, shards=1, exist_ok=True)
+    with pytest.raises(InputError, match="shard one of them, such as dataset"):
+        shard(datasets.DatasetDict(train=found), tmp_path / "e")
+
+
+def test_hugging_face_images_are_decoded(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    pil = pytest.importorskip("PIL.Image")
+    pictures = [pil.fromarray(np.full((3, 4, 3), 9 * i, np.uint8)) for i in range(5)]
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])}
+    )
+    found = datasets.Dataset.from_dict(
+        {"image": pictures, "label": [0, 1, 0, 1, 1]}, features=features
+    )
+    data = shard(
+        found, tmp_path / "d", shuffle=False, shards=1, columns={"x": "image", "y": "label"}
+    )
+    assert data.shard(0)["x"].shape == (5, 3, 4, 3)
+    assert data.shard(0)["x"][:, 0, 0, 0].tolist() == [0, 9, 18, 27, 36]
+    assert data.classes["y"] == ["a", "b"]
+
+
+@pytest.fixture
+def picture_folder(tmp_path: Path) -> Path:
+    pil = pytest.importorskip("PIL.Image")
+    for number, name in enumerate(["dog", "cat", "dog", "ant", "cat"]):
+        folder = tmp_path / "pictures" / name / ("deep" if number == 4 else "")
+        folder.mkdir(parents=True, exist_ok=True)
+        pil.fromarray(np.full((6, 4, 3), 10 * number, np.uint8)).save(folder / f"{number}.png")
+    (tmp_path / "pictures" / "notes.txt").write_text("no class")
+    (tmp_path / "pictures" / "empty").mkdir()
+    return tmp_path / "pictures"
+
+
+def test_image_folders(picture_folder: Path, tmp_path: Path) -> None:
+    data = shard(images(picture_folder), tmp_path / "d", shuffle=False, shards=1)
+    assert data.shard(0)["x"].shape == (5, 6, 4, 3)
+    assert data.shard(0)["x"][:, 0, 0, 0].tolist() == [30, 10, 40, 0, 20]
+    assert data.shard(0)["y"].tolist() == [0, 1, 1, 2, 2]
+    assert data.classes["y"] == ["ant", "cat", "dog"]
+    grey = shard(images(picture_folder, size=(2, 3), mode="L"), tmp_path / "g")
+    assert grey.columns["x"].shape == (2, 3, 1)
+    again = shard(images(picture_folder), tmp_path / "d", shuffle=False, shards=1, exist_ok=True)
+    assert again.checksum == data.checksum
+    with pytest.raises(InputError, match="made from other data"):
+        shard(images(picture_folder, 8), tmp_path / "d", shuffle=False, shards=1, exist_ok=True)
+
+
+def test_bad_image_folders(picture_folder: Path, tmp_path: Path) -> None:
+    from PIL import Image
+
+    Image.new("RGB", (9, 9)).save(picture_folder / "dog" / "z.png")
+    with pytest.raises(InputError, match=r"z\.png' has 9 x 9 pixels, .*6 x 4.*size="):
+        shard(images(picture_folder), tmp_path / "d")
+    (picture_folder / "dog" / "z.png").write_bytes(b"\x89PNG\r\n\x1a\nnothing")
+    with pytest.raises(InputError, match=r"z\.png' is no image or is damaged"):
+        shard(images(picture_folder, size=4), tmp_path / "d")
+    with pytest.raises(InputError, match="no class folders"):
+        images(picture_folder / "empty")
+    with pytest.raises(InputError, match="no folder"):
+        images(picture_folder / "nowhere")
+    with pytest.raises(InputError, match="mode is 'CMYK'"):
+        images(picture_folder, mode="CMYK")
+    with pytest.raises(InputError, match="size is 0"):
+        images(picture_folder, size=0)
+    with pytest.raises(InputError, match=r"use cerebro\.images"):
+        shard(picture_folder, tmp_path / "d")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ("a,b\n", "no rows"),
+        ("a,b\n1\n", "line 2 has 1 cells, but the header has 2"),
+        ("a,a\n1,2\n", "two columns named 'a'"),
+        ("a,b\n1,\n", "column 'b' has an empty cell in row 0"),
+        ("a,b\n1,2\n3,\n", "column 'b' has an empty cell in row 1"),
+        ('a,b\n1,"2\n', "line 2: unexpected end of data"),
+        ("a\n99999999999999999999\n", "too large for int64"),
+        ("a,\n1,2\n", "is empty: rename it"),
+    ],
+)
+def test_bad_csv(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(InputError) as caught:
+        shard(tmp_path / "a.csv", tmp_path / "d")
+    assert message in str(caught.value)
+    assert sorted(os.listdir(tmp_path)) == ["a.csv"]  # noqa: PTH208
+
+
+def test_csv_types_are_those_of_all_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cerebro.data.sources.csv_files.CHUNK_ROWS", 2)
+    (tmp_path / "a.csv").write_text(
+        "\ufeffi,f,late,b,text,mixed,digits\n"
+        "1,1,1,true,1_0,true,007\n"
+        "2,2.5,2,False,20,false,1\n"
+        "-3,nan,3,TRUE,30,true,1\n"
+        "4,1e3,x,true,40,1,1\n"
+        '5,inf,5,true,"a,b",true,2\n',
+        encoding="utf-8",
+    )
+    data = shard(tmp_path / "a.csv", tmp_path / "d", shards=1, shuffle=False)
+    kinds = {name: column.dtype for name, column in data.columns.items()}
+    assert kinds == {
+        "i": "int64", "f": "float64", "late": "int64", "b": "bool", "text": "int64",
+        "mixed": "int64", "digits": "int64",
+    }  # fmt: skip
+    assert data.classes["late"] == ["1", "2", "3", "5", "x"]
+    assert data.classes["text"] == ["1_0", "20", "30", "40", "a,b"]
+    assert data.classes["mixed"] == ["1", "false", "true"]
+    assert data.classes["digits"] is None
+    assert data.shard(0)["f"].tolist()[3:] == [1000.0, np.inf]
+    (tmp_path / "t.tsv").write_text("a\tb\n1\tx\n")
+    assert shard(tmp_path / "t.tsv", tmp_path / "t").classes["b"] == ["x"]
+
+
+def test_bad_arrow(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    now = datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc)
+    for column, message in [
+        ([1, None, 3], "missing value in row 1"),
+        (["a", "b", None], "missing value in row 2"),
+        ([[1], None, []], "missing value in row 1"),
+        ([now] * 3, "Arrow's type timestamp"),
+        ([b"1"] * 3, "Arrow's type binary"),
+        ([{"a": 1}] * 3, "Arrow's type struct"),
+        ([[[1], [2, 3]]] * 3, "ragged in more than one dimension"),
+        ([None] * 3, "missing value in row 0"),
+    ]:
+        with pytest.raises(InputError) as caught:
+            shard(pa.table({"c": column}), tmp_path / "d")
+        assert message in str(caught.value)
+        assert "column 'c'" in str(caught.value)
+        with pytest.raises(InputError, match="column 'c'"):
+            shard(pa.table({"c": column}).to_reader(1), tmp_path / "d")
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 nothing")
+    with pytest.raises(InputError, match="no Parquet file"):
+        shard(tmp_path / "a.parquet", tmp_path / "d")
+    (tmp_path / "a.arrow").write_bytes(b"ARROW1 nothing")
+    with pytest.raises(InputError, match="no Arrow file"):
+        shard(tmp_path / "a.arrow", tmp_path / "d")
+    with pytest.raises(InputError, match="two columns named 'a'"):
+        shard(pa.table([[1], [2]], names=["a", "a"]), tmp_path / "d")
+    with pytest.raises(InputError, match="no column 'z'"):
+        shard(pa.table({"a": [1]}), tmp_path / "d", columns=["z"])
+
+
+def test_bad_pandas(tmp_path: Path) -> None:
+    pd = pytest.importorskip("pandas")
+    for column, message in [
+        (["a", None], "missing value in row 1"),
+        (pd.array([1, None], dtype="Int64"), "missing value in row 1"),
+        (pd.to_datetime(["2020-01-01"] * 2), "convert times to numbers"),
+        (pd.Series([object(), object()]), "dtype object"),
+        (pd.Series([1, "a"], dtype=object), "dtype object"),
+        (pd.Series(["a", 1], dtype=object), "row 1 is int, but others are strings"),
+    ]:
+        with pytest.raises(InputError, match="column 'c'") as caught:
+            shard(pd.DataFrame({"c": column}), tmp_path / "d")
+        assert message in str(caught.value)
+    with pytest.raises(InputError, match="column name 0 is no string"):
+        shard(pd.DataFrame([[1, 2]]), tmp_path / "d")
+    lists = pd.DataFrame({"c": [[1, 2], [3]]})
+    assert shard(lists, tmp_path / "lists").columns["c"].ragged
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([1, 2], "row 0 is int: an iterable must give mappings"),
+        ([], "no rows"),
+        ([{"a": 1}, {"b": 1}], "row 1 has the columns b, but rows before it have a"),
+        ([{"a": 1}, {"a": None}], "column 'a' has a missing value in row 1"),
+        ([{"a": 1}, {"a": "x"}], "column 'a', row 1 is str"),
+        ([{"a": np.zeros((2, 2))}, {"a": np.zeros((2, 3))}], "column 'a': rows may differ only"),
+        ([{"a": np.zeros(2)}, {"a": 1.0}], "column 'a'"),
+        ([{"a": 1.0}, {"a": np.zeros(2)}], "column 'a'"),
+        ([{"a": datetime.date(2020, 1, 1)}] * 2, "column 'a' has values of type date"),
+        ([{"a": b"x"}] * 2, "column 'a'"),
+        ([{"a": 2**70}] * 2, "column 'a' has integers too large"),
+        ([{"a": {}}] * 2, "column 'a' has values of type dict"),
+    ],
+)
+@pytest.mark.parametrize("chunk_rows", [1, 100])
+def test_bad_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[Any], message: str, chunk_rows: int
+) -> None:
+    monkeypatch.setattr("cerebro.data.sources.row_mappings.CHUNK_ROWS", chunk_rows)
+    for source in (rows, iter(rows)):
+        with pytest.raises(InputError) as caught:
+            shard(source, tmp_path / "d")
+        first, _, _ = message.partition(", row 1 is")  # in another chunk other words are used
+        assert first in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_npz(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.array([{}, {}], object))
+    with pytest.raises(InputError, match="column 'x' has dtype object"):
+        shard(tmp_path / "a.npz", tmp_path / "d")
+    np.savez(tmp_path / "b.npz", x=np.zeros(3), y=np.zeros(4))
+    with pytest.raises(InputError, match="differ in length: 'x' has 3, 'y' has 4"):
+        shard(tmp_path / "b.npz", tmp_path / "d")
+    content = (tmp_path / "b.npz").read_bytes()
+    (tmp_path / "c.npz").write_bytes(content[:-40])
+    with pytest.raises(InputError, match="no npz file or is damaged"):
+        shard(tmp_path / "c.npz", tmp_path / "d")
+    np.savez(tmp_path / "f.npz", x=np.asfortranarray(VECTORS))
+    a = shard(tmp_path / "f.npz", tmp_path / "f", columns=["x"])
+    assert a.checksum == shard({"x": VECTORS}, tmp_path / "v").checksum
+
+
+def test_what_is_no_source(tmp_path: Path) -> None:
+    for source, message in [
+        (np.zeros(3), "single array: name it"),
+        (3, "cannot shard a int: give a mapping"),
+        (tmp_path / "a.txt", "of no known kind"),
+        (tmp_path / "a.csv", "no file"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            shard(source, tmp_path / "d")
+
+
+def test_files_are_known_by_their_content(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("a\n1\n2\n")
+    first = open_source(path).fingerprint()
+    os.utime(path, (0, 0))
+    assert open_source(path).fingerprint() == first
+    shard(path, tmp_path / "d")
+    shard(path, tmp_path / "d", exist_ok=True)
+    path.write_text("a\n1\n3\n")
+    with pytest.raises(InputError, match="made from other data"):
+        shard(path, tmp_path / "d", exist_ok=True)
