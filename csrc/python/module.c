@@ -14,6 +14,9 @@ static const register_function registrations[] = {
     core_register_loader,
     core_register_schedule,
     core_register_state,
+    core_register_slots,
+    core_register_beat,
+    core_register_runner,
 };
 
 core_state *

@@ -19,7 +19,10 @@
     X(tensor)                                                                  \
     X(loader)                                                                  \
     X(schedule)                                                                \
-    X(state_buffer)
+    X(state_buffer)                                                            \
+    X(slots)                                                                   \
+    X(beat_page)                                                               \
+    X(unit_result)
 
 typedef struct core_state {
 #define CORE_TYPE_MEMBER(name) PyTypeObject *name##_type;
@@ -61,6 +64,9 @@ int core_register_tensor(PyObject *module);
 int core_register_loader(PyObject *module);
 int core_register_schedule(PyObject *module);
 int core_register_state(PyObject *module);
+int core_register_slots(PyObject *module);
+int core_register_beat(PyObject *module);
+int core_register_runner(PyObject *module);
 
 /* csrc/python files that need NumPy define NO_IMPORT_ARRAY, all but module.c.
  */

@@ -1,0 +1,202 @@
+/* py_beat.c -- BeatPage: the page a worker shares with its coordinator. */
+#include "py_runner.h"
+
+typedef struct beat_object {
+    PyObject_HEAD
+    cer_beat *beat;
+} beat_object;
+
+static PyObject *
+beat_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"fd", NULL};
+    PyObject *wanted = Py_None;
+    cer_error err = {0};
+    cer_beat *beat;
+    beat_object *self;
+    long fd = -1;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:BeatPage", keywords,
+                                     &wanted))
+        return NULL;
+    if (wanted != Py_None) {
+        fd = PyLong_AsLong(wanted);
+        if (fd == -1 && PyErr_Occurred())
+            return NULL;
+        if (fd < 0 || fd > INT32_MAX) {
+            PyErr_Format(PyExc_ValueError, "fd must be a descriptor, not %ld",
+                         fd);
+            return NULL;
+        }
+    }
+    if (cer_beat_open((int)fd, &beat, &err) != CER_OK)
+        return core_raise(core_state_of_type(type), &err);
+    self = (beat_object *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        cer_beat_close(beat);
+    else
+        self->beat = beat;
+    return (PyObject *)self;
+}
+
+static void
+beat_dealloc(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+
+    cer_beat_close(((beat_object *)object)->beat);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+cer_beat_page *
+py_beat_page_get(core_state *core, PyObject *object)
+{
+    if (Py_IS_TYPE(object, core->beat_page_type))
+        return cer_beat_page_of(((beat_object *)object)->beat);
+    PyErr_Format(PyExc_TypeError, "expected a BeatPage, not %s",
+                 Py_TYPE(object)->tp_name);
+    return NULL;
+}
+
+/* atexit.register or unregister with self.stop: the thread ends before the
+ * interpreter does. */
+static int
+at_exit(beat_object *self, const char *function)
+{
+    PyObject *atexit = PyImport_ImportModule("atexit");
+    PyObject *stop = NULL, *done = NULL;
+
+    if (atexit != NULL)
+        stop = PyObject_GetAttrString((PyObject *)self, "stop");
+    if (stop != NULL)
+        done = PyObject_CallMethod(atexit, function, "O", stop);
+    Py_XDECREF(atexit);
+    Py_XDECREF(stop);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+PyDoc_STRVAR(start_doc,
+             "start_beating(interval_ms)\n--\n\n"
+             "Beat from a C thread, at once and then every interval_ms, until\n"
+             "stop() or the interpreter's end. Keeps this object alive.");
+
+static PyObject *
+beat_start(beat_object *self, PyObject *args)
+{
+    unsigned int interval_ms;
+    cer_error err = {0};
+
+    if (!PyArg_ParseTuple(args, "I:start_beating", &interval_ms))
+        return NULL;
+    if (cer_beat_start(self->beat, interval_ms, &err) != CER_OK)
+        return core_raise(core_state_of((PyObject *)self), &err);
+    if (at_exit(self, "unregister") < 0 || at_exit(self, "register") < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(stop_doc,
+             "stop()\n--\n\nEnd the beating and wait for its thread.");
+
+static PyObject *
+beat_stop(beat_object *self, PyObject *Py_UNUSED(unused))
+{
+    Py_BEGIN_ALLOW_THREADS
+    cer_beat_stop(self->beat);
+    Py_END_ALLOW_THREADS
+    if (at_exit(self, "unregister") < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(cancel_doc,
+             "cancel()\n--\n\nTell the running unit to stop within a batch.");
+
+static PyObject *
+beat_cancel(beat_object *self, PyObject *Py_UNUSED(unused))
+{
+    atomic_store(&cer_beat_page_of(self->beat)->cancel, 1);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(clear_doc, "clear()\n--\n\nTake the cancel flag down again.");
+
+static PyObject *
+beat_clear(beat_object *self, PyObject *Py_UNUSED(unused))
+{
+    atomic_store(&cer_beat_page_of(self->beat)->cancel, 0);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+get_fd(PyObject *self, void *Py_UNUSED(closure))
+{
+    return PyLong_FromLong(cer_beat_fd(((beat_object *)self)->beat));
+}
+
+/* The closure is the offset of a 64-bit count in the page. */
+static PyObject *
+get_count(PyObject *self, void *closure)
+{
+    char *page = (char *)cer_beat_page_of(((beat_object *)self)->beat);
+    _Atomic uint64_t *count =
+        (_Atomic uint64_t *)(void *)(page + (uintptr_t)closure);
+
+    return PyLong_FromUnsignedLongLong(
+        atomic_load_explicit(count, memory_order_relaxed));
+}
+
+static PyObject *
+get_cancelled(PyObject *self, void *Py_UNUSED(closure))
+{
+    cer_beat_page *page = cer_beat_page_of(((beat_object *)self)->beat);
+
+    return PyBool_FromLong(atomic_load(&page->cancel) != 0);
+}
+
+static PyMethodDef beat_methods[] = {
+    {"start_beating", (PyCFunction)beat_start, METH_VARARGS, start_doc},
+    {"stop", (PyCFunction)beat_stop, METH_NOARGS, stop_doc},
+    {"cancel", (PyCFunction)beat_cancel, METH_NOARGS, cancel_doc},
+    {"clear", (PyCFunction)beat_clear, METH_NOARGS, clear_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef beat_getset[] = {
+    {"fd", get_fd, NULL, "The page's descriptor; inheritable.", NULL},
+    {"beats", get_count, NULL, "Beats so far.",
+     (void *)offsetof(cer_beat_page, beats)},
+    {"batches", get_count, NULL, "Batches trained or evaluated so far.",
+     (void *)offsetof(cer_beat_page, batches)},
+    {"rows", get_count, NULL, "Rows trained or evaluated so far.",
+     (void *)offsetof(cer_beat_page, rows)},
+    {"cancelled", get_cancelled, NULL, "Whether the cancel flag is up.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot beat_slots[] = {
+    {Py_tp_doc, "BeatPage(fd=None)\n--\n\n"
+                "A page shared between processes: makes one, or opens that of\n"
+                "an inherited descriptor, which stays the caller's to close."},
+    {Py_tp_new, beat_new},
+    {Py_tp_dealloc, beat_dealloc},
+    {Py_tp_methods, beat_methods},
+    {Py_tp_getset, beat_getset},
+    {0, NULL},
+};
+
+static PyType_Spec beat_spec = {
+    .name = "cerebro._core.BeatPage",
+    .basicsize = sizeof(beat_object),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = beat_slots,
+};
+
+int
+core_register_beat(PyObject *module)
+{
+    return core_add_type(module, &beat_spec,
+                         &core_state_of_module(module)->beat_page_type);
+}

@@ -1,0 +1,403 @@
+/* py_runner.c -- run_unit: one trial over one shard. Takes batches, hands them
+ * to the user's model, sums metrics, beats, and stops on the cancel flag. */
+#define NO_IMPORT_ARRAY
+#include "py_runner.h"
+
+#include <structseq.h>
+#include <time.h>
+
+#include "py_exchange.h"
+#include "runner.h"
+
+typedef struct runner {
+    core_state *core;
+    PyObject *loader;    /* has last_rows */
+    PyObject *last_rows; /* that name */
+    PyObject *batches;   /* its iterator */
+    PyObject *step;
+    cer_beat_page *page; /* or NULL */
+    cer_metrics metrics;
+    py_exchange exchange;
+    int64_t n_batches, n_rows;
+} runner;
+
+/* --- values -------------------------------------------------------------- */
+#define WANTED "a number, a tensor of one number or (mean, weight)"
+
+static int
+refuse_value(PyObject *name, PyObject *value)
+{
+    PyObject *shape = PyObject_GetAttrString(value, "shape");
+
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception))
+        return -1;
+    PyErr_Clear();
+    if (shape == NULL)
+        PyErr_Format(PyExc_TypeError,
+                     "the metric '%S' must be " WANTED ", not %s", name,
+                     Py_TYPE(value)->tp_name);
+    else
+        PyErr_Format(PyExc_TypeError,
+                     "the metric '%S' must be " WANTED ", not %s of shape %S",
+                     name, Py_TYPE(value)->tp_name, shape);
+    Py_XDECREF(shape);
+    return -1;
+}
+
+/* Reads the one element of a tensor in the host's memory. 1: read; 0: it is
+ * none, ask the object itself; -1: an exception. */
+static int
+read_tensor(runner *r, PyObject *value, double *out)
+{
+    const py_source *source = py_exchange_find(&r->exchange, value);
+    py_view view;
+    int64_t elements = 1;
+    bool read = false;
+
+    if (source == NULL)
+        return -1;
+    if (source->kind != PY_KIND_NUMPY &&
+        !(source->kind == PY_KIND_TORCH && source->api != NULL))
+        return 0;
+    if (py_exchange_view(source, value, &view) < 0) {
+        if (!PyErr_ExceptionMatches(PyExc_TypeError))
+            return -1;
+        PyErr_Clear(); /* on another device, for one */
+        return 0;
+    }
+    for (uint32_t i = 0; i < view.ndim; i++)
+        elements *= view.shape[i];
+    if (elements == 1)
+        read = cer_metric_read(view.dtype, view.data, out);
+    py_view_clear(&view);
+    return read;
+}
+
+static int
+read_value(runner *r, PyObject *name, PyObject *value, double *out)
+{
+    PyNumberMethods *number = Py_TYPE(value)->tp_as_number;
+    PyObject *as_float;
+    int read;
+
+    if (PyFloat_Check(value)) {
+        *out = PyFloat_AS_DOUBLE(value);
+        return 0;
+    }
+    read = read_tensor(r, value, out);
+    if (read != 0)
+        return read < 0 ? -1 : 0;
+    if (number == NULL ||
+        (number->nb_float == NULL && number->nb_index == NULL))
+        return refuse_value(name, value);
+    as_float = PyNumber_Float(value);
+    if (as_float == NULL) {
+        if (!PyErr_ExceptionMatches(PyExc_Exception) ||
+            PyErr_ExceptionMatches(PyExc_MemoryError))
+            return -1;
+        PyErr_Clear();
+        return refuse_value(name, value);
+    }
+    *out = PyFloat_AS_DOUBLE(as_float);
+    Py_DECREF(as_float);
+    return 0;
+}
+
+/* --- metrics ------------------------------------------------------------- */
+
+/* A number, or (number, weight). */
+static int
+read_metric(runner *r, PyObject *name, PyObject *metric, double *value,
+            double *weight)
+{
+    if (!PyTuple_CheckExact(metric))
+        return read_value(r, name, metric, value);
+    if (PyTuple_GET_SIZE(metric) != 2)
+        return refuse_value(name, metric);
+    if (read_value(r, name, PyTuple_GET_ITEM(metric, 0), value) < 0)
+        return -1;
+    return read_value(r, name, PyTuple_GET_ITEM(metric, 1), weight);
+}
+
+static const char *
+metric_name(PyObject *name, Py_ssize_t *len)
+{
+    if (PyUnicode_Check(name))
+        return PyUnicode_AsUTF8AndSize(name, len);
+    PyErr_Format(PyExc_TypeError, "the name of a metric must be a str, not %R",
+                 name);
+    return NULL;
+}
+
+static int
+add_metric(runner *r, PyObject *name, PyObject *metric, int64_t rows)
+{
+    double value = 0, weight = (double)rows;
+    cer_error err = {0};
+    Py_ssize_t len;
+    const char *utf8 = metric_name(name, &len);
+
+    if (utf8 == NULL || read_metric(r, name, metric, &value, &weight) < 0)
+        return -1;
+    if (cer_metrics_add(&r->metrics, utf8, (size_t)len, value, weight, &err) ==
+        CER_OK)
+        return 0;
+    core_raise(r->core, &err);
+    return -1;
+}
+
+static int
+add_metrics(runner *r, PyObject *metrics, int64_t rows)
+{
+    Py_ssize_t position = 0;
+    PyObject *name, *value;
+
+    if (metrics == Py_None)
+        return 0;
+    if (!PyDict_Check(metrics)) {
+        PyErr_Format(PyExc_TypeError,
+                     "a model's step must return a dict of metrics or None, "
+                     "not %s",
+                     Py_TYPE(metrics)->tp_name);
+        return -1;
+    }
+    while (PyDict_Next(metrics, &position, &name, &value)) {
+        int failed;
+
+        Py_INCREF(name); /* __float__ may run anything */
+        Py_INCREF(value);
+        failed = add_metric(r, name, value, rows);
+        Py_DECREF(name);
+        Py_DECREF(value);
+        if (failed)
+            return -1;
+    }
+    return 0;
+}
+
+/* --- the loop ------------------------------------------------------------ */
+static int
+check_cancelled(const runner *r)
+{
+    if (PyErr_CheckSignals() < 0)
+        return -1;
+    if (r->page == NULL ||
+        atomic_load_explicit(&r->page->cancel, memory_order_relaxed) == 0)
+        return 0;
+    PyErr_SetString(r->core->UnitCancelled, "the unit was cancelled");
+    return -1;
+}
+
+static int
+rows_of_last(const runner *r, int64_t *rows)
+{
+    PyObject *number = PyObject_GetAttr(r->loader, r->last_rows);
+
+    if (number == NULL)
+        return -1;
+    *rows = PyLong_AsLongLong(number);
+    Py_DECREF(number);
+    return *rows == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+static void
+count(runner *r, int64_t rows)
+{
+    r->n_batches++;
+    r->n_rows += rows;
+    if (r->page != NULL) { /* nobody else writes these two */
+        atomic_fetch_add_explicit(&r->page->rows, (uint64_t)rows,
+                                  memory_order_relaxed);
+        atomic_fetch_add_explicit(&r->page->batches, 1, memory_order_relaxed);
+    }
+}
+
+/* 1: a batch is done; 0: there are no more; -1: an exception. */
+static int
+run_batch(runner *r)
+{
+    PyObject *batch, *metrics;
+    int64_t rows;
+    int result;
+
+    if (check_cancelled(r) < 0)
+        return -1;
+    batch = PyIter_Next(r->batches);
+    if (batch == NULL)
+        return PyErr_Occurred() ? -1 : 0;
+    if (rows_of_last(r, &rows) < 0) {
+        Py_DECREF(batch);
+        return -1;
+    }
+    metrics = PyObject_CallOneArg(r->step, batch);
+    Py_DECREF(batch); /* its buffer can be filled again */
+    if (metrics == NULL)
+        return -1;
+    result = add_metrics(r, metrics, rows);
+    Py_DECREF(metrics);
+    if (result < 0)
+        return -1;
+    count(r, rows);
+    return 1;
+}
+
+/* --- sums in and out ----------------------------------------------------- */
+static int
+begin_sums(runner *r, PyObject *sums)
+{
+    Py_ssize_t position = 0, len;
+    PyObject *name, *pair;
+    cer_error err = {0};
+
+    while (PyDict_Next(sums, &position, &name, &pair)) {
+        const char *utf8 = metric_name(name, &len);
+        double sum, weight;
+
+        if (utf8 == NULL || !PyArg_Parse(pair,
+                                         "(dd);sums must be a dict of "
+                                         "name to (sum, weight)",
+                                         &sum, &weight))
+            return -1;
+        if (cer_metrics_begin(&r->metrics, utf8, (size_t)len, sum, weight,
+                              &err) != CER_OK) {
+            core_raise(r->core, &err);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static PyObject *
+sums_of(const cer_metrics *metrics)
+{
+    PyObject *sums = PyDict_New();
+
+    for (size_t i = 0; sums != NULL && i < metrics->n; i++) {
+        const cer_metric *metric = &metrics->items[i];
+        PyObject *name = PyUnicode_FromStringAndSize(
+            metric->name, (Py_ssize_t)metric->name_len);
+        PyObject *pair = Py_BuildValue("(dd)", metric->sum, metric->weight);
+
+        if (name == NULL || pair == NULL ||
+            PyDict_SetItem(sums, name, pair) < 0)
+            Py_CLEAR(sums);
+        Py_XDECREF(name);
+        Py_XDECREF(pair);
+    }
+    return sums;
+}
+
+static PyObject *
+make_result(const runner *r, double seconds)
+{
+    PyObject *result = PyStructSequence_New(r->core->unit_result_type);
+    PyObject *values[4] = {PyLong_FromLongLong(r->n_rows),
+                           PyLong_FromLongLong(r->n_batches),
+                           sums_of(&r->metrics), PyFloat_FromDouble(seconds)};
+    bool failed = result == NULL;
+
+    for (int i = 0; i < 4; i++)
+        failed = failed || values[i] == NULL;
+    for (int i = 0; i < 4; i++) {
+        if (failed)
+            Py_XDECREF(values[i]);
+        else
+            PyStructSequence_SetItem(result, i, values[i]);
+    }
+    if (failed)
+        Py_CLEAR(result);
+    return result;
+}
+
+static double
+now_seconds(void)
+{
+    struct timespec time;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+PyDoc_STRVAR(
+    run_unit_doc,
+    "run_unit(loader, step, *, beat=None, sums=None)\n--\n\n"
+    "Give every batch of `loader` to step(batch) and sum the metrics.\n\n"
+    "`loader` is iterable and has `last_rows`, the rows of the batch it gave\n"
+    "last. step returns a dict of metrics or None; a metric is a number, a\n"
+    "tensor of one number, or (mean, weight), the weight being the batch's "
+    "rows\n"
+    "otherwise. Sums go on from `sums`, a dict of name to (sum, weight). "
+    "Returns\n"
+    "a UnitResult. Raises UnitCancelled when the flag of `beat`, a BeatPage, "
+    "is\n"
+    "up; what step raises comes through.");
+
+static PyObject *
+run_unit(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"loader", "step", "beat", "sums", NULL};
+    runner r = {.core = core_state_of_module(module)};
+    PyObject *beat = Py_None, *sums = Py_None, *result = NULL;
+    double start = now_seconds();
+    int more;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OO:run_unit", keywords,
+                                     &r.loader, &r.step, &beat, &sums))
+        return NULL;
+    if (beat != Py_None && (r.page = py_beat_page_get(r.core, beat)) == NULL)
+        return NULL;
+    if (sums != Py_None && !PyDict_Check(sums)) {
+        PyErr_SetString(PyExc_TypeError, "sums must be a dict");
+        return NULL;
+    }
+    r.last_rows = PyUnicode_InternFromString("last_rows");
+    r.batches = PyObject_GetIter(r.loader);
+    if (r.last_rows == NULL || r.batches == NULL ||
+        (sums != Py_None && begin_sums(&r, sums) < 0))
+        goto done;
+    do
+        more = run_batch(&r);
+    while (more > 0);
+    if (more == 0)
+        result = make_result(&r, now_seconds() - start);
+
+done:
+    Py_XDECREF(r.last_rows);
+    Py_XDECREF(r.batches);
+    cer_metrics_clear(&r.metrics);
+    py_exchange_clear(&r.exchange);
+    return result;
+}
+
+static PyMethodDef functions[] = {
+    {"run_unit", (PyCFunction)(void (*)(void))run_unit,
+     METH_VARARGS | METH_KEYWORDS, run_unit_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyStructSequence_Field result_fields[] = {
+    {"rows", "rows of all batches"},
+    {"batches", "how many batches"},
+    {"sums", "metric name to (sum of value x weight, sum of weight)"},
+    {"seconds", "wall-clock time"},
+    {NULL, NULL},
+};
+
+static PyStructSequence_Desc result_desc = {
+    .name = "cerebro._core.UnitResult",
+    .doc = "What a unit did; see run_unit.",
+    .fields = result_fields,
+    .n_in_sequence = 4,
+};
+
+int
+core_register_runner(PyObject *module)
+{
+    core_state *core = core_state_of_module(module);
+
+    core->unit_result_type = PyStructSequence_NewType(&result_desc);
+    if (core->unit_result_type == NULL ||
+        PyModule_AddType(module, core->unit_result_type) < 0)
+        return -1;
+    return PyModule_AddFunctions(module, functions);
+}

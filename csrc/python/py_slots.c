@@ -1,0 +1,374 @@
+/* py_slots.c -- Slots: the two mapped slots of a trial. */
+#include "hash.h"
+#include "py_state.h"
+#include "slots.h"
+
+typedef struct slots_object {
+    PyObject_HEAD
+    cer_slots *slots; /* NULL: closed */
+    bool busy;        /* a call is at work without the GIL */
+} slots_object;
+
+static core_state *
+core_of(slots_object *self)
+{
+    return core_state_of((PyObject *)self);
+}
+
+/* Takes the object for one call that lets go of the GIL. -1: an exception. */
+static int
+enter(slots_object *self)
+{
+    if (self->slots == NULL) {
+        PyErr_SetString(PyExc_ValueError, "these Slots are closed");
+        return -1;
+    }
+    if (self->busy) {
+        PyErr_SetString(core_of(self)->StateError,
+                        "these Slots are in use by another thread");
+        return -1;
+    }
+    self->busy = true;
+    return 0;
+}
+
+static void
+leave(slots_object *self)
+{
+    self->busy = false;
+}
+
+/* Ends a call: None, or what `err` says. */
+static PyObject *
+leave_with(slots_object *self, cer_status status, const cer_error *err)
+{
+    leave(self);
+    if (status != CER_OK)
+        return core_raise(core_of(self), err);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+slots_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"stem", "create", NULL};
+    PyObject *stem = NULL;
+    int create;
+    cer_slots *slots = NULL;
+    slots_object *self;
+    cer_error err = {0};
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&p:Slots", keywords,
+                                     PyUnicode_FSConverter, &stem, &create))
+        return NULL;
+    if (cer_slots_open(PyBytes_AS_STRING(stem), create != 0, &slots, &err) !=
+        CER_OK)
+        core_raise(core_state_of_type(type), &err);
+    Py_DECREF(stem);
+    if (slots == NULL)
+        return NULL;
+    self = (slots_object *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        cer_slots_close(slots);
+    else
+        self->slots = slots;
+    return (PyObject *)self;
+}
+
+static void
+slots_dealloc(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+
+    cer_slots_close(((slots_object *)object)->slots);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+PyDoc_STRVAR(slots_close_doc,
+             "close()\n--\n\nUnmap the files. Views stay valid.");
+
+static PyObject *
+slots_close(slots_object *self, PyObject *Py_UNUSED(unused))
+{
+    if (self->slots == NULL)
+        Py_RETURN_NONE;
+    if (enter(self) < 0)
+        return NULL;
+    cer_slots_close(self->slots);
+    self->slots = NULL;
+    leave(self);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(slots_fence_doc,
+             "fence(attempt)\n--\n\n"
+             "Refuse packs of lower attempts from now on, in every process.");
+
+static PyObject *
+slots_fence(slots_object *self, PyObject *args)
+{
+    unsigned int attempt;
+
+    if (!PyArg_ParseTuple(args, "I:fence", &attempt) || enter(self) < 0)
+        return NULL;
+    cer_slots_fence(self->slots, attempt);
+    leave(self);
+    Py_RETURN_NONE;
+}
+
+/* begin, write, commit; write(argument, to) runs without the GIL. */
+static PyObject *
+pack_with(slots_object *self, size_t nbytes, unsigned attempt,
+          unsigned long long position, void (*write)(void *, uint8_t *),
+          void *argument)
+{
+    cer_error err = {0};
+    cer_status status;
+    uint8_t *to;
+
+    if (enter(self) < 0)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    status = cer_slots_begin(self->slots, attempt, nbytes, &to, &err);
+    if (status == CER_OK) {
+        write(argument, to);
+        status = cer_slots_commit(self->slots, position, &err);
+    }
+    Py_END_ALLOW_THREADS
+    leave(self);
+    if (status != CER_OK)
+        return core_raise(core_of(self), &err);
+    return PyLong_FromSize_t(nbytes);
+}
+
+static void
+write_packed(void *writer, uint8_t *to)
+{
+    cer_state_writer_write(writer, to);
+}
+
+PyDoc_STRVAR(
+    slots_pack_doc,
+    "pack(state, *, attempt, position)\n--\n\n"
+    "Pack a nested state into the slot that is not the newest and commit "
+    "it.\n\n"
+    "Returns its length in bytes. Raises StateError if a higher attempt has\n"
+    "begun or the state cannot be packed; the last commit then stands.");
+
+static PyObject *
+slots_pack(slots_object *self, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"state", "attempt", "position", NULL};
+    PyObject *state, *result;
+    unsigned int attempt;
+    unsigned long long position;
+    py_packed packed;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O$IK:pack", keywords,
+                                     &state, &attempt, &position) ||
+        py_packed_init(&packed, core_of(self), state) < 0)
+        return NULL;
+    result = pack_with(self, packed.nbytes, attempt, position, write_packed,
+                       packed.writer);
+    py_packed_clear(&packed);
+    return result;
+}
+
+static void
+write_buffer(void *from, uint8_t *to)
+{
+    const Py_buffer *view = from;
+    int64_t shape = view->len, stride = 1;
+    cer_copy copy = {.dense = to,
+                     .strided = view->buf,
+                     .nbytes = (size_t)view->len,
+                     .item = 1,
+                     .ndim = 1,
+                     .shape = &shape,
+                     .strides = &stride};
+
+    cer_copy_all(&copy, 1, CER_COPY_TO_DENSE, 0);
+}
+
+PyDoc_STRVAR(slots_put_doc,
+             "put(buffer, *, attempt, position)\n--\n\n"
+             "Commit a state that is packed already, such as a file's bytes.");
+
+static PyObject *
+slots_put(slots_object *self, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"buffer", "attempt", "position", NULL};
+    unsigned int attempt;
+    unsigned long long position;
+    PyObject *result = NULL;
+    Py_buffer view;
+    cer_state state;
+    cer_error err = {0};
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*$IK:put", keywords, &view,
+                                     &attempt, &position))
+        return NULL;
+    if (cer_state_open(view.buf, (size_t)view.len, "the state", &state, &err) !=
+        CER_OK) {
+        core_raise(core_of(self), &err);
+    } else {
+        cer_state_close(&state);
+        result = pack_with(self, (size_t)view.len, attempt, position,
+                           write_buffer, &view);
+    }
+    PyBuffer_Release(&view);
+    return result;
+}
+
+PyDoc_STRVAR(
+    slots_committed_doc,
+    "committed()\n--\n\n"
+    "Return (position, attempt, nbytes) of the newest state, or None.");
+
+static PyObject *
+slots_committed(slots_object *self, PyObject *Py_UNUSED(unused))
+{
+    cer_slots_info info;
+    bool found;
+
+    if (enter(self) < 0)
+        return NULL;
+    found = cer_slots_committed(self->slots, &info);
+    leave(self);
+    if (!found)
+        Py_RETURN_NONE;
+    return Py_BuildValue("(KIn)", (unsigned long long)info.position,
+                         (unsigned int)info.attempt, (Py_ssize_t)info.nbytes);
+}
+
+static void
+release_map(void *map)
+{
+    cer_slots_map_release(map);
+}
+
+PyDoc_STRVAR(
+    slots_view_doc,
+    "view(position=None)\n--\n\n"
+    "Return the bytes of the newest state, or of the one at `position`, as a\n"
+    "read-only buffer: unchanged until the second pack from now.");
+
+static PyObject *
+slots_view(slots_object *self, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"position", NULL};
+    PyObject *wanted = Py_None;
+    uint64_t position = 0;
+    cer_slots_view view;
+    cer_error err = {0};
+    cer_status status;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:view", keywords,
+                                     &wanted))
+        return NULL;
+    if (wanted != Py_None) {
+        position = PyLong_AsUnsignedLongLong(wanted);
+        if (PyErr_Occurred())
+            return NULL;
+    }
+    if (enter(self) < 0)
+        return NULL;
+    status = cer_slots_look(self->slots, wanted == Py_None ? NULL : &position,
+                            &view, &err);
+    leave(self);
+    if (status != CER_OK)
+        return core_raise(core_of(self), &err);
+    return py_state_buffer_new(core_of(self), (uint8_t *)(uintptr_t)view.bytes,
+                               view.info.nbytes, true, view.map, release_map);
+}
+
+PyDoc_STRVAR(slots_hash_doc,
+             "hash()\n--\n\nReturn the XXH3-128 of the newest state.");
+
+static PyObject *
+slots_hash(slots_object *self, PyObject *Py_UNUSED(unused))
+{
+    cer_slots_view view;
+    cer_error err = {0};
+    cer_status status;
+    char hex[33];
+
+    if (enter(self) < 0)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    status = cer_slots_look(self->slots, NULL, &view, &err);
+    if (status == CER_OK) {
+        cer_hash128_hex(cer_hash128_of(view.bytes, view.info.nbytes), hex);
+        cer_slots_map_release(view.map);
+    }
+    Py_END_ALLOW_THREADS
+    leave(self);
+    if (status != CER_OK)
+        return core_raise(core_of(self), &err);
+    return PyUnicode_FromString(hex);
+}
+
+PyDoc_STRVAR(slots_save_doc,
+             "save(path)\n--\n\n"
+             "Write the newest state to a file. It is not synced.");
+
+static PyObject *
+slots_save(slots_object *self, PyObject *args)
+{
+    PyObject *path;
+    cer_error err = {0};
+    cer_status status;
+
+    if (!PyArg_ParseTuple(args, "O&:save", PyUnicode_FSConverter, &path))
+        return NULL;
+    if (enter(self) < 0) {
+        Py_DECREF(path);
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    status = cer_slots_save(self->slots, PyBytes_AS_STRING(path), &err);
+    Py_END_ALLOW_THREADS
+    Py_DECREF(path);
+    return leave_with(self, status, &err);
+}
+
+static PyMethodDef slots_methods[] = {
+    {"close", (PyCFunction)slots_close, METH_NOARGS, slots_close_doc},
+    {"fence", (PyCFunction)slots_fence, METH_VARARGS, slots_fence_doc},
+    {"pack", (PyCFunction)(void (*)(void))slots_pack,
+     METH_VARARGS | METH_KEYWORDS, slots_pack_doc},
+    {"put", (PyCFunction)(void (*)(void))slots_put,
+     METH_VARARGS | METH_KEYWORDS, slots_put_doc},
+    {"committed", (PyCFunction)slots_committed, METH_NOARGS,
+     slots_committed_doc},
+    {"view", (PyCFunction)(void (*)(void))slots_view,
+     METH_VARARGS | METH_KEYWORDS, slots_view_doc},
+    {"hash", (PyCFunction)slots_hash, METH_NOARGS, slots_hash_doc},
+    {"save", (PyCFunction)slots_save, METH_VARARGS, slots_save_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot slots_slots[] = {
+    {Py_tp_doc,
+     "Slots(stem, create)\n--\n\n"
+     "The two slots of a trial: <stem>.a, <stem>.b and <stem>.slots."},
+    {Py_tp_new, slots_new},
+    {Py_tp_dealloc, slots_dealloc},
+    {Py_tp_methods, slots_methods},
+    {0, NULL},
+};
+
+static PyType_Spec slots_spec = {
+    .name = "cerebro._core.Slots",
+    .basicsize = sizeof(slots_object),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = slots_slots,
+};
+
+int
+core_register_slots(PyObject *module)
+{
+    return core_add_type(module, &slots_spec,
+                         &core_state_of_module(module)->slots_type);
+}

@@ -1,0 +1,254 @@
+"""Slots: commits, fences, views and what a killed process leaves."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+from cerebro import _core
+from cerebro.errors import CorruptDataError, StateError
+
+
+def state(value: float, n: int = 1000) -> dict[str, object]:
+    return {"w": torch.full((n,), value), "step": int(value), "m": [torch.full((3, n), -value)]}
+
+
+def check(buffer: object, value: float) -> None:
+    back = _core.unpack_state(buffer)
+    assert back["step"] == value
+    assert bool((back["w"] == value).all())
+    assert bool((back["m"][0] == -value).all())
+
+
+@pytest.fixture
+def stem(tmp_path: Path) -> Path:
+    return tmp_path / "0001"
+
+
+def test_pack_commits_and_flips(stem: Path) -> None:
+    slots = _core.Slots(stem, True)
+    assert slots.committed() is None
+    with pytest.raises(StateError, match="no committed state"):
+        slots.view()
+    for position in range(1, 6):
+        nbytes = slots.pack(state(position), attempt=2, position=position)
+        assert slots.committed() == (position, 2, nbytes)
+        check(slots.view(), position)
+        if position > 1:
+            check(slots.view(position - 1), position - 1)
+    with pytest.raises(StateError, match="no committed state of that position"):
+        slots.view(3)
+    assert sorted(path.name for path in stem.parent.iterdir()) == ["0001.a", "0001.b", "0001.slots"]
+
+
+def test_both_files_are_safetensors_of_their_exact_length(stem: Path) -> None:
+    slots = _core.Slots(stem, True)
+    for position in (1, 2):
+        nbytes = slots.pack(state(position), attempt=0, position=position)
+        path = stem.with_suffix(".a" if position == 1 else ".b")
+        assert path.stat().st_size == nbytes
+        with safe_open(path, "pt") as file:
+            assert torch.equal(file.get_tensor("/w"), torch.full((1000,), float(position)))
+
+
+def test_states_that_grow_and_shrink(stem: Path) -> None:
+    slots = _core.Slots(str(stem), True)
+    other = _core.Slots(str(stem), False)
+    sizes = [10, 100_000, 5, 5, 300_000, 1, 1, 50_000, 50_000]
+    for position, n in enumerate(sizes, start=1):
+        packer = (slots, other)[position % 2]
+        nbytes = packer.pack(state(position, n), attempt=0, position=position)
+        for reader in (slots, other):
+            assert reader.committed() == (position, 0, nbytes)
+            check(reader.view(), position)
+            assert len(reader.view()) == reader.view().nbytes == nbytes
+            if position > 1:
+                check(reader.view(position - 1), position - 1)
+
+
+def test_a_view_outlives_growth_and_close(stem: Path) -> None:
+    slots = _core.Slots(stem, True)
+    slots.pack(state(1), attempt=0, position=1)
+    view = memoryview(slots.view())
+    slots.pack(state(2), attempt=0, position=2)
+    slots.pack(state(3, 100_000), attempt=0, position=3)
+    assert view.readonly
+    slots.close()
+    slots.close()
+    assert len(bytes(view)) == view.nbytes
+    with pytest.raises(ValueError, match="closed"):
+        slots.committed()
+
+
+def test_hash_and_save(stem: Path, tmp_path: Path) -> None:
+    slots = _core.Slots(stem, True)
+    slots.pack(state(1), attempt=0, position=1)
+    packed = _core.pack_state(state(1))
+    assert bytes(slots.view()) == bytes(packed)
+    assert slots.hash() == _core.hash_state(packed)
+    path = tmp_path / "saved.safetensors"
+    path.write_bytes(b"x" * 1_000_000)
+    slots.save(path)
+    assert path.read_bytes() == bytes(packed)
+    with pytest.raises(FileNotFoundError):
+        slots.save(tmp_path / "no" / "where")
+
+
+def test_put_takes_packed_states_only(stem: Path) -> None:
+    slots = _core.Slots(stem, True)
+    packed = _core.pack_state(state(7))
+    assert slots.put(packed, attempt=1, position=4) == packed.nbytes
+    assert slots.committed() == (4, 1, packed.nbytes)
+    check(slots.view(), 7)
+    with pytest.raises(CorruptDataError):
+        slots.put(bytes(packed)[:-1], attempt=1, position=5)
+    assert slots.committed() == (4, 1, packed.nbytes)
+
+
+def test_a_fence_refuses_lower_attempts(stem: Path) -> None:
+    coordinator, late = _core.Slots(stem, True), _core.Slots(stem, False)
+    late.pack(state(1), attempt=0, position=1)
+    coordinator.fence(2)
+    coordinator.fence(1)
+    with pytest.raises(StateError, match="attempt 1 may not pack into .*: attempt 2 has begun"):
+        late.pack(state(2), attempt=1, position=2)
+    check(late.view(), 1)
+    late.pack(state(3), attempt=2, position=3)
+    check(coordinator.view(), 3)
+
+
+def test_a_fence_raised_while_a_state_is_walked(stem: Path) -> None:
+    slots = _core.Slots(stem, True)
+    slots.pack(state(1), attempt=0, position=1)
+
+    class Fences:
+        """Its memory is asked for while the state is walked."""
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return (1, 0)
+
+        def __dlpack__(self) -> object:
+            slots.fence(9)
+            return np.ones(3).__dlpack__()
+
+    with pytest.raises(StateError, match="attempt 9"):
+        slots.pack({"x": Fences()}, attempt=8, position=2)
+    check(slots.view(), 1)
+
+
+def test_what_cannot_be_packed_changes_nothing(stem: Path) -> None:
+    slots = _core.Slots(stem, True)
+    slots.pack(state(1), attempt=0, position=1)
+    with pytest.raises(StateError, match="'/x'"):
+        slots.pack({"x": {1, 2}}, attempt=0, position=2)
+    check(slots.view(), 1)
+
+
+def test_a_page_that_is_missing_or_none(stem: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"0001\.slots"):
+        _core.Slots(stem, False)
+    page = stem.with_suffix(".slots")
+    for content in (b"", b"short", bytes(4096), b"x" * 4096):
+        page.write_bytes(content)
+        with pytest.raises(CorruptDataError, match=r"0001\.slots is no commit page"):
+            _core.Slots(stem, False)
+    with pytest.raises(CorruptDataError, match="no commit page"):
+        _core.Slots(stem, True)
+    page.write_bytes(bytes(4096))
+    _core.Slots(stem, True)
+    _core.Slots(stem, False)
+
+
+def test_a_slot_that_was_cut_off(stem: Path) -> None:
+    slots = _core.Slots(stem, True)
+    slots.pack(state(1), attempt=0, position=1)
+    os.truncate(stem.with_suffix(".a"), 100)
+    for reader in (slots, _core.Slots(stem, False)):
+        with pytest.raises(CorruptDataError, match=r"0001\.a is corrupt: it has been cut off"):
+            reader.view()
+        with pytest.raises(CorruptDataError):
+            reader.hash()
+    stem.with_suffix(".a").unlink()
+    with pytest.raises(FileNotFoundError, match=r"0001\.a"):
+        _core.Slots(stem, False).view()
+
+
+def test_a_damaged_record_falls_back_to_the_other_slot(stem: Path) -> None:
+    slots = _core.Slots(stem, True)
+    for position in (1, 2, 3):
+        slots.pack(state(position), attempt=0, position=position)
+    page = bytearray(stem.with_suffix(".slots").read_bytes())
+    for at in (128, 136, 144, 152):  # the record of slot a, which is the newest
+        damaged = bytearray(page)
+        damaged[at] ^= 1
+        stem.with_suffix(".slots").write_bytes(damaged)
+        reader = _core.Slots(stem, False)
+        assert reader.committed()[0] == 2
+        check(reader.view(), 2)
+
+
+def test_wrong_arguments(stem: Path) -> None:
+    slots = _core.Slots(stem, True)
+    with pytest.raises(TypeError):
+        slots.pack(state(1), 0, 1)
+    with pytest.raises(TypeError):
+        slots.view("x")
+    with pytest.raises(TypeError):
+        _core.Slots(3, True)
+
+
+PACKER = """
+import sys
+import numpy as np
+from cerebro import _core
+
+slots = _core.Slots(sys.argv[1], False)
+position = int(sys.argv[2])
+print("ready", flush=True)
+while True:
+    position += 1
+    n = 20000 + 777 * (position % 3)
+    w = np.full(n, position)
+    slots.pack({"w": w, "p": position, "v": [w, -w]}, attempt=0, position=position)
+"""
+
+
+def test_a_killed_process_leaves_a_whole_state(stem: Path) -> None:
+    slots = _core.Slots(stem, True)
+    rng = random.Random(5)
+    last = 0
+    for _ in range(12):
+        child = subprocess.Popen(
+            [sys.executable, "-c", PACKER, str(stem), str(last)], stdout=subprocess.PIPE
+        )
+        assert child.stdout is not None
+        child.stdout.readline()
+        # Wait for commits, then for a random number of turns of this loop.
+        while (slots.committed() or (0, 0, 0))[0] < last + 3:
+            assert child.poll() is None
+        for _ in range(rng.randrange(3000)):
+            slots.committed()
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+        position, attempt, nbytes = slots.committed()
+        assert position >= last + 3
+        assert attempt == 0
+        for reader in (slots, _core.Slots(stem, False)):
+            view = reader.view()
+            assert view.nbytes == nbytes
+            back = _core.unpack_state(view)
+            assert back["p"] == position
+            n = 20000 + 777 * (position % 3)
+            assert np.array_equal(back["w"], np.full(n, position))
+            assert np.array_equal(back["v"][1], np.full(n, -position))
+        last = position
