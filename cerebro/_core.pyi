@@ -4,9 +4,9 @@ Private: everything here may change. Arrays at the edges are NumPy's, and dtypes
 go by the names of ``csrc/core/dtype.h`` ("float32", "bfloat16", ...).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from os import PathLike
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -181,3 +181,122 @@ class Loader:
     def last_rows(self) -> int: ...
 
 def batch_count(rows: int, batch_size: int, drop_last: bool, /) -> int: ...
+
+# --- states ---------------------------------------------------------------------
+
+class StateBuffer(Buffer):
+    """The bytes of a packed state, a safetensors file in memory.
+
+    Supports the buffer protocol; read-only where it shows a slot.
+    """
+
+    @property
+    def nbytes(self) -> int: ...
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+def pack_state(state: object, /) -> StateBuffer: ...
+def unpack_state(
+    buffer: Buffer,
+    framework: Literal["torch", "numpy", "jax"] = "numpy",
+    copy: bool = True,
+    *,
+    name: str = "the state",
+) -> Any:
+    """Return the nested state in a buffer.
+
+    Tensors come back as what they were packed from (torch, NumPy, JAX); as
+    `framework` where theirs cannot be imported. ``copy=False`` gives views of
+    the buffer, which they keep alive; writing to those of a read-only buffer is
+    an error in NumPy and a crash in torch. Raises ``CorruptDataError`` naming
+    `name`.
+    """
+
+def load_into(buffer: Buffer, state: object, *, name: str = "the state") -> Any | None:
+    """Copy a packed state into the live tensors of an equally structured one.
+
+    All or nothing: returns the nested state of the buffer in which every tensor
+    is the one of `state` with the same path, now holding the buffer's values;
+    or None, with nothing changed, if paths, kinds, dtypes or shapes of the
+    tensors differ or one cannot be written to in place. What is not a tensor
+    comes from the buffer: the caller hands it on (a step count, a schedule).
+    """
+
+def hash_state(buffer: Buffer, /) -> str: ...
+
+class Slots:
+    """The two mapped slots of a trial: ``<stem>.a``, ``<stem>.b``, ``<stem>.slots``.
+
+    A pack goes into the slot that is not the newest and is committed by one
+    atomic store, so a process killed at any moment leaves a whole state. Works
+    across processes; one at a time packs. Attempts must grow over a trial's
+    life. Not for two threads at once (StateError).
+    """
+
+    def __new__(cls, stem: _Path, create: bool) -> Slots: ...
+    def fence(self, attempt: int) -> None: ...
+    def pack(self, state: object, *, attempt: int, position: int) -> int: ...
+    def put(self, buffer: Buffer, *, attempt: int, position: int) -> int: ...
+    def committed(self) -> tuple[int, int, int] | None: ...
+    def view(self, position: int | None = None) -> StateBuffer: ...
+    def hash(self) -> str: ...
+    def save(self, path: _Path) -> None: ...
+    def close(self) -> None: ...
+
+# --- the epoch runner -------------------------------------------------------------
+
+class UnitResult(tuple[int, int, dict[str, tuple[float, float]], float]):
+    """What :func:`run_unit` did; `sums` is name to (sum of value x weight, weight)."""
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def batches(self) -> int: ...
+    @property
+    def sums(self) -> dict[str, tuple[float, float]]: ...
+    @property
+    def seconds(self) -> float: ...
+
+class _Batches(Protocol):
+    @property
+    def last_rows(self) -> int: ...
+    def __iter__(self) -> Iterator[Any]: ...
+
+def run_unit(
+    loader: _Batches,
+    step: Callable[[Any], dict[str, Any] | None],
+    *,
+    beat: BeatPage | None = None,
+    sums: dict[str, tuple[float, float]] | None = None,
+) -> UnitResult:
+    """Give every batch of `loader` to ``step(batch)`` and sum the metrics.
+
+    A metric is a number, a tensor of one number, or ``(mean, weight)``; the
+    weight is the batch's rows otherwise. Sums are float64, in batch order, and
+    go on from `sums`. Raises ``UnitCancelled`` when the page's flag is up,
+    TypeError naming a metric that is no number, and what `step` raises.
+    """
+
+class BeatPage:
+    """A page shared between a worker and its coordinator.
+
+    Makes one without `fd`; otherwise opens the page of an inherited descriptor,
+    which stays the caller's to close. A C thread beats between start_beating
+    and stop (or the interpreter's end); run_unit counts batches and rows.
+    """
+
+    def __new__(cls, fd: int | None = None) -> BeatPage: ...
+    @property
+    def fd(self) -> int: ...
+    @property
+    def beats(self) -> int: ...
+    @property
+    def batches(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def cancelled(self) -> bool: ...
+    def start_beating(self, interval_ms: int, /) -> None: ...
+    def stop(self) -> None: ...
+    def cancel(self) -> None: ...
+    def clear(self) -> None: ...

@@ -119,7 +119,7 @@ def test_a_fence_refuses_lower_attempts(stem: Path) -> None:
     late.pack(state(1), attempt=0, position=1)
     coordinator.fence(2)
     coordinator.fence(1)
-    with pytest.raises(StateError, match="attempt 1 may not pack into .*: attempt 2 has begun"):
+    with pytest.raises(StateError, match=r"attempt 1 may not pack into .*: attempt 2 has begun"):
         late.pack(state(2), attempt=1, position=2)
     check(late.view(), 1)
     late.pack(state(3), attempt=2, position=3)
