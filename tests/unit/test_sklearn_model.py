@@ -1,0 +1,365 @@
+"""cerebro.sklearn.Model: every supported estimator hops without a trace."""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from sklearn import cluster, decomposition, linear_model, metrics, naive_bayes, neural_network
+from sklearn.tree import DecisionTreeClassifier
+
+import cerebro.sklearn
+from cerebro import generators
+from cerebro.errors import InputError, StateError
+from cerebro.protocol import check_model, whole_pass
+
+UNITS, BATCHES, ROWS = 4, 2, 30
+
+LINEAR, NEURAL = linear_model, neural_network
+ESTIMATORS = {
+    "SGDClassifier": lambda: LINEAR.SGDClassifier(),
+    "SGDClassifier log": lambda: LINEAR.SGDClassifier(loss="log_loss", random_state=3),
+    "SGDClassifier averaged": lambda: LINEAR.SGDClassifier(loss="log_loss", average=True),
+    "SGDClassifier late average": lambda: LINEAR.SGDClassifier(average=100),
+    "SGDClassifier adaptive": lambda: LINEAR.SGDClassifier(learning_rate="adaptive", eta0=0.1),
+    "SGDClassifier own generator": lambda: LINEAR.SGDClassifier(
+        random_state=np.random.RandomState(5)
+    ),
+    "Perceptron": lambda: LINEAR.Perceptron(),
+    "PassiveAggressiveClassifier": lambda: LINEAR.PassiveAggressiveClassifier(average=True),
+    "MLPClassifier": lambda: NEURAL.MLPClassifier((5,)),
+    "MLPClassifier seeded": lambda: NEURAL.MLPClassifier((5, 4), random_state=2),
+    "MLPClassifier own generator": lambda: NEURAL.MLPClassifier(
+        (5,), random_state=np.random.RandomState(5)
+    ),
+    "MLPClassifier sgd": lambda: NEURAL.MLPClassifier((5,), solver="sgd", momentum=0.8),
+    "GaussianNB": lambda: naive_bayes.GaussianNB(),
+    "MultinomialNB": lambda: naive_bayes.MultinomialNB(),
+    "ComplementNB": lambda: naive_bayes.ComplementNB(),
+    "BernoulliNB": lambda: naive_bayes.BernoulliNB(binarize=0.5),
+    "CategoricalNB": lambda: naive_bayes.CategoricalNB(min_categories=2),
+    "SGDRegressor": lambda: LINEAR.SGDRegressor(),
+    "SGDRegressor averaged": lambda: LINEAR.SGDRegressor(average=True),
+    "SGDRegressor late average": lambda: LINEAR.SGDRegressor(average=100),
+    "PassiveAggressiveRegressor": lambda: LINEAR.PassiveAggressiveRegressor(),
+    "MLPRegressor": lambda: NEURAL.MLPRegressor(hidden_layer_sizes=(5,)),
+    "MLPRegressor sgd": lambda: NEURAL.MLPRegressor(
+        hidden_layer_sizes=(5,), solver="sgd", learning_rate="invscaling"
+    ),
+    "MiniBatchKMeans": lambda: cluster.MiniBatchKMeans(3, reassignment_ratio=0.3),
+    "MiniBatchKMeans seeded": lambda: cluster.MiniBatchKMeans(3, random_state=1),
+    "IncrementalPCA": lambda: decomposition.IncrementalPCA(2),
+    "IncrementalPCA whitened": lambda: decomposition.IncrementalPCA(2, whiten=True),
+}
+
+
+@pytest.fixture(autouse=True)
+def quiet_and_alone():
+    # The passive-aggressive estimators are on their way out of scikit-learn.
+    with generators.preserved(False), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        yield
+
+
+def batches(unit, dtype=np.float64, classes=3):
+    random = np.random.RandomState(100 + unit)
+    result = []
+    for _ in range(BATCHES):
+        x = random.rand(ROWS, 6)
+        result.append(
+            {
+                "x": x.astype(dtype),
+                "y": random.randint(0, classes, ROWS),
+                "r": x @ np.arange(6.0),
+                "c": (x > 0.5).astype(np.int64),
+            }
+        )
+    return result
+
+
+def model_of(name, **options):
+    estimator = ESTIMATORS[name]()
+    kind = type(estimator).__name__
+    if cerebro.sklearn.SUPPORTED[kind] == "regressor":
+        options.setdefault("target", "r")
+    if kind == "CategoricalNB":
+        options.setdefault("inputs", "c")
+    options.setdefault("classes", range(3))
+    return cerebro.sklearn.Model(estimator, **options)
+
+
+def train(name, hops, dtype=np.float64, classes=3):
+    np.random.seed(1)
+    model = model_of(name, classes=range(classes))
+    values = []
+    for unit in range(UNITS):
+        if hops:
+            saved = generators.capture(False)
+            carried = copy.deepcopy(model.state_dict())
+            model = model_of(name, classes=range(classes))
+            model.load_state_dict(carried)
+            spoil(carried)
+            generators.restore(saved)
+        for batch in batches(unit, dtype, classes):
+            values.append(model.train_batch(batch))
+        with generators.preserved(False):
+            values.append(model.evaluate(batches(unit + 50, dtype, classes)))
+    return values, copy.deepcopy(model.state_dict())
+
+
+def spoil(state):
+    for value in state.values() if isinstance(state, dict) else state:
+        if isinstance(value, np.ndarray):
+            value.fill(7)
+        elif isinstance(value, (dict, list)):
+            spoil(value)
+
+
+def plain(state):
+    """Return a state as JSON with every bit of its arrays."""
+    return json.dumps(
+        state, sort_keys=True, default=lambda a: [str(a.dtype), a.shape, a.tobytes().hex()]
+    )
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_estimators_hop(name):
+    for dtype in (np.float64, np.float32):
+        straight, hopped = train(name, False, dtype), train(name, True, dtype)
+        assert hopped[0] == straight[0]
+        assert plain(hopped[1]) == plain(straight[1])
+
+
+@pytest.mark.parametrize("name", [name for name in ESTIMATORS if "Classifier" in name])
+def test_classifiers_of_two_classes_hop(name):
+    straight, hopped = train(name, False, classes=2), train(name, True, classes=2)
+    assert hopped[0] == straight[0]
+    assert plain(hopped[1]) == plain(straight[1])
+
+
+def test_every_supported_estimator_is_tested():
+    assert {name.split()[0] for name in ESTIMATORS} == set(cerebro.sklearn.SUPPORTED)
+
+
+def test_training_is_that_of_the_estimator_alone():
+    for name in ("SGDClassifier averaged", "MLPClassifier", "SGDRegressor", "MiniBatchKMeans"):
+        np.random.seed(1)
+        alone, target = ESTIMATORS[name](), "r" if "Regressor" in name else "y"
+        first = {"classes": np.arange(3)} if "Classifier" in name else {}
+        for unit in range(UNITS):
+            for batch in batches(unit):
+                y = [] if "KMeans" in name else [batch[target]]
+                alone.partial_fit(batch["x"], *y, **first)
+                first = {}
+        state = train(name, False)[1]["attributes"]
+        for attribute in ("coef_", "_average_coef", "cluster_centers_", "t_"):
+            if attribute in state:
+                assert np.array_equal(state[attribute], getattr(alone, attribute))
+        if "MLP" in name:
+            assert all(
+                np.array_equal(*pair)
+                for pair in zip(state["coefs_"]["items"], alone.coefs_, strict=True)
+            )
+
+
+def test_what_has_learned_predicts_as_before():
+    model = model_of("MLPClassifier")
+    for batch in batches(0):
+        model.train_batch(batch)
+    fresh = model_of("MLPClassifier")
+    fresh.load_state_dict(copy.deepcopy(model.state_dict()))
+    x = batches(3)[0]["x"]
+    assert np.array_equal(fresh.estimator.predict_proba(x), model.estimator.predict_proba(x))
+    # Back to a state without anything learned.
+    fresh.load_state_dict(model_of("MLPClassifier").state_dict())
+    assert not hasattr(fresh.estimator, "coefs_")
+    with pytest.raises(InputError, match="has not learned anything"):
+        fresh.eval_batch(batches(0)[0])
+
+
+def test_the_state_of_an_mlp_does_not_grow():
+    model = model_of("MLPClassifier")
+    sizes = set()
+    for unit in range(6):
+        for batch in batches(unit):
+            model.train_batch(batch)
+        sizes.add(len(plain(model.state_dict())) // 100)
+    assert len(model.estimator.loss_curve_) == 1
+    assert len(sizes) <= 2
+
+
+def test_losses_by_kind():
+    batch = batches(0)[0]
+
+    def fitted(name, **options):
+        model = model_of(name, **options)
+        model.train_batch(batch)
+        return model
+
+    model = fitted("SGDClassifier log")
+    values = model.eval_batch(batch)
+    proba = model.estimator.predict_proba(batch["x"])
+    assert np.isclose(values["loss"], metrics.log_loss(batch["y"], proba))
+    assert values["accuracy"] == model.estimator.score(batch["x"], batch["y"])
+    model = fitted("Perceptron")
+    values = model.eval_batch(batch)
+    assert np.isclose(values["loss"], 1 - values["accuracy"])
+    model = fitted("SGDRegressor")
+    predicted = model.estimator.predict(batch["x"])
+    assert set(values := model.eval_batch(batch)) == {"loss"}
+    assert np.isclose(values["loss"], metrics.mean_squared_error(batch["r"], predicted))
+    model = fitted("MiniBatchKMeans")
+    assert np.isclose(
+        model.eval_batch(batch)["loss"],
+        model.estimator.transform(batch["x"]).min(1).__pow__(2).mean(),
+    )
+    model = fitted("IncrementalPCA")
+    assert 0 < model.eval_batch(batch)["loss"] < batch["x"].var()
+    assert model.predict(batch["x"]).shape == (ROWS, 2)
+    model = fitted("SGDRegressor", loss=metrics.mean_absolute_error)
+    assert model.eval_batch(batch)["loss"] == metrics.mean_absolute_error(
+        batch["r"], model.estimator.predict(batch["x"])
+    )
+
+
+def test_unknown_classes_cost_as_much_as_can_be():
+    model = model_of("GaussianNB")
+    model.train_batch(batches(0)[0])
+    batch = batches(0)[0]
+    for strange in (7, -1):
+        loss = model.eval_batch({**batch, "y": np.full(ROWS, strange)})["loss"]
+        assert np.isclose(loss, -np.log(np.finfo(float).eps))
+
+
+class FakeDataset:
+    path, checksum, num_shards = "somewhere", "123", 2
+
+    def __init__(self, columns):
+        self.data = columns
+
+    def batches(self, batch_size, *, shuffle, framework):
+        assert (shuffle, framework) == (False, "numpy")
+        return [
+            {name: column[i : i + batch_size] for name, column in self.data.items()}
+            for i in range(0, len(self.data["x"]), batch_size)
+        ]
+
+    def shard(self, index):
+        return {name: column[index::2] for name, column in self.data.items()}
+
+
+def test_a_whole_pass_computes_metrics_once():
+    model = model_of(
+        "SGDClassifier log",
+        metrics={"f1": lambda t, p: metrics.f1_score(t, p, average="macro"), "auc": "roc_auc_ovr"},
+    )
+    check_model(model)
+    assert whole_pass(model) is not None and whole_pass(model_of("GaussianNB")) is None
+    model.train_batch(batches(0)[0])
+    together = {k: np.concatenate([b[k] for b in batches(1)]) for k in ("x", "y")}
+    predicted = model.estimator.predict(together["x"])
+    for data in (batches(1), together, FakeDataset(together)):
+        got = model.evaluate(data, batch_size=7)
+        assert got["f1"] == metrics.f1_score(together["y"], predicted, average="macro")
+        assert got["auc"] == metrics.roc_auc_score(
+            together["y"], model.estimator.predict_proba(together["x"]), multi_class="ovr"
+        )
+        assert np.isclose(got["accuracy"], np.mean(predicted == together["y"]))
+        assert np.array_equal(model.predict(data, batch_size=7), predicted)
+    assert set(model.eval_batch(batches(1)[0])) == {"loss", "accuracy", "f1", "auc"}
+    for call in (model.evaluate, model.predict):
+        with pytest.raises(InputError, match="no rows"):
+            call([])
+        with pytest.raises(InputError, match="no data set"):
+            call(3)
+
+
+def test_classes_come_from_the_data():
+    def build(info, **options):
+        model = cerebro.sklearn.Model(naive_bayes.GaussianNB(), **options)
+        model.bind_info(info)
+        return model
+
+    data = FakeDataset(batches(0)[0])
+    named = SimpleNamespace(classes={"y": ["a", "b", "c", "d"]}, data=None)
+    plain_info = SimpleNamespace(classes=None, data=data)
+    batch = {**batches(0)[0], "y": np.zeros(ROWS, np.int64)}
+    for info, wanted in ((named, 4), (plain_info, 3)):
+        model = build(info)
+        with np.errstate(divide="ignore"):  # classes that it has not met yet
+            model.train_batch(batch)
+        assert list(model.estimator.classes_) == list(range(wanted))
+    given = build(named, classes=[5, 0, 2])
+    with np.errstate(divide="ignore"):
+        given.train_batch(batch)
+    assert list(given.estimator.classes_) == [0, 2, 5]
+    with pytest.raises(InputError, match="must know all classes"):
+        build(SimpleNamespace(classes={}, data=None)).train_batch(batch)
+    with pytest.raises(InputError, match="has fractions"):
+        build(plain_info, target="r")
+
+
+def test_columns_are_put_side_by_side():
+    model = cerebro.sklearn.Model(naive_bayes.GaussianNB(), inputs=["a", "b"], classes=[0, 1])
+    batch = {
+        "a": np.random.rand(8, 2, 3),
+        "b": np.random.rand(8),
+        "y": np.array([[0], [1]] * 4),
+    }
+    model.train_batch(batch)
+    assert model.estimator.n_features_in_ == 7
+    with pytest.raises(InputError, match="inputs names the column 'b', but the data has a, y"):
+        model.train_batch({k: batch[k] for k in ("a", "y")})
+    with pytest.raises(InputError, match="target names the column 'y', but the data has a, b"):
+        model.train_batch({k: batch[k] for k in ("a", "b")})
+
+
+class Tuned(naive_bayes.GaussianNB):
+    """A user's own estimator."""
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: cerebro.sklearn.Model(DecisionTreeClassifier()), "DecisionTreeClassifier is not"),
+        (lambda: cerebro.sklearn.Model(cluster.Birch()), "Birch is not supported"),
+        (lambda: cerebro.sklearn.Model(Tuned()), "Tuned is not supported"),
+        (lambda: cerebro.sklearn.Model(3), "int is not supported"),
+        (
+            lambda: cerebro.sklearn.Model(linear_model.SGDClassifier(early_stopping=True)),
+            "early_stopping",
+        ),
+        (lambda: model_of("GaussianNB", metrics=[1]), "mapping of names"),
+        (lambda: model_of("GaussianNB", metrics={"a": "nope"}), "metric 'a'"),
+        (lambda: model_of("GaussianNB", metrics={"a": 3}), "function or a scorer"),
+        (lambda: model_of("GaussianNB", metrics={"loss": "accuracy"}), "called 'loss'"),
+        (lambda: model_of("IncrementalPCA", metrics={"a": "r2"}), "has no target"),
+    ],
+)
+def test_bad_arguments(make, message):
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+def test_states_of_other_estimators_are_refused():
+    with pytest.raises(StateError, match="of a GaussianNB, but build made a Perceptron"):
+        model_of("Perceptron").load_state_dict(model_of("GaussianNB").state_dict())
+    model = model_of("GaussianNB")
+    model.estimator.strange_ = object()
+    with pytest.raises(StateError, match="strange_ is a object"):
+        model.state_dict()
+
+
+def test_class_names_may_be_strings():
+    model = cerebro.sklearn.Model(naive_bayes.GaussianNB(), classes=["cat", "dog"])
+    batch = {"x": np.random.rand(6, 2), "y": np.array(["dog", "cat"] * 3)}
+    model.train_batch(batch)
+    fresh = cerebro.sklearn.Model(naive_bayes.GaussianNB(), classes=["cat", "dog"])
+    fresh.load_state_dict(copy.deepcopy(model.state_dict()))
+    assert fresh.eval_batch(batch) == model.eval_batch(batch)
+    assert repr(fresh) == "cerebro.sklearn.Model(GaussianNB())"
