@@ -454,7 +454,7 @@ def _encoded(value: Any, name: str, own: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype.kind == "U":
         return {"kind": "strings", "values": value.tolist()}
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        return np.ascontiguousarray(value)
+        return np.asarray(value, order="C")
     if isinstance(value, (list, tuple)):
         items = [_encoded(item, name, own) for item in value]
         return {"kind": type(value).__name__, "items": items}
