@@ -382,8 +382,10 @@ def _elements(column: str, items: Sequence[Any]) -> ColumnData:
 
 def _to_array(value: Any) -> tuple[Array, str]:
     """An array and ``"bfloat16"`` where that cannot be seen from its dtype, else ``""``."""
+    if isinstance(value, np.ma.MaskedArray) and value.mask.any():
+        raise ValueError("it has masked values: fill them or drop the rows")
     if isinstance(value, np.ndarray):
-        return np.asarray(value), ""
+        return value if type(value) is np.memmap else np.asarray(value), ""
     if hasattr(value, "detach") and type(value).__module__.partition(".")[0] == "torch":
         return _torch_to_array(value)
     if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):

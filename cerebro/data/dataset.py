@@ -6,6 +6,7 @@ import html
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -366,13 +367,7 @@ class Dataset:
         combined = dict(self._transforms)
         for name, chain in transforms.items():
             self._column(name)
-            steps = tuple(chain) if isinstance(chain, Sequence) else (chain,)
-            for step in steps:
-                if not hasattr(step, "to_json"):
-                    raise InputError(
-                        f"column {name!r}: {step!r} is no transform: see cerebro.transforms"
-                    )
-            combined[name] = steps
+            combined[name] = tuple(chain) if isinstance(chain, Sequence) else (chain,)
         compile_transforms(self.columns, combined)
         view = self._view(self._rows, {"transforms": _transforms_json(combined)})
         view._transforms = {name: steps for name, steps in combined.items() if steps}
@@ -429,8 +424,7 @@ class Dataset:
 
     def _first_rows(self) -> list[int]:
         """The number in the whole data set of each shard's first row."""
-        rows = [entry.rows for entry in self._shards]
-        return [sum(rows[:shard]) for shard in range(len(rows))]
+        return [0, *accumulate(entry.rows for entry in self._shards)][:-1]
 
     def _shards_rows(self) -> list[int]:
         """The view's rows in each shard."""

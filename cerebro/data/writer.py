@@ -1,8 +1,9 @@
 """Rows into shards: one pass over each column of each shard, in chunks.
 
-Row i of shard s is the source's row ``order[first(s) + i]``. Where the source is memory-mapped and
-larger than memory, reading it in a random order would read each page many times; its columns are
-then first dealt to one temporary file a shard, in one pass from front to back, and shuffled there.
+Row i of shard s is the source's row ``order[first(s) + i]``. Where the source lies in mapped files
+and is larger than memory, reading it in a random order would read each page many times; its columns
+are then first dealt to one temporary file a shard, in one pass from front to back, and shuffled
+there. (Ragged columns are read in place: their rows are long enough to be worth a page each.)
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def write_shards(
     deal = order is not None and total > limit and shards > 1
     meter.begin("writing shards", total)
     for output in outputs:
-        parts = _dealt if deal and output.pieces[0][0].offsets is None else _direct
+        parts = _dealt if deal and _is_mapped(output) else _direct
         for shard, (source, rows_of) in enumerate(parts(output, starts, order, folder)):
             path = folder / shard_folder(shard)
             files[shard].update(_write_column(source, rows_of, path, meter))
@@ -74,6 +75,12 @@ def write_shards(
         ShardEntry(starts[shard + 1] - starts[shard], {name: files[shard][name] for name in names})
         for shard in range(shards)
     ]
+
+
+def _is_mapped(output: OutputColumn) -> bool:
+    return any(
+        isinstance(data.values, np.memmap) and data.offsets is None for data, _ in output.pieces
+    )
 
 
 def _direct(

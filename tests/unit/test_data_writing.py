@@ -86,8 +86,11 @@ def test_the_same_rows_and_seed_give_the_same_files(tmp_path: Path) -> None:
 
 
 def test_reading_a_source_larger_than_memory_gives_the_same_bits(tmp_path: Path) -> None:
-    (whole,) = open_source(table()).chunks(None)
-    outputs = lay_out(whole, {"x": "x", "xy": ["y", "name"], "t": "tokens"}, {"x": "float64"})
+    source = table()
+    np.save(tmp_path / "x.npy", source["x"])  # only what is mapped is dealt
+    source["x"] = np.load(tmp_path / "x.npy", mmap_mode="r")
+    (whole,) = open_source(source).chunks(None)
+    outputs = lay_out(whole, {"x": "x", "xy": ["y", "name", "x"], "t": "tokens"}, {"x": "float64"})
     order = _core.permutation(101, 0, "write")
     entries = []
     for name, memory in (("direct", 1 << 40), ("dealt", 0)):
@@ -97,6 +100,7 @@ def test_reading_a_source_larger_than_memory_gives_the_same_bits(tmp_path: Path)
         )
         assert names_below(tmp_path / name) == [f"shard-{i:05d}" for i in range(5)]
     assert entries[0] == entries[1]
+    assert [entry.rows for entry in entries[0]] == [21, 20, 20, 20, 20]
 
 
 def test_long_columns_are_written_in_chunks(
@@ -211,6 +215,7 @@ def test_dtypes_convert_or_refuse(tmp_path: Path) -> None:
         ({"c": [[1], [2]], "c.values": [1, 2]}, {}, "would both need the name"),
         ({1: [1, 2]}, {}, "is no string"),
         (3, {}, "cannot shard a int"),
+        ({"x": np.ma.masked_array([1, 2], [True, False])}, {}, "masked values"),
         ({"x": [1, 2]}, {"progress": "loud"}, "progress must be"),
     ],
 )  # fmt: skip
