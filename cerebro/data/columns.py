@@ -124,10 +124,9 @@ def from_rows(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnDa
     """A column from one Python value a row; `first_row` numbers the first one in messages."""
     if not items:
         raise InputError(f"column {column!r} has no rows")
-    for row, item in enumerate(items):
-        if item is None:
-            raise missing(column, first_row + row)
     first = items[0]
+    if first is None:
+        raise missing(column, first_row)
     if isinstance(first, str):
         return from_text(column, items, first_row)
     if isinstance(first, (list, tuple)):
@@ -143,12 +142,8 @@ def from_text(column: str, items: Iterable[Any], first_row: int = 0) -> ColumnDa
     codes: list[int] = []
     for row, item in enumerate(items, first_row):
         if not isinstance(item, str):
-            if item is None or item != item:
-                raise missing(column, row)
-            raise InputError(
-                f"column {column!r}, row {row} is {type(item).__name__}, but others are strings: "
-                "make all of them strings or all of them numbers"
-            )
+            absent = isinstance(item, float) and item != item  # NaN among strings is pandas' None
+            raise _unlike(column, row, None if absent else item, "strings")
         codes.append(numbers.setdefault(str(item), len(numbers)))
     return ColumnData(np.array(codes, np.int64), "int64", None, list(numbers))
 
@@ -272,18 +267,17 @@ def _reshaped(data: ColumnData, shape: tuple[int, ...]) -> ColumnData:
 
 def _scalars(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnData:
     """Numbers, 0-d arrays and tensors; mixed kinds are promoted."""
-    for row, item in enumerate(items, first_row):
-        if isinstance(item, (str, bytes)):
-            raise InputError(
-                f"column {column!r}, row {row} is {type(item).__name__}, but others are numbers: "
-                "make all of them strings or all of them numbers"
-            )
     if _is_array(items[0]) and not isinstance(items[0], np.generic):
         return _stack(column, [to_storage(column, item) for item in items])
     try:
         array = np.asarray(items)
     except (ValueError, TypeError) as error:
         raise InputError(f"column {column!r}: rows of different kinds ({error})") from None
+    if array.ndim == 1 and array.dtype.kind in "biufc":
+        return from_array(column, array)
+    for row, item in enumerate(items, first_row):
+        if item is None or isinstance(item, (str, bytes)):
+            raise _unlike(column, row, item, "numbers")
     if array.ndim != 1:
         raise InputError(f"column {column!r} mixes numbers and sequences: make all rows alike")
     if array.dtype.kind == "O" and all(isinstance(item, int) for item in items):
@@ -297,14 +291,21 @@ def _scalars(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnDat
     return from_array(column, array)
 
 
+def _unlike(column: str, row: int, item: Any, others: str) -> InputError:
+    """The complaint about a row of another kind than those before it."""
+    if item is None:
+        return missing(column, row)
+    return InputError(
+        f"column {column!r}, row {row} is {type(item).__name__}, but others are {others}: make all "
+        "rows alike"
+    )
+
+
 def _array_rows(column: str, items: Sequence[Any], first_row: int) -> ColumnData:
     """Array rows: stacked if all have one shape, otherwise ragged in their first dimension."""
     for row, item in enumerate(items, first_row):
         if not _is_sequence(item):
-            raise InputError(
-                f"column {column!r}, row {row} is {type(item).__name__}, but others are arrays: "
-                "make all rows alike"
-            )
+            raise _unlike(column, row, item, "arrays")
     if any(isinstance(item, (list, tuple)) for item in items):
         return _ragged(column, items, first_row)
     stored = [to_storage(column, item) for item in items]
@@ -329,21 +330,15 @@ def _stack(column: str, stored: Sequence[tuple[Array, str]]) -> ColumnData:
 def _ragged(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnData:
     """Rows of differing length: lists, tuples or arrays."""
     for row, item in enumerate(items, first_row):
-        if item is None:
-            raise missing(column, row)
         if not _is_sequence(item):
-            raise InputError(
-                f"column {column!r}, row {row} is {type(item).__name__}, but others are sequences: "
-                "make all rows alike"
-            )
+            raise _unlike(column, row, item, "sequences")
     lengths = np.array([len(item) for item in items], np.int64)
     offsets = offsets_of(lengths)
     if all(isinstance(item, (list, tuple)) for item in items):
         flat = list(chain.from_iterable(items))
-        for index, item in enumerate(flat):
-            if item is None:
-                row = int(np.searchsorted(offsets, index, side="right")) - 1
-                raise missing(column, first_row + row)
+        if flat and not _is_array(flat[0]) and None in flat:
+            row = int(np.searchsorted(offsets, flat.index(None), side="right")) - 1
+            raise missing(column, first_row + row)
         data = _elements(column, flat) if flat else ColumnData(np.zeros(0), "float64")
     else:
         data = _joined_rows(column, items)

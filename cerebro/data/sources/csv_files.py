@@ -8,6 +8,7 @@ Python's own parser is used, so that what is written does not depend on what is 
 from __future__ import annotations
 
 import csv
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -95,7 +96,7 @@ def _places(path: Path, header: Sequence[str], wanted: Sequence[str] | None) -> 
 
 def _widest(known: str | None, cells: Cells) -> str:
     """The narrowest type, at least `known`, that all cells have. Empty cells count as any."""
-    filled = [cell for cell in cells if cell]
+    filled = [cell for cell in cells if cell] if "" in cells else cells
     if not filled:
         return known or "bool"
     if known in (None, "bool") and all(cell in _BOOLEANS for cell in filled):
@@ -108,11 +109,10 @@ def _widest(known: str | None, cells: Cells) -> str:
 
 
 def _parses(cells: Cells, kind: type[int] | type[float]) -> bool:
-    if any("_" in cell for cell in cells):  # Python's digit groups are text to everybody else
+    if "_" in "".join(cells):  # Python's digit groups are text to everybody else
         return False
     try:
-        for cell in cells:
-            kind(cell)
+        deque(map(kind, cells), maxlen=0)
     except ValueError:
         return False
     return True
@@ -130,9 +130,9 @@ def _column(name: str, cells: Cells, kind: str, first: int) -> ColumnData:
     if kind == "bool":
         return ColumnData(np.array([_BOOLEANS[cell] for cell in cells]), "bool")
     if kind == "float64":
-        return ColumnData(np.array([float(cell) for cell in cells]), "float64")
+        return ColumnData(np.fromiter(map(float, cells), np.float64, len(cells)), "float64")
     try:
-        return ColumnData(np.array([int(cell) for cell in cells], np.int64), "int64")
+        return ColumnData(np.fromiter(map(int, cells), np.int64, len(cells)), "int64")
     except OverflowError:
         raise InputError(
             f"column {name!r} has integers too large for int64: leave it out with columns=[...]"
