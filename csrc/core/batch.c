@@ -27,7 +27,7 @@ cer_batch_ring_new(const cer_tensor *tensors, size_t n_tensors, size_t max_rows,
 
     *out = ring;
     if (ring == NULL)
-        return cer_fail(err, CER_NOMEM, "no memory for the batches");
+        return cer_fail(err, CER_NOMEM, "out of memory for the batches");
     atomic_init(&ring->returned, NULL);
     atomic_init(&ring->users, 1);
     atomic_init(&ring->size, 0);
@@ -153,8 +153,8 @@ grow(cer_batch *batch, size_t bytes, cer_error *err)
     batch->memory_bytes = 0;
     batch->memory = cer_aligned_alloc(wanted);
     if (batch->memory == NULL)
-        return cer_fail(err, CER_NOMEM, "no memory for a batch of %zu bytes",
-                        bytes);
+        return cer_fail(err, CER_NOMEM,
+                        "out of memory for a batch of %zu bytes", bytes);
     batch->memory_bytes = wanted;
     return CER_OK;
 }

@@ -380,7 +380,7 @@ check_parts(cer_loader *l, const uint32_t *parts, size_t n, cer_error *err)
         uint32_t *order = cer_realloc(l->order, n * sizeof *order);
 
         if (order == NULL)
-            return cer_fail(err, CER_NOMEM, "no memory for %zu shards", n);
+            return cer_fail(err, CER_NOMEM, "out of memory for %zu shards", n);
         l->order = order;
         l->order_room = n;
     }
@@ -521,7 +521,7 @@ cer_loader_next(cer_loader *l, cer_batch **out, cer_error *err)
     }
     pthread_mutex_unlock(&l->lock);
     if (status != CER_OK)
-        return cer_fail(err, status, "no memory for the next batch");
+        return cer_fail(err, status, "out of memory for the next batch");
     *out = b;
     return CER_OK;
 }
@@ -603,7 +603,7 @@ take_parts(cer_loader *l, const cer_part *parts, size_t n, cer_error *err)
 
     l->parts = cer_calloc(n, sizeof *l->parts);
     if (l->parts == NULL)
-        return cer_fail(err, CER_NOMEM, "no memory for %zu shards", n);
+        return cer_fail(err, CER_NOMEM, "out of memory for %zu shards", n);
     for (size_t i = 0; status == CER_OK && i < n; i++) {
         status = check_part(&parts[i], i, err);
         if (status != CER_OK)
@@ -657,14 +657,14 @@ take_columns(cer_loader *l, const cer_load_column *columns, size_t n,
 
     l->columns = cer_calloc(n, sizeof *l->columns);
     if (l->columns == NULL)
-        return cer_fail(err, CER_NOMEM, "no memory for %zu columns", n);
+        return cer_fail(err, CER_NOMEM, "out of memory for %zu columns", n);
     for (size_t i = 0; status == CER_OK && i < n; i++) {
         load_column *c = &l->columns[i];
         size_t bytes = strlen(columns[i].name) + 1;
 
         c->name = cer_alloc(bytes);
         if (c->name == NULL)
-            return cer_fail(err, CER_NOMEM, "no memory for %zu columns", n);
+            return cer_fail(err, CER_NOMEM, "out of memory for %zu columns", n);
         l->n_columns++;
         memcpy(c->name, columns[i].name, bytes);
         c->tensor = l->n_tensors;
@@ -721,7 +721,7 @@ make_ring(cer_loader *l, cer_error *err)
     cer_status status;
 
     if (tensors == NULL)
-        return cer_fail(err, CER_NOMEM, "no memory for the batches");
+        return cer_fail(err, CER_NOMEM, "out of memory for the batches");
     if (max_rows > l->largest_part)
         max_rows = l->largest_part == 0 ? 1 : l->largest_part;
     for (size_t i = 0; i < l->n_columns; i++) {
@@ -760,14 +760,14 @@ make_workers(cer_loader *l, cer_error *err)
     }
     l->workers = cer_calloc(n, sizeof *l->workers);
     if (l->workers == NULL)
-        return cer_fail(err, CER_NOMEM, "no memory for the loader");
+        return cer_fail(err, CER_NOMEM, "out of memory for the loader");
     for (size_t i = 0; i < n; i++) {
         l->workers[i].loader = l;
         if (scratch == 0)
             continue;
         l->workers[i].scratch = cer_aligned_alloc(scratch);
         if (l->workers[i].scratch == NULL)
-            return cer_fail(err, CER_NOMEM, "no memory for the loader");
+            return cer_fail(err, CER_NOMEM, "out of memory for the loader");
     }
     return CER_OK;
 }
@@ -803,7 +803,7 @@ cer_loader_new(const cer_part *parts, size_t n_parts,
         return status;
     l = cer_calloc(1, sizeof *l);
     if (l == NULL)
-        return cer_fail(err, CER_NOMEM, "no memory for the loader");
+        return cer_fail(err, CER_NOMEM, "out of memory for the loader");
     pthread_mutex_init(&l->lock, NULL);
     pthread_cond_init(&l->work, NULL);
     pthread_cond_init(&l->ready, NULL);

@@ -45,7 +45,7 @@ cer_pointwise_new(cer_dtype from, size_t channels, cer_pointwise **out,
 
     *out = chain;
     if (chain == NULL)
-        return cer_fail(err, CER_NOMEM, "no memory for a transform");
+        return cer_fail(err, CER_NOMEM, "out of memory for a transform");
     chain->from = from;
     chain->channels = channels == 0 ? 1 : channels;
     return CER_OK;
@@ -98,7 +98,7 @@ add(cer_pointwise *chain, step_kind kind, cer_dtype dtype,
     if (n != 0) {
         s->operands = cer_calloc(n, sizeof *operands);
         if (s->operands == NULL)
-            return cer_fail(err, CER_NOMEM, "no memory for a transform");
+            return cer_fail(err, CER_NOMEM, "out of memory for a transform");
         memcpy(s->operands, operands, n * sizeof *operands);
     }
     chain->n_steps++;
@@ -209,7 +209,7 @@ done:
     cer_free(cases);
     cer_free(results);
     if (status != CER_OK)
-        (void)cer_fail(err, status, "no memory for a transform's table");
+        (void)cer_fail(err, status, "out of memory for a transform's table");
     return status;
 }
 
@@ -231,7 +231,7 @@ cer_pointwise_finish(cer_pointwise *chain, cer_error *err)
             continue;
         s->period = cer_calloc(chain->period, cer_dtype_size(s->dtype));
         if (s->period == NULL)
-            return cer_fail(err, CER_NOMEM, "no memory for a transform");
+            return cer_fail(err, CER_NOMEM, "out of memory for a transform");
         repeat(s, chain->period);
     }
     if (chain->n_steps == 0 || cer_dtype_size(chain->from) != 1)

@@ -73,12 +73,13 @@ cer_tensor_copy(const cer_tensor *tensor, cer_tensor *out, cer_error *err)
     own_memory *own = cer_calloc(1, sizeof *own);
 
     if (own == NULL)
-        return cer_fail(err, CER_NOMEM, "no memory for a copy of a tensor");
+        return cer_fail(err, CER_NOMEM, "out of memory for a copy of a tensor");
     cer_owner_init(&own->owner, 1, free_own_memory);
     if (bytes != 0 && (own->memory = cer_aligned_alloc(bytes)) == NULL) {
         cer_owner_release(&own->owner);
         return cer_fail(err, CER_NOMEM,
-                        "no memory for a copy of a tensor of %zu bytes", bytes);
+                        "out of memory for a copy of a tensor of %zu bytes",
+                        bytes);
     }
     *out = *tensor;
     out->owner = &own->owner;

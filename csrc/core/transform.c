@@ -236,7 +236,7 @@ set_fills(maker *m)
         return refuse(m, "rows are too large");
     t->fills = cer_calloc(t->n_fills, per_fill);
     if (t->fills == NULL)
-        return cer_fail(m->err, CER_NOMEM, "no memory for a transform");
+        return cer_fail(m->err, CER_NOMEM, "out of memory for a transform");
     for (size_t i = 0; i < t->n_fills; i++) {
         uint8_t *fill = t->fills + i * per_fill;
         size_t first = t->channels * bytes; /* one result per channel */
@@ -291,7 +291,7 @@ cer_transform_new(const cer_column *column, const cer_op *ops, size_t n_ops,
 
     *out = NULL;
     if (m.t == NULL)
-        return cer_fail(err, CER_NOMEM, "no memory for a transform");
+        return cer_fail(err, CER_NOMEM, "out of memory for a transform");
     status = make(&m, ops, n_ops);
     if (status == CER_OK)
         *out = m.t;
