@@ -58,7 +58,7 @@ struct cer_loader {
     size_t window; /* batches claimed ahead of delivery */
     size_t refill; /* threads are woken when no more than this are left */
     cer_batch_ring *ring;
-    worker *workers; /* as many as threads, but at least one */
+    worker *workers; /* the threads, and at the end the one in next() */
     pid_t process;   /* that started the threads */
     size_t n_started;
     bool closed;
@@ -301,6 +301,25 @@ gather_one(cer_loader *l, void *scratch)
     pthread_cond_signal(&l->ready);
 }
 
+/* One piece of the work that comes next, if there is some that nobody has
+ * begun; called under the lock. */
+static bool
+do_some_work(cer_loader *l, void *scratch)
+{
+    size_t at;
+
+    if (l->paused || !may_claim(l))
+        return false;
+    at = next_at(l);
+    if (table_missing(l, at))
+        prepare_table(l, at);
+    else if (!l->options.shuffle || table_at(l, at)->state == TABLE_READY)
+        gather_one(l, scratch);
+    else
+        return false;
+    return true;
+}
+
 static void *
 run_worker(void *argument)
 {
@@ -309,15 +328,9 @@ run_worker(void *argument)
 
     pthread_mutex_lock(&l->lock);
     while (!l->stopping) {
-        bool going = !l->paused && l->failed == CER_OK && l->n_order != 0;
-        size_t at = going && may_claim(l) ? next_at(l) : l->at;
-
-        if (going && may_claim(l) && table_missing(l, at))
-            prepare_table(l, at);
-        else if (going && may_claim(l) &&
-                 (!l->options.shuffle || table_at(l, at)->state == TABLE_READY))
-            gather_one(l, w->scratch);
-        else if (going && table_missing(l, l->at + 1))
+        if (do_some_work(l, w->scratch))
+            continue;
+        if (!l->paused && l->failed == CER_OK && table_missing(l, l->at + 1))
             prepare_table(l, l->at + 1); /* nothing else to do */
         else
             pthread_cond_wait(&l->work, &l->lock);
@@ -464,22 +477,24 @@ next_inline(cer_loader *l)
     }
     b = claim(l);
     if (b != NULL)
-        fill_batch(l, b, l->workers[0].scratch);
+        fill_batch(l, b, l->workers[l->options.threads].scratch);
     return b;
 }
 
+/* Waits only for what a thread is already working on: where the threads do not
+ * keep up, this one gathers too. */
 static cer_batch *
 next_prefetched(cer_loader *l)
 {
-    cer_batch *b;
-
     while (l->failed == CER_OK || l->delivered < l->claimed) {
         if (l->delivered < l->claimed) {
-            b = l->waiting[l->delivered % MAX_WINDOW];
+            cer_batch *b = l->waiting[l->delivered % MAX_WINDOW];
+
             if (b->ready)
                 return b;
         }
-        pthread_cond_wait(&l->ready, &l->lock);
+        if (!do_some_work(l, l->workers[l->options.threads].scratch))
+            pthread_cond_wait(&l->ready, &l->lock);
     }
     return NULL;
 }
@@ -751,7 +766,7 @@ done:
 static cer_status
 make_workers(cer_loader *l, cer_error *err)
 {
-    size_t n = l->options.threads == 0 ? 1 : l->options.threads, scratch = 0;
+    size_t n = l->options.threads + 1, scratch = 0;
 
     for (size_t i = 0; i < l->n_columns; i++) {
         size_t bytes = cer_transform_scratch_bytes(l->columns[i].transform);
@@ -848,7 +863,7 @@ cer_loader_close(cer_loader *l)
 static void
 free_worker_memory(cer_loader *l)
 {
-    size_t n = l->options.threads == 0 ? 1 : l->options.threads;
+    size_t n = l->options.threads + 1;
 
     for (size_t i = 0; l->workers != NULL && i < n; i++)
         cer_aligned_free(l->workers[i].scratch);
