@@ -92,7 +92,8 @@ def from_array(column: str, value: Any) -> ColumnData:
     """A column from an array or tensor whose first dimension is the rows."""
     array, dtype = to_storage(column, value)
     if array.ndim == 0:
-        raise InputError(f"column {column!r} is a single value: give one value for each row")
+        kind = type(value).__name__
+        raise InputError(f"column {column!r} is a single value ({kind}): give one for each row")
     if dtype == "object":
         return from_objects(column, array.tolist())
     return _text_array(column, array) if dtype == "text" else ColumnData(array, dtype)
@@ -273,6 +274,10 @@ def _scalars(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnDat
         array = np.asarray(items)
     except (ValueError, TypeError) as error:
         raise InputError(f"column {column!r}: rows of different kinds ({error})") from None
+    if array.dtype.kind in "Ouf" and all(isinstance(item, int) for item in items):
+        raise InputError(
+            f"column {column!r} has integers too large for int64: give floats, or a NumPy array"
+        )
     if array.ndim == 1 and array.dtype.kind in "biufc":
         return from_array(column, array)
     for row, item in enumerate(items, first_row):
@@ -280,8 +285,6 @@ def _scalars(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnDat
             raise _unlike(column, row, item, "numbers")
     if array.ndim != 1:
         raise InputError(f"column {column!r} mixes numbers and sequences: make all rows alike")
-    if array.dtype.kind == "O" and all(isinstance(item, int) for item in items):
-        raise InputError(f"column {column!r} has integers too large for int64")
     if array.dtype.kind in "OMm":
         name = type(items[0]).__name__
         raise InputError(
@@ -295,6 +298,11 @@ def _unlike(column: str, row: int, item: Any, others: str) -> InputError:
     """The complaint about a row of another kind than those before it."""
     if item is None:
         return missing(column, row)
+    if isinstance(item, (bytes, bytearray)):
+        return InputError(
+            f"column {column!r}, row {row} is bytes: decode it to a string, or leave the column "
+            "out with columns=[...]"
+        )
     return InputError(
         f"column {column!r}, row {row} is {type(item).__name__}, but others are {others}: make all "
         "rows alike"

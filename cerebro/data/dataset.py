@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from cerebro.transforms import Transform
 
 _PIECE_ROWS = 65_536
+_SHOWN_COLUMNS = 20
 
 
 class RaggedRows(Sequence[NDArray[Any]]):
@@ -170,8 +171,9 @@ class Dataset:
 
     def __repr__(self) -> str:
         lines = [f"Dataset({str(self._path)!r}): {self._summary()}"]
-        width = max(len(name) for name in self.columns)
-        lines += [f"  {name:<{width}}  {text}" for name, text in self._describe().items()]
+        columns = self._describe()
+        width = max(map(len, columns))
+        lines += [f"  {name:<{width}}  {text}" for name, text in columns.items()]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -564,7 +566,12 @@ class Dataset:
         return f"{self.num_rows:,} rows{view}, {self.num_shards} shards, {_size(self.nbytes)}"
 
     def _describe(self) -> dict[str, str]:
-        return {name: self._describe_column(column) for name, column in self.columns.items()}
+        """A line a column, for people; not more than fit on a screen."""
+        shown = list(self.columns.items())[:_SHOWN_COLUMNS]
+        lines = {name: self._describe_column(column) for name, column in shown}
+        if len(self.columns) > _SHOWN_COLUMNS:
+            lines["..."] = f"and {len(self.columns) - _SHOWN_COLUMNS} more columns"
+        return lines
 
     def _describe_column(self, column: Column) -> str:
         sizes = (["*"] if column.ragged else []) + [str(size) for size in column.shape]

@@ -258,7 +258,8 @@ def _temporary_folder(target: Path) -> Iterator[Path]:
     folder.mkdir()
     try:
         with (folder / _LOCK).open("wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            with contextlib.suppress(OSError):  # a file system without locks: never cleaned up
+                fcntl.flock(lock, fcntl.LOCK_EX)
             yield folder
     finally:
         if folder.exists():

@@ -194,7 +194,7 @@ def test_tuples_of_a_torch_dataset_are_x_and_y(tmp_path: Path) -> None:
     assert list(shard(single, tmp_path / "one").columns) == ["x"]
 
 
-def test_bfloat16_from_torch_jax_and_dlpack(tmp_path: Path) -> None:
+def test_bfloat16_from_torch_and_dlpack(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     tensor = torch.from_numpy(VECTORS).to(torch.bfloat16)
 

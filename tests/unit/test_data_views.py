@@ -55,6 +55,12 @@ def test_what_it_tells(data: Dataset) -> None:
     assert html.count("<tr>") == 7
 
 
+def test_a_wide_data_set_is_shown_in_part(tmp_path: Path) -> None:
+    wide = shard({f"c{i}": [1, 2] for i in range(33)}, tmp_path / "wide")
+    assert len(repr(wide).splitlines()) == 22
+    assert "and 13 more columns" in repr(wide)
+
+
 def test_a_shard_is_read_only(data: Dataset) -> None:
     found = data.shard(2)
     assert list(found) == ["x", "y", "kind", "user", "tokens", "loss"]

@@ -31,7 +31,7 @@ class ArraysSource(Source):
         if value is None or isinstance(value, (str, bytes, Mapping)):
             raise InputError(
                 f"column {name!r} is {type(value).__name__}: give an array or a list with one "
-                "value for each row"
+                "value for each row, or leave it out with columns=[...]"
             )
         if isinstance(value, (list, tuple)):
             return from_list(name, value)
