@@ -89,6 +89,8 @@ def load_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
 
 def _replaced(current: Any, value: Any) -> Any:
     """Return `current` overwritten in place by `value` where it fits, else a copy of `value`."""
+    if current is value and isinstance(value, torch.Tensor):
+        return value  # filled already, by whoever made the state of live tensors
     if isinstance(current, torch.Tensor) and isinstance(value, torch.Tensor):
         if current.shape == value.shape and current.dtype == value.dtype:
             with torch.no_grad():
@@ -178,6 +180,17 @@ def frozen_names(net: Any) -> set[str]:
     return {name for name, parameter in named if not parameter.requires_grad}
 
 
+def _is_live(net: Any, state: Mapping[str, Any]) -> bool:
+    """Return whether the state's tensors are the network's own, all of them."""
+    live = net.state_dict()
+    return live.keys() == state.keys() and all(
+        isinstance(value, torch.Tensor)
+        and value.shape == live[name].shape
+        and value.data_ptr() == live[name].data_ptr()
+        for name, value in state.items()
+    )
+
+
 def load_net(net: Any, state: Mapping[str, Any], *, partial: bool) -> None:
     """Copy a state into a network, in place.
 
@@ -199,6 +212,8 @@ def load_net(net: Any, state: Mapping[str, Any], *, partial: bool) -> None:
         (name, torch.from_numpy(value) if isinstance(value, np.ndarray) else value)
         for name, value in state.items()
     )
+    if _is_live(net, loaded):
+        return
     hint = "build must make the same model from the same configuration"
     try:
         result = net.load_state_dict(loaded, strict=False)

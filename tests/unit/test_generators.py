@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from cerebro import generators
+from cerebro import _core, generators
 from cerebro.errors import InputError, StateError
 from cerebro.protocol import Info, call_build, check_model, framework_of, whole_pass
 
@@ -48,7 +48,7 @@ def test_restoring_gives_the_same_numbers_again(before):
     state = generators.capture(True)
     first = [draw() for _ in range(3)]
     generators.seed_all(2, True)
-    generators.restore(state)
+    generators.restore(_core.unpack_state(_core.pack_state(state)))
     assert [draw() for _ in range(3)] == first
 
 

@@ -13,7 +13,7 @@ from sklearn import cluster, decomposition, linear_model, metrics, naive_bayes, 
 from sklearn.tree import DecisionTreeClassifier
 
 import cerebro.sklearn
-from cerebro import generators
+from cerebro import _core, generators
 from cerebro.errors import InputError, StateError
 from cerebro.protocol import check_model, whole_pass
 
@@ -100,7 +100,7 @@ def train(name, hops, dtype=np.float64, classes=3):
     for unit in range(UNITS):
         if hops:
             saved = generators.capture(False)
-            carried = copy.deepcopy(model.state_dict())
+            carried = _core.unpack_state(_core.pack_state(model.state_dict()))
             model = model_of(name, classes=range(classes))
             model.load_state_dict(carried)
             spoil(carried)

@@ -13,8 +13,10 @@ import torch
 from torch.nn import functional
 from torch.optim import lr_scheduler
 
+import cerebro.data
 import cerebro.torch
-from cerebro import generators
+from cerebro import _core, generators
+from cerebro.data.batches import make_loader
 from cerebro.errors import InputError, StateError
 from cerebro.protocol import check_model, whole_pass
 
@@ -24,9 +26,12 @@ STEPS = UNITS * BATCHES
 
 @pytest.fixture(autouse=True)
 def quiet_and_alone():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     with generators.preserved(True), warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
+    torch.set_num_threads(threads)
 
 
 def batches(unit, columns=5, count=BATCHES):
@@ -57,13 +62,16 @@ def accuracy(output, target):
 
 def hop(model, build):
     """Return a fresh model with the state of `model`, whose own tensors are then spoilt."""
-    state = model.state_dict()
-    carried = copy.deepcopy(state)
+    carried = _core.unpack_state(_core.pack_state(model.state_dict()), "torch")
     fresh = build()
     fresh.load_state_dict(carried)
     for tensor in tensors(carried):
         tensor.fill_(7)  # as a slot that is packed into again
     return fresh
+
+
+def state_hash(state):
+    return _core.hash_state(_core.pack_state(state))
 
 
 def tensors(state):
@@ -125,6 +133,7 @@ def assert_hops_leave_no_trace(build, **options):
         hopped = train(build, hops, **options)
         assert hopped[0] == straight[0]
         assert_same(hopped[1], straight[1])
+        assert state_hash(hopped[1]) == state_hash(straight[1])
     return straight
 
 
@@ -528,6 +537,20 @@ def test_a_whole_evaluation_weights_by_rows():
         model.evaluate([])
 
 
+def test_the_runner_measures_what_evaluate_does(tmp_path):
+    random = np.random.RandomState(0)
+    columns = {"x": random.rand(50, 5).astype(np.float32), "y": random.randint(0, 3, 50)}
+    dataset = cerebro.data.shard(columns, tmp_path / "data", shards=3, progress=False)
+    metrics = {"accuracy": accuracy, "double": lambda o, t: (o.mean(), 2.0 * len(t))}
+    model = simple(metrics=metrics)
+    loader = make_loader(dataset, 16, seed=0, shuffle=False)
+    loader.begin(range(3), 0)
+    unit = _core.run_unit(loader, model.eval_batch)
+    assert unit.rows == 50
+    means = {name: total / weight for name, (total, weight) in unit.sums.items()}
+    assert means == model.evaluate(dataset, batch_size=16)
+
+
 class FakeDataset:
     """What predict and evaluate need of a data set."""
 
@@ -710,6 +733,11 @@ def test_a_state_is_loaded_in_place_where_it_fits():
     live = list(tensors(model.state_dict()["optimizer"]))
     pointers = [tensor.data_ptr() for tensor in live]
     model.load_state_dict(saved)
+    assert_same(model.state_dict(), saved)
+    assert [t.data_ptr() for t in tensors(model.state_dict()["optimizer"])] == pointers
+    model.train_batch(batches(2)[0])
+    filled = _core.load_into(_core.pack_state(saved), model.state_dict())
+    model.load_state_dict(filled)
     assert_same(model.state_dict(), saved)
     assert [t.data_ptr() for t in tensors(model.state_dict()["optimizer"])] == pointers
     untrained = net()
