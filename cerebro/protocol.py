@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -149,34 +148,3 @@ def whole_pass(model: object) -> Callable[[Iterable[dict[str, Any]]], Mapping[st
     if callable(evaluate) and getattr(model, "evaluates_whole", True):
         return evaluate  # type: ignore[no-any-return]
     return None
-
-
-def call_build(build: Callable[..., Any], config: dict[str, Any], info: Info) -> Any:
-    """Call the user's `build`, with `info` if it takes it, and check what it returns.
-
-    Raises
-    ------
-    InputError
-        If what it returns is no model. What `build` raises comes through.
-    """
-    model = build(config, info) if _takes_info(build) else build(config)
-    check_model(model)
-    bind = getattr(model, "bind_info", None)
-    if callable(bind):
-        bind(info)
-    return model
-
-
-def _takes_info(build: Callable[..., Any]) -> bool:
-    try:
-        parameters = list(inspect.signature(build).parameters.values())
-    except (TypeError, ValueError):
-        return True
-    if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
-        return True
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    taken = [p for p in parameters if p.kind in positional]
-    # A second parameter with a default is info only if it is called so.
-    return len(taken) >= 2 and (
-        taken[1].default is inspect.Parameter.empty or taken[1].name == "info"
-    )

@@ -546,10 +546,8 @@ class Model:
             data = {self._inputs: data}
         if isinstance(data, Mapping):
             return self._sliced(data, batch_size)
-        if hasattr(data, "batches"):
-            batches: Iterable[Batch] = data.batches(
-                batch_size, shuffle=False, framework="torch", device=str(self._device)
-            )
+        if hasattr(data, "_in_order"):
+            batches: Iterable[Batch] = data._in_order(batch_size, "torch", str(self._device))
             return batches
         if not isinstance(data, Iterable):
             raise InputError(f"{data!r} is no data set, mapping of arrays or iterable of batches")

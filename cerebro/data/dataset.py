@@ -259,6 +259,14 @@ class Dataset:
             start=start,
         )
 
+    def _in_order(self, batch_size: int, framework: str, device: str = "cpu") -> Batches:
+        """Return batches of all rows in their order, without random transforms: to evaluate."""
+        from cerebro.data.batches import Batches
+
+        return Batches(
+            self, batch_size, shuffle=False, framework=framework, device=device, augment=False
+        )
+
     def stats(self, column: str, axis: int | None = None) -> Stats:
         """Return mean, standard deviation, minimum, maximum and class counts of a column.
 

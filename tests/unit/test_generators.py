@@ -10,7 +10,7 @@ import torch
 
 from cerebro import _core, generators
 from cerebro.errors import InputError, StateError
-from cerebro.protocol import Info, call_build, check_model, framework_of, whole_pass
+from cerebro.protocol import check_model, framework_of, whole_pass
 
 
 def draw():
@@ -123,36 +123,6 @@ def test_torch_is_noticed_by_what_a_model_holds():
     assert generators.uses_torch(model)
     model.weights, model.framework = np.zeros(3), "torch"
     assert generators.uses_torch(model)
-
-
-INFO = Info(epochs=1, steps_per_epoch=2, total_steps=2, batch_size=4, trial=0, seed=0)
-
-
-def test_build_may_take_info():
-    def two(config, info):
-        model = NumpyModel()
-        model.got = (config, info)
-        return model
-
-    def optional(config, info=None):
-        return two(config, info)
-
-    def other_default(config, depth=3):
-        return two(config, depth)
-
-    assert call_build(two, {"a": 1}, INFO).got == ({"a": 1}, INFO)
-    assert call_build(optional, {}, INFO).got == ({}, INFO)
-    assert call_build(lambda *args: two(*args), {}, INFO).got == ({}, INFO)
-    assert call_build(other_default, {}, INFO).got == ({}, 3)
-    assert isinstance(call_build(lambda config: NumpyModel(), {}, INFO), NumpyModel)
-
-
-def test_a_model_hears_of_the_search():
-    class Bound(NumpyModel):
-        def bind_info(self, info):
-            self.info = info
-
-    assert call_build(lambda config: Bound(), {}, INFO).info is INFO
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 from sklearn import cluster, decomposition, linear_model, metrics, naive_bayes, neural_network
 from sklearn.tree import DecisionTreeClassifier
 
+import cerebro.data
 import cerebro.sklearn
 from cerebro import _core, generators
 from cerebro.errors import InputError, StateError
@@ -236,24 +237,11 @@ def test_unknown_classes_cost_as_much_as_can_be():
         assert np.isclose(loss, -np.log(np.finfo(float).eps))
 
 
-class FakeDataset:
-    path, checksum, num_shards = "somewhere", "123", 2
-
-    def __init__(self, columns):
-        self.data = columns
-
-    def batches(self, batch_size, *, shuffle, framework):
-        assert (shuffle, framework) == (False, "numpy")
-        return [
-            {name: column[i : i + batch_size] for name, column in self.data.items()}
-            for i in range(0, len(self.data["x"]), batch_size)
-        ]
-
-    def shard(self, index):
-        return {name: column[index::2] for name, column in self.data.items()}
+def dataset(path, columns):
+    return cerebro.data.shard(columns, path / "data", shards=2, shuffle=False, progress=False)
 
 
-def test_a_whole_pass_computes_metrics_once():
+def test_a_whole_pass_computes_metrics_once(tmp_path):
     model = model_of(
         "SGDClassifier log",
         metrics={"f1": lambda t, p: metrics.f1_score(t, p, average="macro"), "auc": "roc_auc_ovr"},
@@ -263,7 +251,7 @@ def test_a_whole_pass_computes_metrics_once():
     model.train_batch(batches(0)[0])
     together = {k: np.concatenate([b[k] for b in batches(1)]) for k in ("x", "y")}
     predicted = model.estimator.predict(together["x"])
-    for data in (batches(1), together, FakeDataset(together)):
+    for data in (batches(1), together, dataset(tmp_path, together)):
         got = model.evaluate(data, batch_size=7)
         assert got["f1"] == metrics.f1_score(together["y"], predicted, average="macro")
         assert got["auc"] == metrics.roc_auc_score(
@@ -279,15 +267,15 @@ def test_a_whole_pass_computes_metrics_once():
             call(3)
 
 
-def test_classes_come_from_the_data():
+def test_classes_come_from_the_data(tmp_path):
     def build(info, **options):
         model = cerebro.sklearn.Model(naive_bayes.GaussianNB(), **options)
         model.bind_info(info)
         return model
 
-    data = FakeDataset(batches(0)[0])
+    data = dataset(tmp_path, batches(0)[0])
     named = SimpleNamespace(classes={"y": ["a", "b", "c", "d"]}, data=None)
-    plain_info = SimpleNamespace(classes=None, data=data)
+    plain_info = SimpleNamespace(classes=data.classes, data=data)
     batch = {**batches(0)[0], "y": np.zeros(ROWS, np.int64)}
     for info, wanted in ((named, 4), (plain_info, 3)):
         model = build(info)

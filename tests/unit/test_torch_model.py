@@ -19,6 +19,7 @@ from cerebro import _core, generators
 from cerebro.data.batches import make_loader
 from cerebro.errors import InputError, StateError
 from cerebro.protocol import check_model, whole_pass
+from cerebro.transforms import RandomHorizontalFlip, Scale, ToCHW
 
 UNITS, BATCHES, ROWS = 4, 3, 6
 STEPS = UNITS * BATCHES
@@ -551,35 +552,32 @@ def test_the_runner_measures_what_evaluate_does(tmp_path):
     assert means == model.evaluate(dataset, batch_size=16)
 
 
-class FakeDataset:
-    """What predict and evaluate need of a data set."""
-
-    def __init__(self, columns):
-        self.columns = columns
-
-    def batches(self, batch_size, *, shuffle, framework, device):
-        assert (shuffle, framework, device) == (False, "torch", "cpu")
-        rows = len(self.columns["x"])
-        return [
-            {name: array[i : i + batch_size] for name, array in self.columns.items()}
-            for i in range(0, rows, batch_size)
-        ]
-
-
-def test_predictions_come_in_the_order_of_the_rows():
+def test_predictions_come_in_the_order_of_the_rows(tmp_path):
     model = simple()
     x = torch.randn(600, 5)
+    columns = {"x": x, "y": np.zeros(600, np.int64)}
+    dataset = cerebro.data.shard(columns, tmp_path / "d", shards=7, shuffle=False, progress=False)
     wanted = model.predict_batch({"x": x})
-    for data in (x, x.numpy(), {"x": x}, FakeDataset({"x": x}), [{"x": x[:7]}, {"x": x[7:]}]):
+    for data in (x, x.numpy(), {"x": x}, dataset, [{"x": x[:7]}, {"x": x[7:]}]):
         assert torch.allclose(model.predict(data, batch_size=100), wanted, atol=1e-6)
     assert not model.predict(x).requires_grad
-    assert set(model.evaluate(FakeDataset({"x": x, "y": torch.zeros(600, dtype=int)}))) == {"loss"}
+    assert set(model.evaluate(dataset)) == {"loss"}
     with pytest.raises(InputError, match="different numbers of rows"):
         model.predict({"x": x, "y": x[:5]})
     with pytest.raises(InputError, match="no rows"):
         model.predict({"x": x[:0]})
     with pytest.raises(InputError, match="no data set"):
         model.predict(3)
+
+
+def test_predictions_are_made_without_random_transforms(tmp_path):
+    columns = {"x": np.arange(40, dtype=np.uint8).reshape(10, 2, 2, 1), "y": np.zeros(10, np.int64)}
+    dataset = cerebro.data.shard(columns, tmp_path / "d", shards=2, shuffle=False, progress=False)
+    flipped = dataset.with_transforms({"x": [RandomHorizontalFlip(1.0), ToCHW(), Scale(1.0)]})
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 1))
+    predicted = simple(network).predict(flipped)
+    x = torch.arange(40.0).reshape(10, 4)
+    assert torch.equal(predicted, network(x).detach())
 
 
 class TwoInputs(torch.nn.Module):
