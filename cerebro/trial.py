@@ -1,0 +1,70 @@
+"""What a run knows about one trial: plain records, no files and no models."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Status = Literal["waiting", "running", "paused", "stopped", "finished", "diverged", "failed"]
+
+ENDED = ("stopped", "finished", "diverged", "failed")
+
+
+@dataclass
+class EpochRecord:
+    """One finished epoch of a trial."""
+
+    epoch: int
+    metrics: dict[str, float]
+    seconds: float
+    state_hash: str
+    state_file: str | None
+
+    def to_history(self) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch,
+            "metrics": dict(self.metrics),
+            "seconds": self.seconds,
+            "state_hash": self.state_hash,
+        }
+
+
+@dataclass
+class TrialRecord:
+    """A trial as it is in the store."""
+
+    number: int
+    config: dict[str, Any]
+    status: Status = "waiting"
+    target_epochs: int = 0
+    parent: int | None = None
+    error: str | None = None
+    traceback: str | None = None
+    epochs: list[EpochRecord] = field(default_factory=list)
+
+    def best_epoch(self, metric: str, mode: str) -> int | None:
+        """Number of the epoch with the best metric; the earliest of equals."""
+        best: tuple[float, int] | None = None
+        for record in self.epochs:
+            value = score(record.metrics, metric, mode)
+            if value is not None and (best is None or value < best[0]):
+                best = (value, record.epoch)
+        return None if best is None else best[1]
+
+    def selected(self, metric: str, mode: str, select: str) -> EpochRecord | None:
+        """The epoch that stands for the trial: its best or its last."""
+        if not self.epochs:
+            return None
+        if select == "last":
+            return self.epochs[-1]
+        best = self.best_epoch(metric, mode)
+        return next((e for e in self.epochs if e.epoch == best), self.epochs[-1])
+
+
+def score(metrics: dict[str, float], metric: str, mode: str) -> float | None:
+    """The metric as a number to minimise; None where it is missing or not finite."""
+    value = metrics.get(metric)
+    if value is None or not math.isfinite(value):
+        return None
+    return value if mode == "min" else -value

@@ -1,0 +1,136 @@
+"""What travels between the coordinator and its workers.
+
+A *unit* is one trial over one shard, once (or one validation pass at an
+epoch's end); it is the atom of scheduling, retry and commit. These records are
+plain data: executors carry them over a pipe, through Ray or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from cerebro.data import Dataset
+
+Sums = dict[str, tuple[float, float]]
+"""Metric name to (sum of value x weight, sum of weights), float64, in batch order."""
+
+
+@dataclass(frozen=True)
+class UnitSums:
+    """What a pass over batches counted and summed."""
+
+    rows: int
+    batches: int
+    sums: Sums
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What a worker needs to know once per run.
+
+    ``state_dir`` holds the slots of live trials, ``epoch_dir`` the states kept
+    of finished epochs and ``log_dir`` what trials print.
+    """
+
+    build: Callable[..., Any]
+    train: Dataset
+    validation: Dataset | None
+    seed: int
+    epochs: int
+    batch_size: int | None
+    eval_batch_size: int | None
+    drop_last: bool
+    stagger: bool
+    threads: int
+    loader_threads: int
+    deterministic: Literal["warn"] | bool
+    live_models: int | None
+    live_bytes: int
+    state_dir: str
+    epoch_dir: str
+    log_dir: str
+    torch_flags: Mapping[str, Any] = field(default_factory=dict)
+    verify: bool = True
+
+    @property
+    def units_per_epoch(self) -> int:
+        return self.train.num_shards + (self.validation is not None)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One unit to run. ``step == train.num_shards`` is the validation unit."""
+
+    trial: int
+    config: Mapping[str, Any]
+    epoch: int
+    step: int
+    shard: int
+    attempt: int
+    position: int
+    """Units of the trial that are committed before this one."""
+    keep_state: bool = True
+    """Whether a state at an epoch's end is written to ``epoch_dir``."""
+
+
+@dataclass(frozen=True)
+class CheckTask:
+    """Asks a worker whether a configuration's state survives a hop."""
+
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class UnitDone:
+    worker: int
+    task: Task
+    rows: int
+    batches: int
+    sums: Sums
+    started: float
+    """Seconds since the epoch of ``time.time``."""
+    seconds: float
+    loaded: bool
+    """Whether the state was unpacked: it was not live on this worker."""
+    hopped: bool
+    """Whether another worker wrote the state."""
+    state_bytes: int
+    metrics: dict[str, float] | None = None
+    """At an epoch's end: ``train_*``, ``val_*`` and the short names."""
+    state_hash: str | None = None
+    state_file: str | None = None
+    """A complete but not yet durable file; renaming it publishes it."""
+    dropped: tuple[int, ...] = ()
+    """Trials whose live model the worker gave up."""
+
+
+@dataclass(frozen=True)
+class UnitFailed:
+    worker: int
+    task: Task
+    kind: Literal["error", "diverged", "cancelled", "data"]
+    """``data``: a file is damaged or missing; the trial is not to blame."""
+    message: str
+    traceback: str = ""
+    dropped: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class CheckDone:
+    worker: int
+    problems: tuple[str, ...]
+    error: str | None = None
+    """Set where the configuration could not be tried at all."""
+    metrics: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class WorkerLost:
+    worker: int
+    reason: str
+
+
+Event = UnitDone | UnitFailed | CheckDone | WorkerLost
