@@ -1,0 +1,174 @@
+"""Where a run's ``build`` came from, so that it can be found again.
+
+A run stores names and hashes, never code: ``module:qualname``, the file and the
+hash of the function's source. What can be imported is found again on another
+day; for lambdas, nested functions and notebook cells the user passes ``build=``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from cerebro import _core
+from cerebro.errors import InputError
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The identity of a ``build`` function."""
+
+    module: str
+    qualname: str
+    file: str | None
+    source_hash: str | None
+    file_hash: str | None
+
+    @classmethod
+    def of(cls, build: Callable[..., Any]) -> Recipe:
+        module = getattr(build, "__module__", None) or "?"
+        qualname = getattr(build, "__qualname__", None) or type(build).__qualname__
+        return cls(module, qualname, _file(build), source_hash(build), _file_hash(build))
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Recipe:
+        return cls(**value)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def name(self) -> str:
+        return f"{self.module}:{self.qualname}"
+
+    def find(self) -> Callable[..., Any]:
+        """Return the function, imported again.
+
+        Raises
+        ------
+        InputError
+            If it cannot be imported; the message says to pass ``build=``.
+        """
+        if "<" in self.qualname:
+            raise InputError(
+                f"build was {self.name}, which cannot be imported again: pass build= with "
+                "the same function"
+            )
+        try:
+            found: Any = self._module()
+            for part in self.qualname.split("."):
+                found = getattr(found, part)
+        except (ImportError, AttributeError, OSError) as error:
+            raise InputError(
+                f"build {self.name} cannot be imported here ({error}): pass build= with the "
+                "same function"
+            ) from error
+        self.warn_if_changed(found)
+        return found  # type: ignore[no-any-return]
+
+    def warn_if_changed(self, build: Callable[..., Any]) -> None:
+        """Warn if ``build`` is not the source that the run was trained with."""
+        now = source_hash(build)
+        if self.source_hash is not None and now is not None and now != self.source_hash:
+            warnings.warn(
+                f"the source of build ({self.name}) has changed since the run", stacklevel=3
+            )
+        elif self.file_hash is not None and _file_hash(build) not in (None, self.file_hash):
+            warnings.warn(
+                f"{self.file}, which defines build, has changed since the run", stacklevel=3
+            )
+
+    def _module(self) -> ModuleType:
+        if self.module == "__main__":
+            main = sys.modules.get("__main__")
+            if main is None or getattr(main, "__file__", None) is None:
+                raise ImportError("it was defined in another program")
+            if self.file is None or str(Path(str(main.__file__)).resolve()) != self.file:
+                raise ImportError("it was defined in another program")
+            return main
+        try:
+            return importlib.import_module(self.module)
+        except ImportError:
+            if self.file is None:
+                raise
+            return import_file(self.file, self.module)
+
+
+def import_file(path: str | Path, name: str | None = None) -> ModuleType:
+    """Import a Python file by its path, under ``name`` (default: its stem).
+
+    The file's folder is put first on ``sys.path``, as for a script.
+    """
+    file = Path(path).resolve()
+    module_name = name or file.stem
+    known = sys.modules.get(module_name)
+    if known is not None and getattr(known, "__file__", None) == str(file):
+        return known
+    spec = importlib.util.spec_from_file_location(module_name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    if not file.exists():
+        raise FileNotFoundError(f"{path} does not exist")
+    if str(file.parent) not in sys.path:
+        sys.path.insert(0, str(file.parent))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module_name]
+        raise
+    return module
+
+
+def accepts_info(build: Callable[..., Any]) -> bool:
+    """Whether ``build`` is to be called as ``build(config, info)``."""
+    try:
+        parameters = list(inspect.signature(build).parameters.values())
+    except (TypeError, ValueError):
+        return True
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return True
+    if not positional:
+        raise InputError(
+            "build must take the configuration: def build(config) or build(config, info)"
+        )
+    # A second parameter that is not called info and has a default is the user's own.
+    return len(positional) >= 2 and (
+        positional[1].name == "info" or positional[1].default is inspect.Parameter.empty
+    )
+
+
+def source_hash(build: Callable[..., Any]) -> str | None:
+    """XXH3-128 of the function's source, or None where there is no source."""
+    try:
+        return _core.xxh3_128(inspect.getsource(build).encode())
+    except (OSError, TypeError):
+        return None
+
+
+def _file(build: Callable[..., Any]) -> str | None:
+    try:
+        name = inspect.getsourcefile(build)
+    except TypeError:
+        return None
+    return None if name is None or name.startswith("<") else str(Path(name).resolve())
+
+
+def _file_hash(build: Callable[..., Any]) -> str | None:
+    file = _file(build)
+    if file is None:
+        return None
+    try:
+        return _core.xxh3_128(Path(file).read_bytes())
+    except OSError:
+        return None

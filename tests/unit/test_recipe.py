@@ -1,0 +1,91 @@
+"""Finding a run's build function again."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import textwrap
+
+import pytest
+
+from cerebro.errors import InputError
+from cerebro.recipe import Recipe, accepts_info, import_file
+
+
+def build(config):
+    return config
+
+
+class Holder:
+    @staticmethod
+    def build(config):
+        return config
+
+
+@pytest.mark.parametrize("function", [build, Holder.build])
+def test_what_can_be_imported_is_found(function):
+    assert Recipe.from_json(Recipe.of(function).to_json()).find() is function
+
+
+def test_lambdas_and_nested_functions_must_be_passed():
+    def nested(config):
+        return config
+
+    for function in (lambda config: config, nested):
+        with pytest.raises(InputError, match="pass build="):
+            Recipe.of(function).find()
+
+
+def test_a_module_that_is_gone_must_be_passed():
+    with pytest.raises(InputError, match="pass build="):
+        Recipe("no_such_module", "build", None, None, None).find()
+
+
+def test_a_changed_source_warns(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = tmp_path / "models_for_recipe.py"
+    file.write_text("def build(config):\n    return 1\n")
+    recipe = Recipe.of(importlib.import_module("models_for_recipe").build)
+    recipe.find()
+    file.write_text("def build(config):\n    return 2222\n")
+    del sys.modules["models_for_recipe"]
+    importlib.invalidate_caches()
+    with pytest.warns(UserWarning, match=r"models_for_recipe:build.* has changed"):
+        recipe.find()
+
+
+def test_a_file_is_imported_once_by_its_path(tmp_path):
+    file = tmp_path / "experiment_for_recipe.py"
+    file.write_text(textwrap.dedent("count = []\ndef build(config): return config\n"))
+    first = import_file(file)
+    assert import_file(file) is first
+    assert Recipe.of(first.build).find() is first.build
+    del sys.modules["experiment_for_recipe"]
+    assert Recipe.of(first.build).find().__code__.co_filename == str(file)
+
+
+def test_a_file_that_fails_leaves_no_module(tmp_path):
+    file = tmp_path / "broken_for_recipe.py"
+    file.write_text("raise RuntimeError('no')\n")
+    with pytest.raises(RuntimeError):
+        import_file(file)
+    assert "broken_for_recipe" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda config: 0, False),
+        (lambda config, info: 0, True),
+        (lambda config, info=None: 0, True),
+        (lambda config, depth=3: 0, False),
+        (lambda *args: 0, True),
+    ],
+)
+def test_info_is_given_to_those_who_take_it(function, expected):
+    assert accepts_info(function) is expected
+
+
+def test_a_build_without_parameters_is_refused():
+    with pytest.raises(InputError, match="must take the configuration"):
+        accepts_info(lambda: 0)
