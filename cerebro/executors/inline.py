@@ -1,0 +1,57 @@
+"""Runs units in this process, one after the other (``workers=0``).
+
+For debuggers, notebooks and proofs: the same code as a worker's, so the states
+are the same bits. A unit runs when the coordinator waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from cerebro import generators
+from cerebro.unit import CheckTask, Event, RunContext, Task
+from cerebro.worker import UnitRunner
+
+
+class InlineExecutor:
+    """One worker, number 0, which is the calling thread."""
+
+    def __init__(self) -> None:
+        self._runner: UnitRunner | None = None
+        self._next: Task | CheckTask | None = None
+
+    def start(self, context: RunContext) -> list[int]:
+        self._runner = UnitRunner(context, worker=0)
+        return [0]
+
+    def submit(self, worker: int, task: Task | CheckTask) -> None:
+        assert self._next is None, "the inline worker runs one unit at a time"
+        self._next = task
+
+    def wait(self, timeout: float | None = None) -> list[Event]:
+        assert self._runner is not None
+        task, self._next = self._next, None
+        if task is None:
+            return []
+        # The caller's own generators and environment are not the trials'.
+        with generators.preserved("torch" in sys.modules), _kept_directory():
+            return [self._runner.execute(task)]
+
+    def replace(self, worker: int) -> int:
+        raise RuntimeError("the inline worker cannot be lost")
+
+    def close(self, *, kill: bool = False) -> None:
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+
+
+class _kept_directory:
+    """Puts the working directory back if a trial changed it."""
+
+    def __enter__(self) -> None:
+        self._before = os.getcwd()  # noqa: PTH109
+
+    def __exit__(self, *exc: object) -> None:
+        os.chdir(self._before)

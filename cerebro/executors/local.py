@@ -1,0 +1,239 @@
+"""Runs units in processes on this machine.
+
+Each worker is ``python -m cerebro._worker`` at the other end of an inherited
+socket: no port, no ``__main__`` guard, nothing imported from the parent but
+what its tasks need. Messages are pickles, between a process and its own
+children only. A worker whose socket closes exits by itself, so that no worker
+outlives its coordinator; Ctrl-C reaches only the coordinator, because workers
+are sessions of their own.
+
+Workers that ended a run in good order stay warm for the next one in the same
+process: importing PyTorch again would take longer than many a search.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import cloudpickle
+
+from cerebro import _core
+from cerebro.errors import WorkerError
+from cerebro.unit import CheckTask, Event, RunContext, Task, WorkerLost
+
+EXIT_SECONDS = 5.0
+
+
+@dataclass
+class WorkerProcess:
+    """One worker process, its socket and the page it beats in."""
+
+    process: subprocess.Popen[bytes]
+    connection: Connection
+    beat: _core.BeatPage
+    threads: int
+
+    @classmethod
+    def spawn(cls, threads: int) -> WorkerProcess:
+        ours, theirs = socket.socketpair()
+        beat = _core.BeatPage()
+        environment = dict(os.environ)
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+            environment[name] = str(threads)
+        package_parent = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))  # noqa: PTH120
+        path = [package_parent, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+        environment["PYTHONPATH"] = os.pathsep.join(path)
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "cerebro._worker", str(theirs.fileno()), str(beat.fd)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), beat.fd),
+                start_new_session=True,
+                env=environment,
+            )
+        except OSError as error:
+            ours.close()
+            raise WorkerError(f"cannot start a worker process: {error}") from error
+        finally:
+            theirs.close()
+        return cls(process, Connection(ours.detach()), beat, threads)
+
+    def send(self, message: tuple[Any, ...]) -> None:
+        self.connection.send_bytes(cloudpickle.dumps(message))
+
+    def stop(self, *, kill: bool) -> None:
+        """End the process and wait for it; it is given time to finish unless killed."""
+        if kill:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(signal.SIGKILL)
+        self.connection.close()
+        try:
+            self.process.wait(EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class WarmWorkers:
+    """Idle workers kept for the next run of this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[WorkerProcess] = []
+        self._pid = os.getpid()
+
+    def take(self, threads: int) -> WorkerProcess | None:
+        with self._lock:
+            if self._pid != os.getpid():  # after a fork they are the parent's
+                self._idle, self._pid = [], os.getpid()
+            for worker in list(self._idle):
+                if worker.process.poll() is not None:
+                    self._idle.remove(worker)
+                elif worker.threads == threads:
+                    self._idle.remove(worker)
+                    return worker
+        return None
+
+    def give(self, worker: WorkerProcess) -> None:
+        with self._lock:
+            self._idle.append(worker)
+
+    def close(self) -> None:
+        """Stop them all; called at the interpreter's exit."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        if self._pid != os.getpid():
+            return
+        for worker in idle:
+            worker.connection.close()
+        for worker in idle:
+            worker.stop(kill=False)
+
+
+warm_workers = WarmWorkers()
+atexit.register(warm_workers.close)
+
+
+class LocalExecutor:
+    """Worker processes on this machine.
+
+    Parameters
+    ----------
+    workers
+        How many.
+    threads
+        Compute threads of each.
+    fresh
+        Take no warm workers of an earlier run.
+    """
+
+    def __init__(self, workers: int, threads: int, *, fresh: bool = False) -> None:
+        self._count = workers
+        self._threads = threads
+        self._fresh = fresh
+        self._workers: dict[int, WorkerProcess] = {}
+        self._busy: set[int] = set()
+        self._lost: list[WorkerLost] = []
+        self._context = b""
+        self._next = 0
+
+    def start(self, context: RunContext) -> list[int]:
+        self._context = cloudpickle.dumps(context)
+        return [self._start_worker() for _ in range(self._count)]
+
+    def submit(self, worker: int, task: Task | CheckTask) -> None:
+        process = self._workers[worker]
+        process.beat.clear()
+        self._busy.add(worker)
+        try:
+            process.send(("run", task))
+        except OSError:
+            self._lose(worker)
+
+    def wait(self, timeout: float | None = None) -> list[Event]:
+        events: list[Event] = list(self._lost)
+        self._lost.clear()
+        if events or not self._busy:
+            return events
+        by_connection = {self._workers[w].connection: w for w in self._busy}
+        for connection in wait(list(by_connection), timeout):
+            assert isinstance(connection, Connection)
+            worker = by_connection[connection]
+            try:
+                events.append(cloudpickle.loads(connection.recv_bytes()))
+                self._busy.discard(worker)
+            except (EOFError, OSError):
+                self._lose(worker)
+        events += self._lost
+        self._lost.clear()
+        return events
+
+    def cancel(self, worker: int) -> None:
+        """Tell a worker to stop its unit at the next batch."""
+        self._workers[worker].beat.cancel()
+
+    def replace(self, worker: int) -> int:
+        return self._start_worker()
+
+    def close(self, *, kill: bool = False) -> None:
+        for worker in list(self._busy):
+            self._workers[worker].beat.cancel()
+        for number, worker_process in self._workers.items():
+            if kill or number in self._busy or not self._end_run(worker_process):
+                worker_process.stop(kill=kill or number in self._busy)
+            else:
+                warm_workers.give(worker_process)
+        self._workers.clear()
+        self._busy.clear()
+
+    def processes(self) -> dict[int, int]:
+        """Return the process id of each worker."""
+        return {number: w.process.pid for number, w in self._workers.items()}
+
+    def _start_worker(self) -> int:
+        number = self._next
+        self._next += 1
+        warm = None if self._fresh else warm_workers.take(self._threads)
+        process = warm or WorkerProcess.spawn(self._threads)
+        self._workers[number] = process
+        try:
+            process.send(("begin", number, list(sys.path), os.getcwd(), self._context))  # noqa: PTH109
+        except OSError as error:
+            del self._workers[number]
+            process.stop(kill=True)
+            raise WorkerError(f"a worker process died while it was started: {error}") from error
+        return number
+
+    def _end_run(self, process: WorkerProcess) -> bool:
+        """Have an idle worker release the run's files; False if it cannot."""
+        try:
+            process.send(("end",))
+            return process.connection.poll(EXIT_SECONDS) and process.connection.recv_bytes() == b""
+        except (EOFError, OSError):
+            return False
+
+    def _lose(self, worker: int) -> None:
+        process = self._workers.pop(worker)
+        self._busy.discard(worker)
+        process.stop(kill=True)
+        self._lost.append(WorkerLost(worker, _reason(process.process.returncode)))
+
+
+def _reason(returncode: int | None) -> str:
+    if returncode is not None and returncode < 0:
+        try:
+            name = signal.Signals(-returncode).name
+        except ValueError:
+            name = f"signal {-returncode}"
+        return f"the worker process was ended by {name}"
+    return f"the worker process exited with status {returncode}"

@@ -1,0 +1,537 @@
+"""Runs units: one trial over one shard, from its committed state to the next.
+
+A `UnitRunner` lives in every worker process, and in the coordinator's own when
+``workers=0``. It keeps models alive between units; a trial that stays pays for
+packing its state, not for unpacking it. What a unit does, in order:
+
+1. take the live model, or build one and load the trial's committed state;
+2. give the trial its random generators back;
+3. train on the shard's batches (in C: `_core.run_unit`), or evaluate;
+4. at an epoch's end call ``end_epoch`` and complete the metrics;
+5. pack model, generators and progress into the slot that is not committed,
+   then commit it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+import time
+import traceback
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from cerebro import _core, generators
+from cerebro.data.batches import make_loader
+from cerebro.environment import set_torch_flags
+from cerebro.epoch_progress import EpochProgress
+from cerebro.errors import CorruptDataError, InputError, StateError, UnitCancelled
+from cerebro.protocol import Info, check_model, whole_pass
+from cerebro.recipe import accepts_info
+from cerebro.torch_settings import compute_settings
+from cerebro.unit import (
+    CheckDone,
+    CheckTask,
+    Event,
+    RunContext,
+    Task,
+    UnitDone,
+    UnitFailed,
+    UnitSums,
+)
+
+MAX_LIVE_MODELS = 8
+
+
+@dataclass
+class LiveModel:
+    """A model in memory and the position (committed units) its state is at."""
+
+    model: Any
+    torch: bool
+    position: int = -1
+    generators: dict[str, Any] = field(default_factory=dict)
+    progress: EpochProgress = field(default_factory=EpochProgress)
+    state_bytes: int = 0
+
+
+class Diverged(Exception):
+    """A loss that is no finite number."""
+
+
+class UnitRunner:
+    """Runs the units of one run; see the module's text.
+
+    Parameters
+    ----------
+    context
+        What the run is.
+    worker
+        This worker's number, repeated in every answer.
+    beat
+        The page shared with the coordinator: beats, and the flag that cancels.
+    capture_fds
+        Send what a trial prints to its log by redirecting the process's
+        standard output and error; only for processes of our own.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        *,
+        worker: int,
+        beat: _core.BeatPage | None = None,
+        capture_fds: bool = False,
+    ) -> None:
+        self.context = context
+        self.worker = worker
+        self._beat = beat
+        self._capture_fds = capture_fds
+        self._live: OrderedDict[int, LiveModel] = OrderedDict()
+        self._slots: OrderedDict[int, _core.Slots] = OrderedDict()
+        self._loaders: OrderedDict[tuple[bool, int, str], _core.Loader] = OrderedDict()
+        self._verified: set[tuple[bool, int]] = set()
+        self._takes_info = accepts_info(context.build)
+        set_torch_flags(context.torch_flags)
+
+    # --- units -----------------------------------------------------------
+
+    def run(self, task: Task) -> UnitDone | UnitFailed:
+        """Run one unit; never raises for what the user's code or data did."""
+        context = self.context
+        with self._output_of(task.trial):
+            try:
+                return self._run(task)
+            except UnitCancelled as error:
+                return self._failed(task, "cancelled", str(error))
+            except Diverged as error:
+                return self._failed(task, "diverged", str(error))
+            except (CorruptDataError, FileNotFoundError) as error:
+                if isinstance(error, CorruptDataError) or _names_data(error, context):
+                    return self._failed(task, "data", str(error))
+                return self._failed(task, "error", describe(error), traceback.format_exc())
+            except Exception as error:
+                text = traceback.format_exc()
+                print(text, file=sys.stderr)
+                return self._failed(task, "error", describe(error), text)
+
+    def _run(self, task: Task) -> UnitDone:
+        context = self.context
+        started = time.time()
+        clock = time.perf_counter()
+        evaluating = task.step == context.train.num_shards
+        slots = self._slots_of(task.trial)
+        live, loaded = self._model_of(task, slots)
+        with compute_settings(context.threads, context.deterministic):
+            live.progress.begin_unit(task.epoch, task.step)
+            if task.step == 0 and hasattr(live.model, "begin_epoch"):
+                live.model.begin_epoch(task.epoch)
+            result = self._evaluate(live, task) if evaluating else self._train(live, task)
+            metrics = None
+            if task.step == context.units_per_epoch - 1:
+                metrics = live.progress.epoch_metrics()
+                if hasattr(live.model, "end_epoch"):
+                    live.model.end_epoch(task.epoch, metrics)
+            live.generators = generators.capture(live.torch)
+            live.state_bytes = slots.pack(
+                pack_tree(live), attempt=task.attempt, position=task.position + 1
+            )
+        live.position = task.position + 1
+        state_hash = state_file = None
+        if metrics is not None:
+            state_hash = slots.hash()
+            if task.keep_state:
+                state_file = epoch_state_file(task.trial, task.epoch)
+                slots.save(str(Path(context.epoch_dir, state_file + ".new")))
+        return UnitDone(
+            worker=self.worker,
+            task=task,
+            rows=result.rows,
+            batches=result.batches,
+            sums=result.sums,
+            started=started,
+            seconds=time.perf_counter() - clock,
+            loaded=loaded,
+            hopped=loaded and task.position > 0,
+            state_bytes=live.state_bytes,
+            metrics=metrics,
+            state_hash=state_hash,
+            state_file=state_file,
+            dropped=self._shrink(task.trial),
+        )
+
+    def _train(self, live: LiveModel, task: Task) -> UnitSums:
+        batch_size = batch_size_of(task.config, self.context.batch_size)
+        loader = self._loader(live.model, batch_size, training=True)
+        self._verify(True, task.shard)
+        loader.begin([task.shard], task.epoch)
+        result = _core.run_unit(loader, live.model.train_batch, beat=self._beat)
+        sums = UnitSums(result.rows, result.batches, result.sums)
+        if hasattr(live.model, "end_unit"):
+            live.model.end_unit()
+        live.progress.add_training(sums.sums)
+        loss, weight = sums.sums.get("loss", (0.0, 0.0))
+        if weight and not math.isfinite(loss):
+            raise Diverged(
+                f"the training loss became {loss / weight} in epoch {task.epoch}, "
+                f"shard {task.shard}"
+            )
+        return sums
+
+    def _evaluate(self, live: LiveModel, task: Task) -> UnitSums:
+        """Validate with generators of its own, so that training cannot notice."""
+        context = self.context
+        assert context.validation is not None
+        batch_size = context.eval_batch_size or batch_size_of(task.config, context.batch_size)
+        loader = self._loader(live.model, batch_size, training=False)
+        shards = range(context.validation.num_shards)
+        for shard in shards:
+            self._verify(False, shard)
+        loader.begin(shards, 0)
+        seed = evaluation_seed(context.seed, task.trial, task.epoch)
+        with generators.preserved(live.torch, seed):
+            result, metrics = evaluate_model(live.model, loader, self._beat)
+        live.progress.add_validation(metrics)
+        return result
+
+    # --- models ----------------------------------------------------------
+
+    def _model_of(self, task: Task, slots: _core.Slots) -> tuple[LiveModel, bool]:
+        """Return the trial's model at the task's position, its generators restored."""
+        live = self._live.pop(task.trial, None)
+        loaded = False
+        if live is None:
+            live = self._build(task.trial, task.config)
+            if task.position == 0:
+                live.position = 0
+        if live.position != task.position:
+            with compute_settings(self.context.threads, self.context.deterministic):
+                self._load(live, task, slots)
+            loaded = True
+        generators.restore(live.generators)
+        self._live[task.trial] = live
+        return live, loaded
+
+    def _build(self, trial: int, config: Mapping[str, Any]) -> LiveModel:
+        model, torch = build_model(
+            self.context, trial, config, self.info_of(trial, config), self._takes_info
+        )
+        return LiveModel(model, torch, generators=generators.capture(torch))
+
+    def _load(self, live: LiveModel, task: Task, slots: _core.Slots) -> None:
+        committed = slots.committed()
+        if committed is None or committed[0] != task.position:
+            at = "nothing" if committed is None else f"unit {committed[0]}"
+            raise StateError(
+                f"trial {task.trial}: expected the state of unit {task.position} in "
+                f"{self._stem(task.trial)}, found {at}"
+            )
+        load_tree(live, slots.view())
+        live.position = task.position
+
+    def _shrink(self, current: int) -> tuple[int, ...]:
+        """Give up the models used longest ago; return their trials."""
+        context = self.context
+        limit = context.live_models
+        if limit is None:
+            size = 3 * max(1, self._live[current].state_bytes)
+            limit = max(1, min(MAX_LIVE_MODELS, context.live_bytes // size))
+        dropped = []
+        while len(self._live) > limit:
+            trial, _ = self._live.popitem(last=False)
+            dropped.append(trial)
+        while len(self._slots) > 64:
+            trial = next(iter(self._slots))
+            self._slots.pop(trial).close()
+        return tuple(dropped)
+
+    def info_of(self, trial: int, config: Mapping[str, Any]) -> Info:
+        context = self.context
+        return make_info(
+            context.train,
+            trial=trial,
+            seed=context.seed,
+            epochs=context.epochs,
+            batch_size=batch_size_of(config, context.batch_size),
+            drop_last=context.drop_last,
+        )
+
+    def _failed(self, task: Task, kind: Any, message: str, text: str = "") -> UnitFailed:
+        self._live.pop(task.trial, None)  # its state is somewhere in the middle
+        return UnitFailed(self.worker, task, kind, message, text, (task.trial,))
+
+    # --- data and files --------------------------------------------------
+
+    def _loader(self, model: Any, batch_size: int, *, training: bool) -> _core.Loader:
+        """Return a loader; a few are kept, because their buffers are warm."""
+        context = self.context
+        framework = getattr(model, "framework", "dlpack")
+        key = (training, batch_size, framework)
+        loader = self._loaders.pop(key, None)
+        if loader is None:
+            data = context.train if training else context.validation
+            assert data is not None
+            loader = make_loader(
+                data,
+                batch_size,
+                seed=context.seed,
+                shuffle=training,
+                drop_last=training and context.drop_last,
+                framework=framework,
+                threads=context.loader_threads,
+                augment=training,
+            )
+        self._loaders[key] = loader
+        if len(self._loaders) > 8:
+            self._loaders.popitem(last=False)[1].close()
+        return loader
+
+    def _verify(self, training: bool, shard: int) -> None:
+        """Check a shard's checksums at its first use in this run."""
+        key = (training, shard)
+        if not self.context.verify or key in self._verified:
+            return
+        data = self.context.train if training else self.context.validation
+        assert data is not None
+        data._verify_shard(shard)
+        self._verified.add(key)
+
+    def _stem(self, trial: int) -> str:
+        return str(Path(self.context.state_dir, f"{trial:06d}"))
+
+    def _slots_of(self, trial: int) -> _core.Slots:
+        slots = self._slots.pop(trial, None)
+        if slots is None:
+            slots = _core.Slots(self._stem(trial), True)
+        self._slots[trial] = slots
+        return slots
+
+    @contextlib.contextmanager
+    def _output_of(self, trial: int) -> Iterator[None]:
+        path = Path(self.context.log_dir, f"{trial:06d}.log")
+        if self._capture_fds:
+            with redirected_fds(path):
+                yield
+        else:
+            with (
+                path.open("a", buffering=1, encoding="utf-8") as log,
+                contextlib.redirect_stdout(log),
+                contextlib.redirect_stderr(log),
+            ):
+                yield
+
+    # --- dry run ---------------------------------------------------------
+
+    def check(self, task: CheckTask) -> CheckDone:
+        """Train a few batches with and without a hop between; see `cerebro.check`."""
+        from cerebro.check import hop_problems
+
+        try:
+            with (
+                self._output_of(0),
+                compute_settings(self.context.threads, self.context.deterministic),
+            ):
+                problems, metrics = hop_problems(self, task.config)
+        except Exception as error:
+            return CheckDone(self.worker, (), error=describe(error))
+        return CheckDone(self.worker, tuple(problems), metrics=tuple(metrics))
+
+    def close(self) -> None:
+        """Release models, loaders and mapped files."""
+        self._live.clear()
+        for loader in self._loaders.values():
+            loader.close()
+        self._loaders.clear()
+        for slots in self._slots.values():
+            slots.close()
+        self._slots.clear()
+
+    def execute(self, task: Task | CheckTask) -> Event:
+        """Run whatever was asked for."""
+        return self.check(task) if isinstance(task, CheckTask) else self.run(task)
+
+
+# --- what replay, check and Trial.load share with the runner -----------------
+
+
+def build_model(
+    context: RunContext, trial: int, config: Mapping[str, Any], info: Info, takes_info: bool
+) -> tuple[Any, bool]:
+    """Seed the generators and call the user's ``build``; return model and uses-torch.
+
+    If ``build`` is the first to import PyTorch, it is called once more, so that
+    the first model too is made under the run's threads and flags.
+    """
+    for _ in range(2):
+        had_torch = "torch" in sys.modules
+        generators.seed_all(info.seed, had_torch)
+        with compute_settings(context.threads, context.deterministic):
+            model = context.build(dict(config), info) if takes_info else context.build(dict(config))
+        if had_torch or "torch" not in sys.modules:
+            break
+        set_torch_flags(context.torch_flags)
+    check_model(model)
+    if hasattr(model, "bind_info"):
+        model.bind_info(info)
+    return model, generators.uses_torch(model)
+
+
+def make_info(
+    data: Any, *, trial: int, seed: int, epochs: int, batch_size: int, drop_last: bool
+) -> Info:
+    """Describe the trial to ``build``; steps count batches over all shards."""
+
+    steps = sum(_core.batch_count(rows, batch_size, drop_last) for rows in data._shards_rows())
+    if steps == 0:
+        raise InputError(
+            f"trial {trial}: batch_size {batch_size} with drop_last leaves no batch in any of "
+            f"{data.num_shards} shards of {data.num_rows} rows: make it smaller"
+        )
+    return Info(
+        epochs=epochs,
+        steps_per_epoch=steps,
+        total_steps=steps * epochs,
+        batch_size=batch_size,
+        trial=trial,
+        seed=_core.trial_seed(seed, trial),
+        device="cpu",
+        columns=data.columns,
+        classes=data.classes,
+        data=data,
+    )
+
+
+def batch_size_of(config: Mapping[str, Any], default: int | None) -> int:
+    """Return the configuration's batch size, or the search's."""
+    value = config.get("batch_size", default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InputError(f"batch_size must be a whole number of at least 1, not {value!r}")
+    return value
+
+
+def evaluation_seed(seed: int, trial: int, epoch: int) -> int:
+    """The seed of a validation pass, below 2**32."""
+    return int(_core.random_doubles(1, seed, "eval", trial, epoch)[0] * 2**32)
+
+
+class BatchSource(Protocol):
+    """What a pass goes over: a loader, or part of one."""
+
+    @property
+    def last_rows(self) -> int: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+def evaluate_model(
+    model: Any, loader: BatchSource, beat: _core.BeatPage | None = None
+) -> tuple[UnitSums, dict[str, float]]:
+    """Run a model over a loader's batches; return counts and mean metrics."""
+    evaluate = whole_pass(model)
+    if evaluate is None:
+        result = _core.run_unit(loader, model.eval_batch, beat=beat)
+        sums = UnitSums(result.rows, result.batches, result.sums)
+        return sums, {name: ratio(pair) for name, pair in sums.sums.items()}
+    counter = CountedBatches(loader, beat)
+    metrics = {name: float(value) for name, value in evaluate(counter).items()}
+    weight = float(counter.rows_seen)
+    pairs = {name: (value * weight, weight) for name, value in metrics.items()}
+    return UnitSums(counter.rows_seen, counter.batches_seen, pairs), metrics
+
+
+class CountedBatches:
+    """Hands on a loader's batches, counting rows, beating and minding the cancel flag."""
+
+    def __init__(self, loader: BatchSource, beat: _core.BeatPage | None) -> None:
+        self._loader = loader
+        self._beat = beat
+        self.rows_seen = 0
+        self.batches_seen = 0
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._loader:
+            if self._beat is not None and self._beat.cancelled:
+                raise UnitCancelled("the unit was cancelled")
+            self.rows_seen += self._loader.last_rows
+            self.batches_seen += 1
+            yield batch
+
+
+def ratio(pair: tuple[float, float]) -> float:
+    """Mean of a (sum, weight) pair; NaN without weight."""
+    total, weight = pair
+    return total / weight if weight else math.nan
+
+
+def pack_tree(live: LiveModel) -> dict[str, Any]:
+    """Everything that a trial carries from unit to unit."""
+    return {
+        "model": live.model.state_dict(),
+        "generators": live.generators,
+        "progress": live.progress.to_state(),
+    }
+
+
+def load_tree(live: LiveModel, buffer: Any) -> None:
+    """Load a packed state into a live model."""
+    framework: Literal["torch", "numpy"] = "torch" if live.torch else "numpy"
+    tree = _core.unpack_state(buffer, framework)
+    live.model.load_state_dict(tree["model"])
+    live.generators = tree["generators"]
+    live.progress = EpochProgress.from_state(tree["progress"])
+
+
+def epoch_state_file(trial: int, epoch: int) -> str:
+    """Name of the file that keeps a trial's state after an epoch."""
+    return f"{trial:06d}-epoch-{epoch:04d}.safetensors"
+
+
+def describe(error: BaseException) -> str:
+    """One line: the exception's type, its text and the user's line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    here = str(Path(__file__).parent)
+    outside = [f for f in frames if not f.filename.startswith(here)]
+    text = " ".join(str(error).split())
+    cause = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if isinstance(error, InputError):
+        return text
+    if not outside:
+        return cause
+    where = outside[-1] if len(outside) == 1 else outside[0]
+    return f"{cause} ({Path(where.filename).name}:{where.lineno} in {where.name})"
+
+
+def _names_data(error: FileNotFoundError, context: RunContext) -> bool:
+    folders = {str(context.train.path)}
+    if context.validation is not None:
+        folders.add(str(context.validation.path))
+    return any(folder in str(error) for folder in folders)
+
+
+@contextlib.contextmanager
+def redirected_fds(path: Path) -> Iterator[None]:
+    """Append what the process writes to file descriptors 1 and 2 to a file."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = os.dup(1), os.dup(2)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    try:
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(saved[0], 1)
+        os.dup2(saved[1], 2)
+        os.close(saved[0])
+        os.close(saved[1])
