@@ -1,1 +1,95 @@
-"""Cerebro: model selection with model hopper parallelism."""
+"""Cerebro: the best of many deep-learning models, by model hopper parallelism.
+
+    import cerebro
+
+    data = cerebro.shard({"x": x, "y": y}, "data/digits")
+    train, valid, test = data.split(0.7, 0.15, 0.15)
+    result = cerebro.search(build, space, train, epochs=10, validation=valid,
+                            n_trials=16, metric="accuracy", batch_size=32)
+    result.best.load().net
+
+``cerebro.torch``, ``cerebro.sklearn`` and their like are imported when used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from cerebro import transforms
+from cerebro._core import trial_seed, visit_order
+from cerebro.check import Check, check
+from cerebro.data import Dataset, images, shard
+from cerebro.environment import version
+from cerebro.errors import (
+    CerebroError,
+    CorruptDataError,
+    DeviceError,
+    InputError,
+    RunError,
+    StateError,
+    WorkerError,
+)
+from cerebro.protocol import Info
+from cerebro.replay import Replay, replay
+from cerebro.result import Result, Trial
+from cerebro.result import open_run as open
+from cerebro.search import search
+from cerebro.searchers import GridSearch, RandomSearch
+from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion
+from cerebro.space import Space, choice, integer, loguniform, normal, uniform, when
+from cerebro.stopping import EarlyStopping
+
+if TYPE_CHECKING:
+    from cerebro import sklearn, torch
+
+__version__ = version()
+
+__all__ = [
+    "DONE",
+    "CerebroError",
+    "Check",
+    "CorruptDataError",
+    "Dataset",
+    "Decision",
+    "DeviceError",
+    "EarlyStopping",
+    "GridSearch",
+    "Info",
+    "InputError",
+    "RandomSearch",
+    "Replay",
+    "Result",
+    "RunError",
+    "Searcher",
+    "Space",
+    "StateError",
+    "Suggestion",
+    "Trial",
+    "WorkerError",
+    "check",
+    "choice",
+    "images",
+    "integer",
+    "loguniform",
+    "normal",
+    "open",
+    "replay",
+    "search",
+    "shard",
+    "sklearn",
+    "torch",
+    "transforms",
+    "trial_seed",
+    "uniform",
+    "visit_order",
+    "when",
+]
+
+_LAZY = ("sklearn", "torch")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return importlib.import_module(f"cerebro.{name}")
+    raise AttributeError(f"module 'cerebro' has no attribute {name!r}")

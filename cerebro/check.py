@@ -1,0 +1,378 @@
+"""`cerebro.check`: does a model's state survive a hop?
+
+A model is sound if training straight on gives the same as training, packing the
+state, building the model anew, unpacking, and training on. What differs is
+named: a tensor of the state, or an attribute that is kept outside ``state_dict``.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cerebro import _core, generators
+from cerebro.errors import InputError, StateError
+from cerebro.unit import CheckDone, CheckTask
+
+if TYPE_CHECKING:
+    from cerebro.worker import UnitRunner
+
+BATCHES = 2
+"""Batches before the hop, and as many after it."""
+
+MAX_DEPTH = 6
+
+
+@dataclass(frozen=True)
+class Check:
+    """What a dry run of a configuration found.
+
+    True if nothing is wrong.
+    """
+
+    problems: list[str]
+    metrics: list[str]
+    """Names of the metrics that the model reports."""
+    config: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        if self.ok:
+            return f"the state survives a hop; metrics: {', '.join(self.metrics)}"
+        return "\n".join(self.problems)
+
+
+def check(
+    build: Callable[..., Any],
+    space: Any,
+    data: Any,
+    *,
+    validation: Any = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+) -> Check:
+    """Try one configuration: a few batches trained with a hop between, and without.
+
+    Parameters
+    ----------
+    build, space, data, validation
+        As for `cerebro.search`. The configuration is the space's first.
+    batch_size
+        Default: the configuration's, else 32.
+    seed
+        As for `cerebro.search`.
+
+    Returns
+    -------
+    Check
+        True if the state survives; ``problems`` names what does not.
+
+    Raises
+    ------
+    InputError
+        If the configuration cannot be built or trained at all.
+    """
+    import tempfile
+
+    import cerebro.environment as environment
+    from cerebro.executors.local import LocalExecutor
+    from cerebro.settings import check_build, check_columns, split_validation
+    from cerebro.space import as_space
+    from cerebro.unit import RunContext
+
+    check_build(build)
+    train, held_out = split_validation(data, validation)
+    check_columns(train, held_out)
+    config = as_space(space).sample(seed, 0)
+    if batch_size is None and "batch_size" not in config:
+        batch_size = 32
+    executor = LocalExecutor(1, 1)
+    with tempfile.TemporaryDirectory(prefix="cerebro-check-") as folder:
+        context = RunContext(
+            build=build,
+            train=train,
+            validation=held_out,
+            seed=seed,
+            epochs=1,
+            batch_size=batch_size,
+            eval_batch_size=None,
+            drop_last=False,
+            stagger=True,
+            threads=1,
+            loader_threads=0,
+            deterministic="warn",
+            live_models=1,
+            live_bytes=0,
+            state_dir=folder,
+            epoch_dir=folder,
+            log_dir=folder,
+            torch_flags=environment.torch_flags(),
+        )
+        try:
+            (worker,) = executor.start(context)
+            executor.submit(worker, CheckTask(config))
+            (event,) = executor.wait(None)
+        finally:
+            executor.close()
+    if not isinstance(event, CheckDone):
+        raise StateError(f"the worker was lost while it tried the model: {event}")
+    if event.error is not None:
+        raise InputError(event.error)
+    return Check(list(event.problems), list(event.metrics), dict(config))
+
+
+def raise_if_broken(result: Check) -> None:
+    """Stop a search whose models would come out wrong."""
+    if not result.ok:
+        raise StateError(
+            "the model's state does not survive a hop: "
+            + "; ".join(result.problems)
+            + " (put it into state_dict() and load_state_dict(), or into the net as a buffer)"
+        )
+
+
+def hop_problems(runner: UnitRunner, config: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Run the comparison in a worker; return problems and metric names."""
+    straight = _Rehearsal(runner, config)
+    straight.train(0)
+    before = straight.packed()
+    straight.train(1)
+    hopped = _Rehearsal(runner, config)
+    hopped.load(before)
+    hopped.train(1)
+    metrics = straight.validate()
+    problems = differences(straight, hopped, metrics, hopped.validate())
+    if problems and _differs_from_itself(runner, config, straight):
+        return ["training is not deterministic: the same batches twice gave different states"], (
+            sorted(metrics)
+        )
+    return problems, sorted(metrics)
+
+
+class _Rehearsal:
+    """One model on its way through the check."""
+
+    def __init__(self, runner: UnitRunner, config: Mapping[str, Any]) -> None:
+        self._runner = runner
+        self._config = config
+        self.live = runner._build(0, config)
+        self.sums: list[Any] = []
+
+    def train(self, half: int) -> None:
+        """Train on the first or second few batches of shard 0."""
+        from cerebro.worker import batch_size_of
+
+        live, runner = self.live, self._runner
+        generators.restore(live.generators)
+        if half == 0 and hasattr(live.model, "begin_epoch"):
+            live.model.begin_epoch(0)
+        size = batch_size_of(self._config, runner.context.batch_size)
+        loader = runner._loader(live.model, size, training=True)
+        loader.begin(range(runner.context.train.num_shards), 0, half * BATCHES)
+        result = _core.run_unit(_First(loader, BATCHES), live.model.train_batch)
+        if hasattr(live.model, "end_unit"):
+            live.model.end_unit()
+        live.progress.add_training(result.sums)
+        live.generators = generators.capture(live.torch)
+
+    def packed(self) -> Any:
+        from cerebro.worker import pack_tree
+
+        return _core.pack_state(pack_tree(self.live))
+
+    def load(self, packed: Any) -> None:
+        from cerebro.worker import load_tree
+
+        load_tree(self.live, packed)
+
+    def validate(self) -> dict[str, float]:
+        """Evaluate on a batch and end the epoch; return the epoch's metrics."""
+        from cerebro.worker import batch_size_of, evaluate_model
+
+        live, runner = self.live, self._runner
+        generators.restore(live.generators)
+        if runner.context.validation is not None:
+            size = runner.context.eval_batch_size or batch_size_of(
+                self._config, runner.context.batch_size
+            )
+            loader = runner._loader(live.model, size, training=False)
+            loader.begin(range(runner.context.validation.num_shards), 0)
+            with generators.preserved(live.torch, seed=0):
+                _, metrics = evaluate_model(live.model, _First(loader, 1))
+            live.progress.add_validation(metrics)
+        metrics = live.progress.epoch_metrics()
+        if hasattr(live.model, "end_epoch"):
+            live.model.end_epoch(0, metrics)
+        live.generators = generators.capture(live.torch)
+        return metrics
+
+
+class _First:
+    """The first few batches of a loader."""
+
+    def __init__(self, loader: Any, count: int) -> None:
+        self._loader = loader
+        self._left = count
+
+    @property
+    def last_rows(self) -> int:
+        return int(self._loader.last_rows)
+
+    def __len__(self) -> int:
+        return min(self._left, len(self._loader))
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._left == 0:
+            raise StopIteration
+        self._left -= 1
+        return next(self._loader)
+
+
+def differences(
+    straight: _Rehearsal,
+    hopped: _Rehearsal,
+    straight_metrics: Mapping[str, float],
+    hopped_metrics: Mapping[str, float],
+) -> list[str]:
+    """Name what the hop changed; empty if nothing."""
+    problems = []
+    if _core.hash_state(straight.packed()) != _core.hash_state(hopped.packed()):
+        left = dict(walk(straight.live.model.state_dict(), "state_dict()"))
+        right = dict(walk(hopped.live.model.state_dict(), "state_dict()"))
+        changed = [path for path in left if not same(left[path], right.get(path))]
+        named = ", ".join(changed[:3]) or "the random generators"
+        problems.append(f"after a hop training went on differently: {named} differs")
+    left = dict(walk(straight.live.model, "model"))
+    right = dict(walk(hopped.live.model, "model"))
+    known = {id_of(v) for _, v in walk(straight.live.model.state_dict(), "")}
+    lost = [
+        path
+        for path, value in left.items()
+        if id_of(value) not in known and not same(value, right.get(path))
+    ]
+    problems += [f"{path} is lost by a hop: it is not in state_dict()" for path in lost[:5]]
+    for name, value in straight_metrics.items():
+        if not problems and not same(value, hopped_metrics.get(name)):
+            problems.append(f"after a hop the metric {name!r} differs, although the state does not")
+    return problems
+
+
+def _differs_from_itself(
+    runner: UnitRunner, config: Mapping[str, Any], straight: _Rehearsal
+) -> bool:
+    again = _Rehearsal(runner, config)
+    again.train(0)
+    again.train(1)
+    again.validate()
+    return _core.hash_state(again.packed()) != _core.hash_state(straight.packed())
+
+
+# --- walking an object -------------------------------------------------------
+
+
+def walk(root: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield path and value of every array, tensor and number below an object.
+
+    Follows attributes, containers, closures and bound methods; shared objects are
+    reported once.
+    """
+    yield from _walk(root, name, MAX_DEPTH, set())
+
+
+def _walk(value: Any, path: str, depth: int, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, (bool, int, float, complex)):
+        yield path, value
+        return
+    if isinstance(value, (str, bytes, type, types.ModuleType)) or value is None:
+        return
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if is_array(value):
+        yield path, value
+        return
+    if depth == 0:
+        return
+    for part, child in children(value):
+        yield from _walk(child, path + part, depth - 1, seen)
+
+
+def children(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of an object in which state can hide."""
+    if isinstance(value, Mapping):
+        for key, child in list(value.items()):
+            yield f"[{key!r}]", child
+        return
+    if isinstance(value, (list, tuple)):
+        for index, child in enumerate(value):
+            yield f"[{index}]", child
+        return
+    if isinstance(value, types.MethodType):
+        yield "", value.__self__
+        return
+    if isinstance(value, types.FunctionType):
+        names = value.__code__.co_freevars
+        for free, cell in zip(names, value.__closure__ or (), strict=True):
+            try:
+                yield f".{free}", cell.cell_contents
+            except ValueError:  # not filled yet
+                continue
+        return
+    module = type(value).__module__
+    if module.startswith(("cerebro._core", "builtins", "numpy.random")):
+        return
+    for attribute, child in sorted(getattr(value, "__dict__", {}).items()):
+        # Torch keeps a module's parts in three mappings; users know them by name.
+        if attribute in ("_parameters", "_buffers", "_modules") and isinstance(child, Mapping):
+            yield "", child if attribute == "_modules" else dict(child)
+        elif not attribute.startswith("__"):
+            yield f".{attribute}", child
+
+
+def is_array(value: Any) -> bool:
+    return isinstance(value, (np.ndarray, np.generic)) or (
+        hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "__dlpack__")
+    )
+
+
+def id_of(value: Any) -> Any:
+    """Identity of a tensor's memory, or of the object."""
+    pointer = getattr(value, "data_ptr", None)
+    return ("memory", pointer()) if callable(pointer) else id(value)
+
+
+def same(left: Any, right: Any) -> bool:
+    """Bit-for-bit equality of two leaves."""
+    if is_array(left) != is_array(right):
+        return False
+    if not is_array(left):
+        return type(left) is type(right) and (left == right or (left != left and right != right))
+    if tuple(left.shape) != tuple(right.shape) or str(left.dtype) != str(right.dtype):
+        return False
+    return as_bytes(left) == as_bytes(right)
+
+
+def as_bytes(value: Any) -> bytes:
+    if isinstance(value, (np.ndarray, np.generic)):
+        return np.asarray(value).tobytes()
+    tensor = value.detach().cpu().contiguous()
+    return bytes(tensor.reshape(-1).view(_byte_type(tensor)).numpy().tobytes())
+
+
+def _byte_type(tensor: Any) -> Any:
+    import torch
+
+    return torch.uint8 if tensor.numel() else tensor.dtype

@@ -1,0 +1,80 @@
+"""Writing a trained model where others can read it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cerebro.errors import InputError
+
+if TYPE_CHECKING:
+    from cerebro.result import Trial
+
+
+def export(
+    trial: Trial,
+    path: str | os.PathLike[str],
+    format: str,
+    *,
+    epoch: Any,
+    build: Callable[..., Any] | None,
+) -> Path:
+    """Write a trial's model; see `cerebro.Trial.export`."""
+    writers = {"safetensors": _safetensors, "torch": _torch, "onnx": _onnx}
+    if format not in writers:
+        raise InputError(f"format must be one of {', '.join(writers)}, not {format!r}")
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise InputError(f"cannot write {target}: there is no folder {target.parent}")
+    writers[format](trial, trial.load(epoch, build), target)
+    return target
+
+
+def _weights(model: Any) -> dict[str, Any]:
+    """The model's weights by name: a net's own, or the whole state."""
+    net = getattr(model, "net", None)
+    state = model.state_dict() if net is None else net.state_dict()
+    if not isinstance(state, dict):
+        raise InputError(f"{type(model).__name__}.state_dict() is no mapping")
+    return state
+
+
+def _safetensors(trial: Trial, model: Any, target: Path) -> None:
+    try:
+        import safetensors.numpy
+        import safetensors.torch
+    except ImportError as error:
+        raise InputError("this format needs safetensors: pip install safetensors") from error
+    net = getattr(model, "net", None)
+    if net is not None:
+        safetensors.torch.save_model(net, str(target))  # tied weights once
+    else:
+        arrays = {name: np.ascontiguousarray(value) for name, value in _weights(model).items()}
+        safetensors.numpy.save_file(arrays, str(target))
+
+
+def _torch(trial: Trial, model: Any, target: Path) -> None:
+    import torch
+
+    torch.save(_weights(model), target)
+
+
+def _onnx(trial: Trial, model: Any, target: Path) -> None:
+    net = getattr(model, "net", None)
+    if net is None:
+        raise InputError(f"onnx needs a cerebro.torch.Model, not {type(model).__name__}")
+    try:
+        importlib.import_module("onnx")
+        importlib.import_module("onnxscript")
+    except ImportError as error:
+        raise InputError("onnx needs two packages: pip install onnx onnxscript") from error
+    import torch
+
+    batch = next(iter(trial._result._dataset("data").batches(2, shuffle=False)))
+    arguments = model.example_inputs(batch)
+    torch.onnx.export(net.eval(), arguments, str(target))

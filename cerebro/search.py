@@ -1,0 +1,393 @@
+"""`cerebro.search`: train many configurations, find the best."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import cerebro.environment as environment
+from cerebro.check import Check, raise_if_broken
+from cerebro.coordinator import Coordinator, check_batch_size
+from cerebro.errors import InputError, RunError
+from cerebro.executors.base import Executor
+from cerebro.executors.inline import InlineExecutor
+from cerebro.executors.local import LocalExecutor
+from cerebro.recipe import Recipe
+from cerebro.report.progress import make_progress
+from cerebro.result import Result
+from cerebro.searchers import make_searcher
+from cerebro.searchers.base import Searcher, Suggestion
+from cerebro.settings import (
+    Settings,
+    check_build,
+    check_columns,
+    new_run_folder,
+    one_of,
+    resolve_mode,
+    split_validation,
+    whole_number,
+    worker_count,
+)
+from cerebro.space import Space, as_space
+from cerebro.stopping import EarlyStopping
+from cerebro.store import Store
+from cerebro.unit import CheckDone, CheckTask, RunContext
+
+
+def search(
+    build: Callable[..., Any],
+    space: Any,
+    data: Any,
+    *,
+    epochs: int,
+    n_trials: int | None = None,
+    validation: Any = None,
+    searcher: str | Searcher = "random",
+    metric: str = "loss",
+    mode: Literal["min", "max"] | None = None,
+    select: Literal["best", "last"] = "best",
+    batch_size: int | None = None,
+    eval_batch_size: int | None = None,
+    drop_last: bool = False,
+    stop: EarlyStopping | None = None,
+    points: Sequence[Mapping[str, Any]] = (),
+    width: int | None = None,
+    workers: int | None = None,
+    threads: int = 1,
+    devices: Any = "auto",
+    seed: int = 0,
+    run: str | os.PathLike[str] | None = None,
+    if_exists: Literal["error", "resume"] = "error",
+    keep: Literal["best", "last", "all"] = "best",
+    max_retries: int = 3,
+    unit_timeout: float | None = None,
+    time_limit: float | None = None,
+    stagger: bool = True,
+    asynchronous: bool = False,
+    live_models: int | None = None,
+    deterministic: Literal["warn"] | bool = "warn",
+    state_dir: str | os.PathLike[str] | None = None,
+    callbacks: Sequence[Any] = (),
+    progress: Literal["auto", "table", "lines"] | bool = "auto",
+    executor: Executor | None = None,
+) -> Result:
+    """Train many configurations over one data set and find the best.
+
+    Every trial (a configuration being trained) visits every shard once per
+    epoch; models hop between workers while the data stays where it is (model
+    hopper parallelism: Nakandala, Zhang and Kumar, "Cerebro: A Data System for
+    Optimized Deep Learning Model Selection", VLDB 2020). A trial's states
+    depend only on the seed, its configuration, its number and the data: they
+    are bit for bit the same with any number of workers.
+
+    Parameters
+    ----------
+    build
+        ``build(config)`` or ``build(config, info)``; returns a model with
+        ``train_batch``, ``eval_batch``, ``state_dict`` and ``load_state_dict``
+        (`cerebro.torch.Model` for PyTorch). Runs in the worker.
+    space
+        What to search: a mapping of names to `cerebro.uniform` and its like,
+        lists (a choice), constants and nested mappings.
+    data
+        A `cerebro.Dataset`, or the path of one.
+    epochs
+        Epochs per trial, at least 1.
+    n_trials
+        Trials to run. Needed for searchers without an end, unless `time_limit`
+        is given.
+    validation
+        A `Dataset`, a fraction of `data` (its last part), or None: then trials
+        are ranked by training metrics, with a warning.
+    searcher
+        ``"random"``, ``"grid"`` or a `cerebro.searchers.Searcher`.
+    metric, mode
+        What ranks trials; the mode (``"min"`` or ``"max"``) is known for
+        well-known metrics.
+    select
+        Which epoch stands for a trial: its best or its last.
+    batch_size
+        Rows per batch, here or in the space, not both.
+    eval_batch_size
+        Rows per validation batch; default: the trial's batch size.
+    drop_last
+        Leave out a shard's last incomplete batch.
+    stop
+        A `cerebro.EarlyStopping` rule.
+    points
+        Configurations to try before the searcher's own.
+    width
+        Trials live at a time, for searchers that listen to reports.
+    workers
+        Worker processes; 0 trains in this process; default: one per `threads`
+        cores.
+    threads
+        Compute threads per worker, inline too. They change the bits.
+    devices
+        ``"auto"`` or ``"cpu"``.
+    seed
+        Seed of everything, at least 0.
+    run
+        The run's folder; default ``runs/<time>``.
+    if_exists
+        What to do if the run's folder exists.
+    keep
+        Which epochs' states stay on disk; the last one always does.
+    max_retries
+        Times that a unit is tried again after its worker died.
+    time_limit
+        Seconds after which nothing new is started.
+    stagger
+        False starts all trials at the same shard and keeps at most two shards
+        open, for data larger than memory.
+    live_models
+        Models a worker keeps in memory between units; default: by memory.
+    deterministic
+        True turns on PyTorch's checks for operations without a deterministic
+        version; ``"warn"`` does so on devices where such operations exist.
+    state_dir
+        Where states of live trials are kept; default: in the run's folder.
+    callbacks
+        Objects with any of ``on_run_start on_trial_start on_unit_end
+        on_epoch_end on_trial_end on_run_end``; called in this process.
+    progress
+        ``"table"``, ``"lines"``, False, or ``"auto"`` by what the output is.
+    executor
+        Something else than this machine to run on.
+
+    Returns
+    -------
+    Result
+        The best trial and all others; `cerebro.open` gives it again later.
+
+    Raises
+    ------
+    InputError
+        For arguments that are wrong or do not fit each other.
+    StateError
+        If the model has state that does not survive a hop; it is named.
+    RunError
+        If the first trials all fail alike, or every trial fails.
+    CorruptDataError
+        If a data file is not what its manifest says.
+    """
+    check_build(build)
+    refuse_unavailable(unit_timeout=unit_timeout, asynchronous=asynchronous, devices=devices)
+    one_of("select", select, ("best", "last"))
+    one_of("keep", keep, ("best", "last", "all"))
+    one_of("deterministic", deterministic, ("warn", True, False))
+    train, held_out = split_validation(data, validation)
+    check_columns(train, held_out)
+    folder = new_run_folder(run, if_exists)
+    the_threads = whole_number("threads", threads, 1) or 1
+    settings = Settings(
+        build=build,
+        train=train,
+        validation=held_out,
+        epochs=whole_number("epochs", epochs, 1) or 1,
+        n_trials=whole_number("n_trials", n_trials, 1, optional=True),
+        metric=metric,
+        mode=resolve_mode(metric, mode),
+        select=select,
+        batch_size=whole_number("batch_size", batch_size, 1, optional=True),
+        eval_batch_size=whole_number("eval_batch_size", eval_batch_size, 1, optional=True),
+        drop_last=bool(drop_last),
+        stop=stop,
+        width=whole_number("width", 8 if width is None else width, 1) or 8,
+        workers=worker_count(workers, the_threads),
+        threads=the_threads,
+        seed=whole_number("seed", seed, 0) or 0,
+        folder=folder,
+        keep=keep,
+        max_retries=whole_number("max_retries", max_retries, 0) or 0,
+        time_limit=positive("time_limit", time_limit),
+        stagger=bool(stagger),
+        live_models=whole_number("live_models", live_models, 1, optional=True),
+        deterministic=deterministic,
+        state_dir=Path(state_dir) if state_dir is not None else folder / "states",
+        callbacks=tuple(callbacks),
+        progress=progress,
+        executor=executor,
+        searcher_name=searcher if isinstance(searcher, str) else type(searcher).__name__,
+        space=repr(space),
+        points=tuple(dict(point) for point in points),
+    )
+    return run_search(settings, as_space(space), searcher)
+
+
+def run_search(settings: Settings, space: Space, searcher: str | Searcher) -> Result:
+    """Run a search whose arguments have been checked."""
+    the_searcher = make_searcher(searcher)
+    timed = settings.n_trials is None and settings.time_limit is not None
+    the_searcher.setup(
+        space,
+        seed=settings.seed,
+        epochs=settings.epochs,
+        n_trials=math.inf if timed else settings.n_trials,
+        metric=settings.metric,
+        mode=settings.mode,
+        points=list(settings.points),
+    )
+    first = the_searcher.suggest()
+    if not isinstance(first, Suggestion):
+        raise InputError(f"the searcher {settings.searcher_name} suggests no trial")
+    check_batch_size(first.config, settings.batch_size, 0)
+    if settings.validation is None:
+        warnings.warn(
+            "no validation data: trials are ranked by training metrics (give validation=)",
+            stacklevel=3,
+        )
+    progress = make_progress(settings.progress)
+    executor = settings.executor or default_executor(settings)
+    make_folders(settings)
+    context = run_context(settings)
+    store = Store.create(settings.folder, run_record(settings))
+    clean = False
+    try:
+        result = Result(settings.folder, build=settings.build)
+        coordinator = Coordinator(
+            settings, context, the_searcher, executor, store, progress, result, first
+        )
+        coordinator._tell("on_run_start", result)
+        workers = executor.start(context)
+        check_first(executor, workers[0], first.config)
+        coordinator.run(workers)
+        clean = True
+        status = "stopped" if coordinator._out_of_time else "finished"
+        store.set_meta("status", status)
+    except KeyboardInterrupt:
+        store.set_meta("status", "stopped")
+        raise
+    except BaseException as error:
+        store.set_meta("status", "failed")
+        store.set_meta("error", str(error))
+        if isinstance(error, RunError):
+            store.flush()
+            error.result = Result(settings.folder, build=settings.build)
+        raise
+    finally:
+        executor.close(kill=not clean)
+        store.set_meta("ended", time.time())
+        store.close()
+    result = Result(settings.folder, build=settings.build)
+    progress.finished(coordinator.snapshot(), result)
+    coordinator._tell("on_run_end", result)
+    return result
+
+
+def default_executor(settings: Settings) -> Executor:
+    if settings.workers == 0:
+        return InlineExecutor()
+    return LocalExecutor(settings.workers, settings.threads)
+
+
+def check_first(executor: Executor, worker: int, config: Mapping[str, Any]) -> None:
+    """Try the first configuration before anything is trained; see `cerebro.check`."""
+    executor.submit(worker, CheckTask(config))
+    events = executor.wait(None)
+    for event in events:
+        # Where the configuration itself does not work, its trial will say so.
+        if isinstance(event, CheckDone) and event.error is None:
+            raise_if_broken(Check(list(event.problems), list(event.metrics), dict(config)))
+        elif not isinstance(event, CheckDone):
+            raise RunError(f"the first worker was lost while it tried the first model: {event}")
+
+
+def refuse_unavailable(*, unit_timeout: Any, asynchronous: Any, devices: Any) -> None:
+    """Arguments whose machinery is not there yet are refused, not ignored."""
+    if unit_timeout is not None:
+        raise InputError("unit_timeout is not available in this version: leave it out")
+    if asynchronous:
+        raise InputError(
+            "asynchronous=True is for adaptive searchers, which this version does not have"
+        )
+    if devices not in ("auto", "cpu", None):
+        raise InputError(
+            f"devices={devices!r}: this version trains on the CPU; use 'auto' or 'cpu'"
+        )
+
+
+def positive(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = -1.0
+    if not number > 0:
+        raise InputError(f"{name} must be a positive number, not {value!r}")
+    return number
+
+
+def make_folders(settings: Settings) -> None:
+    for folder in (
+        settings.folder,
+        settings.folder / "states",
+        settings.folder / "trials",
+        settings.folder / "control",
+        settings.state_dir,
+    ):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def run_context(settings: Settings) -> RunContext:
+    """What workers are told about the run."""
+    workers = max(1, settings.workers)
+    cores = environment.usable_cores()
+    return RunContext(
+        build=settings.build,
+        train=settings.train,
+        validation=settings.validation,
+        seed=settings.seed,
+        epochs=settings.epochs,
+        batch_size=settings.batch_size,
+        eval_batch_size=settings.eval_batch_size,
+        drop_last=settings.drop_last,
+        stagger=settings.stagger,
+        threads=settings.threads,
+        # A prefetch thread pays only on a core that nobody computes on.
+        loader_threads=1 if cores > workers * settings.threads else 0,
+        deterministic=settings.deterministic,
+        live_models=settings.live_models,
+        live_bytes=available_bytes() // (2 * workers),
+        state_dir=str(settings.state_dir.resolve()),
+        epoch_dir=str((settings.folder / "states").resolve()),
+        log_dir=str((settings.folder / "trials").resolve()),
+        torch_flags=environment.torch_flags(),
+    )
+
+
+def available_bytes() -> int:
+    """Memory that could be used now, in bytes."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 4 << 30
+
+
+def run_record(settings: Settings) -> dict[str, Any]:
+    """What the store keeps about the run as a whole."""
+    validation = settings.validation
+    return {
+        "status": "running",
+        "started": time.time(),
+        "owner": {"pid": os.getpid(), "host": os.uname().nodename},
+        "settings": settings.record(),
+        "points": list(settings.points),
+        "build": Recipe.of(settings.build).to_json(),
+        "data": settings.train.spec(),
+        "data_checksum": settings.train.checksum,
+        "validation": None if validation is None else validation.spec(),
+        "validation_checksum": None if validation is None else validation.checksum,
+        "num_shards": settings.train.num_shards,
+        "state_dir": str(settings.state_dir.resolve()),
+        "environment": environment.describe(settings.threads),
+    }

@@ -1,0 +1,165 @@
+"""The arguments of a search, checked once and written into the run's record."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from cerebro.data import Dataset
+from cerebro.environment import usable_cores
+from cerebro.errors import InputError
+from cerebro.metrics import metric_mode
+from cerebro.recipe import accepts_info
+from cerebro.store import default_run_path
+
+if TYPE_CHECKING:
+    from cerebro.executors.base import Executor
+    from cerebro.stopping import EarlyStopping
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `cerebro.search` was asked to do; every field is valid."""
+
+    build: Callable[..., Any]
+    train: Dataset
+    validation: Dataset | None
+    epochs: int
+    n_trials: int | None
+    metric: str
+    mode: Literal["min", "max"]
+    select: Literal["best", "last"]
+    batch_size: int | None
+    eval_batch_size: int | None
+    drop_last: bool
+    stop: EarlyStopping | None
+    width: int
+    workers: int
+    threads: int
+    seed: int
+    folder: Path
+    keep: Literal["best", "last", "all"]
+    max_retries: int
+    time_limit: float | None
+    stagger: bool
+    live_models: int | None
+    deterministic: Literal["warn"] | bool
+    state_dir: Path
+    callbacks: tuple[Any, ...]
+    progress: Any
+    executor: Executor | None
+    searcher_name: str = ""
+    space: str = ""
+    points: tuple[Mapping[str, Any], ...] = field(default=())
+
+    def record(self) -> dict[str, Any]:
+        """The part that the run's store keeps: everything that shapes the trials."""
+        left_out = {
+            "build", "train", "validation", "stop", "folder", "state_dir", "callbacks", "progress",
+            "executor", "points",
+        }  # fmt: skip
+        names = [f.name for f in fields(self) if f.name not in left_out]
+        return {name: getattr(self, name) for name in names}
+
+
+def whole_number(name: str, value: Any, least: int, *, optional: bool = False) -> int | None:
+    """Check an integer argument."""
+    if value is None and optional:
+        return None
+    try:
+        number = int(value)
+        wrong = isinstance(value, bool) or number != value or number < least
+    except (TypeError, ValueError):
+        wrong = True
+    if wrong:
+        raise InputError(f"{name} must be a whole number of at least {least}, not {value!r}")
+    return number
+
+
+def one_of(name: str, value: Any, allowed: Sequence[Any]) -> None:
+    """Check an argument with a few legal values."""
+    if not any(value is a or (type(value) is type(a) and value == a) for a in allowed):
+        raise InputError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
+
+
+def split_validation(data: Any, validation: Any) -> tuple[Dataset, Dataset | None]:
+    """Return training and validation views.
+
+    `validation` is a data set, a fraction (the last part of the split) or None.
+    """
+    if isinstance(data, (str, Path)):
+        data = Dataset(data)
+    if not isinstance(data, Dataset):
+        raise InputError(
+            f"data must be a cerebro.Dataset, not {type(data).__name__}: write one with "
+            "cerebro.shard(arrays, folder)"
+        )
+    if isinstance(validation, (str, Path)):
+        validation = Dataset(validation)
+    if validation is None or isinstance(validation, Dataset):
+        return data, validation
+    if isinstance(validation, float) and 0 < validation < 1:
+        train, held_out = data.split(1 - validation, validation)
+        return train, held_out
+    raise InputError(
+        f"validation must be a cerebro.Dataset, a fraction between 0 and 1, or None, not "
+        f"{validation!r}"
+    )
+
+
+def check_columns(train: Dataset, validation: Dataset | None) -> None:
+    """A model that trains on one must be able to read the other."""
+    if validation is None:
+        return
+    missing = sorted(set(train.columns) - set(validation.columns))
+    if missing:
+        raise InputError(
+            f"validation ({validation.path}) lacks the training data's column(s) "
+            f"{', '.join(missing)}"
+        )
+    if validation.num_rows == 0:
+        raise InputError(f"validation ({validation.path}) has no rows")
+
+
+def new_run_folder(run: str | os.PathLike[str] | None, if_exists: str) -> Path:
+    """Return the folder of a new run, not made yet."""
+    one_of("if_exists", if_exists, ("error", "resume"))
+    if run is None:
+        return default_run_path()
+    folder = Path(run)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if if_exists == "resume":
+            raise InputError(
+                f"run folder {folder} exists, and resuming a run is not available in this "
+                "version: choose another run="
+            )
+        raise InputError(
+            f"run folder {folder} exists already: choose another run=, or open it with "
+            "cerebro.open()"
+        )
+    return folder
+
+
+def worker_count(workers: Any, threads: int) -> int:
+    """Workers to start: as asked, or one for every `threads` cores."""
+    if workers is None:
+        return max(1, usable_cores() // threads)
+    count = whole_number("workers", workers, 0)
+    assert count is not None
+    return count
+
+
+def check_build(build: Any) -> None:
+    """`build` must be callable with a configuration."""
+    if not callable(build):
+        raise InputError(f"build must be a function, not {type(build).__name__}")
+    accepts_info(build)
+
+
+def resolve_mode(metric: Any, mode: Any) -> Literal["min", "max"]:
+    if not isinstance(metric, str) or not metric:
+        raise InputError(f"metric must be a metric's name, not {metric!r}")
+    return metric_mode(metric, mode)

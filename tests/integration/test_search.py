@@ -1,0 +1,465 @@
+"""`cerebro.search` from end to end: results, files, callbacks, failures."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cerebro
+from cerebro.errors import InputError, RunError, StateError
+
+
+class LeastSquares:
+    """A NumPy model by the bare protocol."""
+
+    framework = "numpy"
+
+    def __init__(self, config):
+        self.config = config
+        self.w = np.zeros(3)
+
+    def train_batch(self, batch):
+        x, y = batch["x"], batch["y"]
+        error = x @ self.w - y
+        self.w = self.w - self.config["lr"] * (x.T @ error) / len(y)
+        return {"loss": float((error**2).mean())}
+
+    def eval_batch(self, batch):
+        error = batch["x"] @ self.w - batch["y"]
+        return {"loss": float((error**2).mean()), "mae": float(np.abs(error).mean())}
+
+    def predict_batch(self, batch):
+        return batch["x"] @ self.w
+
+    def state_dict(self):
+        return {"w": self.w}
+
+    def load_state_dict(self, state):
+        self.w = np.array(state["w"])
+
+
+def build(config):
+    return LeastSquares(config)
+
+
+def build_some_fail(config, info):
+    if info.trial == 1:
+        raise ValueError("this one cannot be built")
+    return LeastSquares(config)
+
+
+def build_all_fail(config):
+    raise ValueError(f"no model with lr={config['lr']}")
+
+
+class Diverging(LeastSquares):
+    def train_batch(self, batch):
+        metrics = super().train_batch(batch)
+        return {"loss": float("nan")} if self.config["lr"] > 0.5 else metrics
+
+
+def build_diverging(config):
+    return Diverging(config)
+
+
+class Printing(LeastSquares):
+    def train_batch(self, batch):
+        print("hello from", self.config["lr"])
+        return super().train_batch(batch)
+
+
+def build_printing(config):
+    return Printing(config)
+
+
+class Averaged(LeastSquares):
+    """Keeps an average of its weights outside state_dict."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.ema = np.zeros(3)
+
+    def train_batch(self, batch):
+        metrics = super().train_batch(batch)
+        self.ema = 0.9 * self.ema + 0.1 * self.w
+        return metrics
+
+
+def build_averaged(config):
+    return Averaged(config)
+
+
+class NoState:
+    def train_batch(self, batch):
+        return {"loss": 1.0}
+
+    def eval_batch(self, batch):
+        return {"loss": 1.0}
+
+
+def build_no_state(config):
+    return NoState()
+
+
+class BadState(LeastSquares):
+    def state_dict(self):
+        return {"w": self.w, "lock": object()}
+
+
+def build_bad_state(config):
+    return BadState(config)
+
+
+def build_exits(config):
+    os._exit(3)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(500, 3))
+    y = x @ np.array([1.0, -2.0, 0.5]) + 0.01 * rng.normal(size=500)
+    return cerebro.shard({"x": x, "y": y}, tmp_path_factory.mktemp("data") / "set", shards=4)
+
+
+def run(data, folder, build=build, workers=0, **settings):
+    defaults = {
+        "epochs": 2,
+        "validation": 0.2,
+        "n_trials": 4,
+        "batch_size": 16,
+        "seed": 1,
+        "progress": False,
+    }
+    defaults.update(settings)
+    space = defaults.pop("space", {"lr": cerebro.loguniform(1e-3, 1e-1)})
+    return cerebro.search(build, space, data, run=folder, workers=workers, **defaults)
+
+
+@pytest.fixture(scope="module")
+def result(data, tmp_path_factory):
+    return run(data, tmp_path_factory.mktemp("runs") / "one", workers=2)
+
+
+def test_the_best_trial_is_the_best(result):
+    losses = [trial.metrics["loss"] for trial in result.trials]
+    assert result.best.metrics["loss"] == min(losses)
+    assert result.top(2)[0].number == result.best.number
+    assert len(result.top(9)) == 4
+    assert result.status == "finished"
+    assert str(result.best.number) in repr(result)
+
+
+def test_metrics_have_long_and_short_names(result):
+    metrics = result.best.metrics
+    assert set(metrics) == {"loss", "mae", "train_loss", "val_loss", "val_mae"}
+    assert metrics["loss"] == metrics["val_loss"]
+
+
+def test_history_has_every_epoch(result):
+    for trial in result.trials:
+        assert [epoch["epoch"] for epoch in trial.history] == [0, 1]
+        assert all(len(epoch["state_hash"]) == 32 for epoch in trial.history)
+        assert trial.best_epoch == 1
+        assert trial.epoch == trial.epochs == 2
+
+
+def test_every_unit_ran_once_in_visit_order(result):
+    units = result._units()
+    for trial in range(4):
+        mine = [u for u in units if u["trial"] == trial]
+        for epoch in range(2):
+            shards = [u["shard"] for u in mine if u["epoch"] == epoch and u["kind"] == "train"]
+            assert shards == cerebro.visit_order(trial, epoch, 4)
+            assert sum(u["epoch"] == epoch and u["kind"] == "eval" for u in mine) == 1
+
+
+def test_opening_gives_the_same_result(result):
+    opened = cerebro.open(result.path)
+    assert [t.history for t in opened.trials] == [t.history for t in result.trials]
+    assert opened.best.config == result.best.config
+    model = opened.best.load()
+    assert np.array_equal(model.w, result.best.load().w)
+
+
+def test_open_finds_the_newest_run(data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="no run"):
+        cerebro.open()
+    run(data, None, n_trials=1)
+    newest = run(data, "runs/newest", n_trials=1)
+    assert cerebro.open().path.resolve() == newest.path.resolve()
+
+
+def test_evaluate_and_predict(result, data):
+    valid = data.split(0.8, 0.2)[1]
+    assert result.best.evaluate(valid)["loss"] == pytest.approx(result.best.metrics["loss"])
+    assert result.best.evaluate() == result.best.evaluate(valid)
+    predicted = result.best.predict(valid)
+    rows = np.concatenate([valid.shard(i)["x"] for i in range(4)])
+    assert np.array_equal(predicted, rows @ result.best.load().w)
+
+
+def test_the_store_is_plain_sqlite_and_states_are_safetensors(result):
+    connection = sqlite3.connect(result.path / "run.sqlite")
+    assert connection.execute("SELECT count(*) FROM epochs").fetchone() == (8,)
+    settings = json.loads(
+        connection.execute("SELECT value FROM meta WHERE key = 'settings'").fetchone()[0]
+    )
+    connection.close()
+    assert settings["epochs"] == 2
+    safetensors = pytest.importorskip("safetensors.numpy")
+    weights = safetensors.load_file(result.best.state_path())
+    assert np.array_equal(weights["/model/w"], result.best.load().w)
+
+
+def test_keep_decides_which_states_stay(data, tmp_path):
+    for keep, kept in (("last", [2]), ("all", [0, 1, 2])):
+        result = run(data, tmp_path / keep, epochs=3, n_trials=1, keep=keep)
+        files = sorted(f.name for f in (result.path / "states").iterdir())
+        assert files == [f"000000-epoch-{epoch:04d}.safetensors" for epoch in kept]
+    with pytest.raises(InputError, match=r"no state of epoch 0; kept are 2"):
+        cerebro.open(tmp_path / "last").trials[0].load(0)
+
+
+def test_one_failing_trial_fails_alone(data, tmp_path):
+    result = run(data, tmp_path / "run", build_some_fail)
+    assert [t.status for t in result.trials] == ["finished", "failed", "finished", "finished"]
+    assert "this one cannot be built" in result.trials[1].error
+    assert "test_search.py" in result.trials[1].traceback
+    assert "this one cannot be built" in result.trials[1].log
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_whose_first_trials_fail_alike_stops(data, tmp_path, workers):
+    with pytest.raises(RunError, match="failed alike: ValueError: no model with lr=") as caught:
+        run(data, tmp_path / "run", build_all_fail, workers=workers, n_trials=50)
+    assert caught.value.result.status == "failed"
+    assert len(caught.value.result.trials) == 50
+
+
+def test_a_trial_that_diverges_is_no_winner(data, tmp_path):
+    points = [{"lr": 0.9}, {"lr": 0.01}]
+    result = run(data, tmp_path / "run", build_diverging, points=points, n_trials=3)
+    assert result.trials[0].status == "diverged"
+    assert "became nan in epoch 0, shard 0" in result.trials[0].error
+    assert result.best.number != 0
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_a_trial_prints_goes_to_its_log(data, tmp_path, capfd, workers):
+    result = run(data, tmp_path / "run", build_printing, workers=workers, n_trials=2)
+    assert "hello" not in capfd.readouterr().out
+    for trial in result.trials[1:]:
+        assert set(trial.log.splitlines()) == {f"hello from {trial.config['lr']}"}
+
+
+def test_a_worker_that_dies_is_replaced_and_its_trial_fails_in_the_end(data, tmp_path):
+    with pytest.raises(RunError, match="exited with status 3"):
+        run(data, tmp_path / "run", build_exits, workers=1, n_trials=1, max_retries=1)
+
+
+def test_callbacks_see_everything_in_order(data, tmp_path):
+    class Recorder:
+        def __init__(self):
+            self.calls = []
+
+        def on_run_start(self, run):
+            self.calls.append(("run", run.status))
+
+        def on_trial_start(self, trial):
+            self.calls.append(("start", trial.number))
+
+        def on_unit_end(self, trial, metrics):
+            self.calls.append(("unit", trial.number))
+
+        def on_epoch_end(self, trial, metrics):
+            self.calls.append(("epoch", trial.number, trial.epoch, metrics["loss"] >= 0))
+
+        def on_trial_end(self, trial):
+            self.calls.append(("end", trial.number, trial.status))
+
+        def on_run_end(self, result):
+            self.calls.append(("done", result.status))
+
+    recorder = Recorder()
+    run(data, tmp_path / "run", n_trials=1, callbacks=[recorder])
+    units = [("unit", 0)] * 5
+    assert recorder.calls == [
+        ("run", "running"),
+        ("start", 0),
+        *units,
+        ("epoch", 0, 1, True),
+        *units,
+        ("epoch", 0, 2, True),
+        ("end", 0, "finished"),
+        ("done", "finished"),
+    ]
+
+
+def test_an_exception_in_a_callback_ends_the_run_cleanly(data, tmp_path):
+    class Broken:
+        def on_epoch_end(self, trial, metrics):
+            raise LookupError("not again")
+
+    with pytest.raises(LookupError, match="not again"):
+        run(data, tmp_path / "run", workers=1, callbacks=[Broken()])
+    assert cerebro.open(tmp_path / "run").status == "failed"
+
+
+def test_early_stopping_ends_a_trial(data, tmp_path):
+    stop = cerebro.EarlyStopping("loss", patience=1, min_delta=1e9)
+    result = run(data, tmp_path / "run", epochs=5, n_trials=1, stop=stop)
+    assert result.trials[0].status == "stopped"
+    assert result.trials[0].epoch == 2
+
+
+def test_a_time_limit_ends_the_run(data, tmp_path):
+    result = run(data, tmp_path / "run", n_trials=None, time_limit=0.5, epochs=1)
+    assert result.status == "stopped"
+    assert any(trial.status == "finished" for trial in result.trials)
+    assert all(trial.status in ("finished", "stopped") for trial in result.trials)
+
+
+def test_without_validation_there_is_one_warning(data, tmp_path):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = run(data, tmp_path / "run", validation=None, n_trials=1)
+    assert [str(w.message) for w in caught if "ranked by" in str(w.message)] == [
+        "no validation data: trials are ranked by training metrics (give validation=)"
+    ]
+    assert set(result.best.metrics) == {"loss", "train_loss"}
+
+
+def test_state_outside_state_dict_is_found_by_name(data, tmp_path):
+    found = cerebro.check(build_averaged, {"lr": [0.1]}, data)
+    assert not found
+    assert found.problems == ["model.ema is lost by a hop: it is not in state_dict()"]
+    with pytest.raises(StateError, match=r"model\.ema"):
+        run(data, tmp_path / "run", build_averaged)
+    assert cerebro.check(build, {"lr": [0.1]}, data).ok
+
+
+def test_replay_names_the_first_epoch_that_differs(data, tmp_path):
+    result = run(data, tmp_path / "run", workers=1, epochs=3)
+    assert cerebro.replay(result, 3).identical
+    with pytest.warns(UserWarning, match="source of build"):
+        other = cerebro.replay(result.path, 0, build_diverging)
+    assert other.identical  # another source, the same bits
+    assert any("source of build" in text for text in other.differences)
+    connection = sqlite3.connect(result.path / "run.sqlite")
+    connection.execute("UPDATE epochs SET state_hash = 'x' WHERE trial = 0 AND epoch = 1")
+    connection.commit()
+    connection.close()
+    changed = cerebro.replay(result.path, 0)
+    assert not changed
+    assert changed.first_difference == 1
+
+
+BAD = [
+    ({"epochs": 0}, "epochs must be a whole number of at least 1, not 0"),
+    ({"n_trials": None}, "give n_trials"),
+    ({"batch_size": None}, "batch_size is missing"),
+    ({"batch_size": 2.5}, "batch_size must be a whole number"),
+    ({"space": {"lr": [0.1], "batch_size": [8]}}, "batch_size is given twice"),
+    (
+        {"space": {"lr": cerebro.choice([0.1]), "batch_size": 16.5}, "batch_size": None},
+        "batch_size",
+    ),
+    ({"metric": "quality"}, "quality"),
+    ({"validation": 1.5}, "validation must be"),
+    ({"searcher": "magic"}, "magic"),
+    ({"workers": -1}, "workers must be a whole number of at least 0"),
+    ({"keep": "some"}, "keep must be one of"),
+    ({"time_limit": -1}, "time_limit must be a positive number"),
+    ({"if_exists": "maybe"}, "if_exists must be one of"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), BAD, ids=[m[:25] for _, m in BAD])
+def test_bad_arguments_are_refused_before_anything_is_written(data, tmp_path, settings, message):
+    with pytest.raises(InputError, match=message):
+        run(data, tmp_path / "run", **settings)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (build_no_state, "state_dict"),
+        (build_bad_state, "lock"),
+    ],
+)
+def test_models_that_cannot_travel_are_refused(data, tmp_path, build, message):
+    with pytest.raises(RunError, match=message):
+        run(data, tmp_path / "run", build)
+
+
+def test_an_existing_run_is_not_touched(data, tmp_path):
+    first = run(data, tmp_path / "run", n_trials=1)
+    with pytest.raises(InputError, match="exists already"):
+        run(data, tmp_path / "run", n_trials=1)
+    assert cerebro.open(first.path).trials[0].history == first.trials[0].history
+
+
+def test_a_lambda_must_be_passed_again_after_a_restart(data, tmp_path):
+    result = run(data, tmp_path / "run", lambda config: LeastSquares(config), workers=1)
+    assert result.best.load() is not None
+    opened = cerebro.open(tmp_path / "run")
+    with pytest.raises(InputError, match="pass build="):
+        opened.best.load()
+    with pytest.warns(UserWarning, match="source of build"):
+        model = opened.best.load(build=build)
+    assert np.array_equal(model.w, result.best.load().w)
+
+
+def test_a_script_needs_no_main_guard(data, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import numpy as np, cerebro
+
+            class Model:
+                framework = "numpy"
+                def __init__(self, lr): self.w, self.lr = np.zeros(3), lr
+                def train_batch(self, b):
+                    e = b["x"] @ self.w - b["y"]
+                    self.w = self.w - self.lr * b["x"].T @ e / len(e)
+                    return {{"loss": float((e ** 2).mean())}}
+                def eval_batch(self, b):
+                    return {{"loss": float(((b["x"] @ self.w - b["y"]) ** 2).mean())}}
+                def state_dict(self): return {{"w": self.w}}
+                def load_state_dict(self, s): self.w = s["w"]
+
+            def build(config):
+                return Model(config["lr"])
+
+            result = cerebro.search(
+                build, {{"lr": [0.1, 0.01]}}, {str(data.path)!r}, epochs=1, validation=0.2,
+                searcher="grid", batch_size=16, workers=2, run="run", progress=False,
+            )
+            print("best", result.best.config["lr"], result.best.load().w.shape)
+            """
+        )
+    )
+    package = str(Path(cerebro.__file__).parent.parent)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": package},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "best 0.1 (3,)\n"
