@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 @dataclass
@@ -61,8 +62,7 @@ class Bench:
                 "python": platform.python_version(),
                 "results": self.lines,
             }
-            with open(self.json_path, "w", encoding="utf-8") as file:
-                json.dump(record, file, indent=1)
+            Path(self.json_path).write_text(json.dumps(record, indent=1), encoding="utf-8")
 
 
 def parser(description: str) -> argparse.ArgumentParser:

@@ -1,0 +1,232 @@
+"""What training through Cerebro costs: ``python -m benchmarks.bench_overhead``.
+
+1. A small MLP, trained by the inline executor, against the same loop by hand over
+   batches made with ``index_select`` into reused buffers. Bar: at most 1 % more.
+2. A model that does nothing: microseconds per batch and per unit beyond an empty
+   loop over the loader and beyond the state's copy. Bars: 3 us and 0.3 ms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import cerebro
+from benchmarks.harness import Bench, parser
+from cerebro import _core
+from cerebro.data.batches import make_loader
+from cerebro.unit import RunContext, Task
+from cerebro.worker import UnitRunner
+
+BATCH = 256
+FEATURES = 128
+
+
+def build(config: dict[str, object]) -> cerebro.torch.Model:
+    net = torch.nn.Sequential(
+        torch.nn.Linear(FEATURES, 256),
+        torch.nn.ReLU(),
+        torch.nn.Linear(256, 256),
+        torch.nn.ReLU(),
+        torch.nn.Linear(256, 10),
+    )
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    return cerebro.torch.Model(net, optimizer=optimizer, loss=torch.nn.functional.cross_entropy)
+
+
+class Nothing:
+    """Costs nothing itself, so that all that is left is ours."""
+
+    framework = "torch"
+
+    def __init__(self) -> None:
+        self.metrics = {"loss": 0.0}
+
+    def train_batch(self, batch: object) -> dict[str, float]:
+        return self.metrics
+
+    eval_batch = train_batch
+
+    def state_dict(self) -> dict[str, object]:
+        return {}
+
+    def load_state_dict(self, state: object) -> None:
+        pass
+
+
+def build_nothing(config: dict[str, object]) -> Nothing:
+    return Nothing()
+
+
+def context(build_model: object, data: cerebro.Dataset, folder: str) -> RunContext:
+    return RunContext(
+        build=build_model,  # type: ignore[arg-type]
+        train=data,
+        validation=None,
+        seed=0,
+        epochs=1000,
+        batch_size=BATCH,
+        eval_batch_size=None,
+        drop_last=False,
+        stagger=True,
+        threads=1,
+        loader_threads=0,
+        deterministic="warn",
+        live_models=1,
+        live_bytes=0,
+        state_dir=folder,
+        epoch_dir=folder,
+        log_dir=folder,
+    )
+
+
+class Units:
+    """Runs one unit after the other of trial 0, as the inline executor does."""
+
+    def __init__(self, runner: UnitRunner, shards: int) -> None:
+        self.runner = runner
+        self.shards = shards
+        self.position = 0
+
+    def next(self) -> float:
+        epoch, step = divmod(self.position, self.shards)
+        shard = _core.visit_order(0, epoch, self.shards)[step]
+        task = Task(0, {}, epoch, step, shard, 0, self.position, keep_state=False)
+        start = time.perf_counter()
+        done = self.runner.run(task)
+        seconds = time.perf_counter() - start
+        if isinstance(done, cerebro.unit.UnitFailed):
+            raise SystemExit(done.traceback or done.message)
+        self.position += 1
+        return seconds
+
+
+class HandLoop:
+    """The loop a careful PyTorch user writes: index_select into reused buffers."""
+
+    def __init__(self, data: cerebro.Dataset) -> None:
+        self.columns = [
+            (torch.from_numpy(np.array(s["x"])), torch.from_numpy(np.array(s["y"])))
+            for s in (data.shard(i) for i in range(data.num_shards))
+        ]
+        torch.manual_seed(0)
+        self.model = build({})
+        self.x = torch.empty(BATCH, FEATURES)
+        self.y = torch.empty(BATCH, dtype=torch.int64)
+
+    def unit(self, shard: int) -> float:
+        x, y = self.columns[shard]
+        net, optimizer = self.model.net, self.model.optimizer
+        start = time.perf_counter()
+        order = torch.randperm(len(x))
+        net.train()
+        total = torch.zeros((), dtype=torch.float64)
+        for begin in range(0, len(x) - BATCH + 1, BATCH):
+            rows = order[begin : begin + BATCH]
+            torch.index_select(x, 0, rows, out=self.x)
+            torch.index_select(y, 0, rows, out=self.y)
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(net(self.x), self.y)
+            loss.backward()
+            optimizer.step()
+            total += loss.detach()
+        total.item()
+        return time.perf_counter() - start
+
+
+def overhead(bench: Bench, data: cerebro.Dataset, folder: str, rounds: int) -> None:
+    units = Units(UnitRunner(context(build, data, folder), worker=0), data.num_shards)
+    hand = HandLoop(data)
+    torch.set_num_threads(1)
+    ratios, ours, theirs = [], [], []
+    for i in range(rounds + 1):
+        shard = i % data.num_shards
+        first, second = hand.unit(shard), units.next()
+        if i > 0:
+            ratios.append(second / first)
+            ours.append(second)
+            theirs.append(first)
+    bench.add("MLP by hand, per unit", statistics.median(theirs) * 1e3, "ms")
+    bench.add(
+        "MLP by Cerebro, per unit (with its state's copy)",
+        statistics.median(ours) * 1e3,
+        "ms",
+        reference="by hand",
+        ratio=statistics.median(ratios),
+        bar="<= 1.01",
+    )
+
+
+def nothing(bench: Bench, data: cerebro.Dataset, folder: str, rounds: int) -> None:
+    runner = UnitRunner(context(build_nothing, data, folder), worker=0)
+    units = Units(runner, data.num_shards)
+    loader = make_loader(data, BATCH, seed=0, framework="torch", threads=0)
+    unit_seconds, loop_seconds = [], []
+    units.next()
+    for i in range(rounds):
+        loader.begin([i % data.num_shards], 0)
+        start = time.perf_counter()
+        for _ in loader:
+            pass
+        loop_seconds.append(time.perf_counter() - start)
+        unit_seconds.append(units.next())
+    batches = -(-data.num_rows // data.num_shards // BATCH)
+    extra = statistics.median(unit_seconds) - statistics.median(loop_seconds)
+    step = Nothing().train_batch
+    run, bare = [], []
+    for _ in range(rounds):
+        loader.begin([0], 0)
+        start = time.perf_counter()
+        _core.run_unit(loader, step)
+        run.append(time.perf_counter() - start)
+        loader.begin([0], 0)
+        start = time.perf_counter()
+        for _ in loader:
+            pass
+        bare.append(time.perf_counter() - start)
+    per_batch = (statistics.median(run) - statistics.median(bare)) / batches
+    bench.add(
+        "model that does nothing, per batch beyond the loader", per_batch * 1e6, "us", bar="<= 3"
+    )
+    bench.add(
+        "model that does nothing, per unit beyond the loader", extra * 1e3, "ms", bar="<= 0.3"
+    )
+
+
+def main() -> None:
+    arguments = parser(__doc__ or "").parse_args()
+    rows = 40_000 if arguments.quick else 200_000
+    rng = np.random.default_rng(0)
+    folder = tempfile.mkdtemp(prefix="cerebro-bench-")
+    torch.set_num_threads(1)
+    try:
+        source = {
+            "x": rng.normal(size=(rows, FEATURES)).astype("float32"),
+            "y": rng.integers(0, 10, rows),
+        }
+        # Whole batches only, so that both sides make the same number of steps.
+        shards = 8
+        keep = rows // (shards * BATCH) * shards * BATCH
+        source = {name: column[:keep] for name, column in source.items()}
+        data = cerebro.shard(source, Path(folder, "data"), shards=shards, progress=False)
+        bench = Bench("bench_overhead", arguments.json)
+        rounds = 8 if arguments.quick else 8 * arguments.rounds
+        for name, part in (("a", overhead), ("b", nothing)):
+            states = Path(folder, name)
+            states.mkdir()
+            part(bench, data, str(states), rounds)
+        bench.report()
+    finally:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
