@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -210,7 +211,9 @@ class Batches:
         loader = self._idle.pop() if self._idle else self._new_loader()
         try:
             loader.begin(self._shards(epoch), epoch, start)
-            yield from loader
+            # Through islice: `yield from loader` would close the loader with a pass that is left,
+            # and a loop's variable would keep each batch while the next one is made.
+            yield from islice(loader, None)
         finally:
             self._idle.append(loader)
 
