@@ -98,12 +98,6 @@ add_escape(cer_text *text, unsigned char c)
     cer_text_add(text, unicode, sizeof unicode);
 }
 
-static bool
-must_escape(unsigned char c)
-{
-    return c < 0x20 || c == '"' || c == '\\';
-}
-
 void
 cer_json_add_string(cer_text *text, const char *utf8, size_t len)
 {
@@ -111,14 +105,31 @@ cer_json_add_string(cer_text *text, const char *utf8, size_t len)
 
     cer_text_add_char(text, '"');
     for (size_t i = 0; i < len; i++) {
-        if (must_escape((unsigned char)utf8[i])) {
+        unsigned char c = (unsigned char)utf8[i];
+
+        if (c < 0x20 || c == '"' || c == '\\') {
             cer_text_add(text, utf8 + plain, i - plain);
-            add_escape(text, (unsigned char)utf8[i]);
+            add_escape(text, c);
             plain = i + 1;
         }
     }
     cer_text_add(text, utf8 + plain, len - plain);
     cer_text_add_char(text, '"');
+}
+
+void
+cer_json_add_pointer(cer_text *text, const char *token, size_t len)
+{
+    size_t plain = 0; /* start of the run not yet written */
+
+    for (size_t i = 0; i < len; i++) {
+        if (token[i] == '~' || token[i] == '/') {
+            cer_text_add(text, token + plain, i - plain);
+            cer_text_add_cstr(text, token[i] == '~' ? "~0" : "~1");
+            plain = i + 1;
+        }
+    }
+    cer_text_add(text, token + plain, len - plain);
 }
 
 /* --- reader -------------------------------------------------------------- */
@@ -213,6 +224,38 @@ escape_length(const char *at, const char *end)
     return 6;
 }
 
+/* Characters that stand for themselves and end nothing: ASCII without
+ * controls, quote and backslash. */
+#define PLAIN_8 1, 1, 1, 1, 1, 1, 1, 1
+static const uint8_t is_plain[256] = {
+    [0x20] = 1,
+    1,
+    0,
+    1,
+    1,
+    1,
+    1,
+    1, /* not the quote */
+    [0x28] = PLAIN_8,
+    PLAIN_8,
+    PLAIN_8,
+    PLAIN_8,
+    PLAIN_8,
+    PLAIN_8,
+    [0x58] = 1,
+    1,
+    1,
+    1,
+    0,
+    1,
+    1,
+    1, /* not the backslash */
+    [0x60] = PLAIN_8,
+    PLAIN_8,
+    PLAIN_8,
+    PLAIN_8,
+};
+
 /* Reads a string from its opening quote to behind its closing one. */
 static bool
 read_string(cer_json_reader *reader, cer_json_token *token)
@@ -224,6 +267,10 @@ read_string(cer_json_reader *reader, cer_json_token *token)
     while (at < end && *at != '"') {
         size_t n;
 
+        if (is_plain[(unsigned char)*at]) {
+            at++;
+            continue;
+        }
         if (*at == '\\') {
             n = escape_length(at, end);
             token->escaped = true;
@@ -505,7 +552,7 @@ cer_json_unescape(const cer_json_token *token, char *out)
         size_t n;
 
         if (*at != '\\') {
-            *put++ = *at++;
+            *put++ = *at++; /* runs are short: nothing faster pays */
         } else if (at[1] != 'u') {
             *put++ = simple_escape(at[1]);
             at += 2;

@@ -29,6 +29,9 @@ void cer_text_add_i64(cer_text *text, int64_t value);
 /* Adds a JSON string with its quotes; only what must be escaped is. */
 void cer_json_add_string(cer_text *text, const char *utf8, size_t len);
 
+/* Adds a reference token of a JSON pointer (RFC 6901), without its slash. */
+void cer_json_add_pointer(cer_text *text, const char *token, size_t len);
+
 /* --- reader -------------------------------------------------------------- */
 #define CER_JSON_DEPTH 1024
 

@@ -565,14 +565,28 @@ compare_places(const void *a, const void *b)
     return (x->end > y->end) - (x->end < y->end);
 }
 
+/* qsort, unless the items are in order already, as they often are. */
+static void
+sort(void *items, size_t n, size_t size,
+     int (*compare)(const void *, const void *))
+{
+    const char *at = items;
+
+    for (size_t i = 1; i < n; i++, at += size) {
+        if (compare(at, at + size) > 0) {
+            qsort(items, n, size, compare);
+            return;
+        }
+    }
+}
+
 /* The tensors must cover the data from end to end, without overlap. */
 static cer_status
 check_places(parser *p, size_t data_bytes)
 {
     size_t at = 0;
 
-    if (p->n > 1)
-        qsort(p->tensors, p->n, sizeof(parsed), compare_places);
+    sort(p->tensors, p->n, sizeof(parsed), compare_places);
     for (size_t i = 0; i < p->n; i++) {
         if (p->tensors[i].begin != at)
             return corrupt(p, "its tensors overlap or leave a hole");
@@ -614,7 +628,7 @@ make_tensors(parser *p, const uint8_t *data)
         tensors[i].data = data + from->begin;
         tensors[i].nbytes = from->end - from->begin;
     }
-    qsort(tensors, p->n, sizeof(cer_state_tensor), compare_tensors);
+    sort(tensors, p->n, sizeof(cer_state_tensor), compare_tensors);
     for (size_t i = 1; i < p->n; i++) {
         if (compare_tensors(&tensors[i - 1], &tensors[i]) == 0)
             return corrupt(p, "two tensors have the same name");

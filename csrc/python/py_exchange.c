@@ -93,7 +93,7 @@ classify(PyTypeObject *type, py_source *source)
 {
     int torch;
 
-    source->type = type;
+    source->type = (PyTypeObject *)Py_NewRef((PyObject *)type);
     source->api = NULL;
     source->kind = PY_KIND_NONE;
     if (type == &PyArray_Type) {
@@ -110,12 +110,24 @@ classify(PyTypeObject *type, py_source *source)
             return -1;
         source->kind = plain ? PY_KIND_TORCH : PY_KIND_REFUSED;
         source->api = py_exchange_api(type);
+        source->is_conj = PyObject_GetAttrString((PyObject *)type, "is_conj");
+        source->is_neg = PyObject_GetAttrString((PyObject *)type, "is_neg");
+        if (source->is_conj == NULL || source->is_neg == NULL)
+            return -1;
     } else if (!PyType_IsSubtype(type, &PyArray_Type) &&
                has_attribute(type, "__dlpack__") &&
                has_attribute(type, "__dlpack_device__")) {
         source->kind = is_from_jax(type) ? PY_KIND_JAX : PY_KIND_DLPACK;
     }
     return 0;
+}
+
+static void
+clear_source(py_source *source)
+{
+    Py_CLEAR(source->type);
+    Py_CLEAR(source->is_conj);
+    Py_CLEAR(source->is_neg);
 }
 
 const py_source *
@@ -128,12 +140,14 @@ py_exchange_find(py_exchange *exchange, PyObject *object)
         if (exchange->sources[i].type == type)
             return &exchange->sources[i];
     }
-    source = &exchange->sources[exchange->n];
-    if (classify(type, source) < 0)
-        return NULL;
-    if (exchange->n < PY_EXCHANGE_TYPES) {
-        Py_INCREF(type);
+    if (exchange->n < PY_EXCHANGE_TYPES)
         exchange->n++;
+    source = &exchange->sources[exchange->n - 1];
+    clear_source(source);
+    if (classify(type, source) < 0) {
+        clear_source(source);
+        exchange->n--;
+        return NULL;
     }
     return source;
 }
@@ -142,7 +156,7 @@ void
 py_exchange_clear(py_exchange *exchange)
 {
     for (size_t i = 0; i < exchange->n; i++)
-        Py_DECREF(exchange->sources[i].type);
+        clear_source(&exchange->sources[i]);
     exchange->n = 0;
 }
 
@@ -260,28 +274,20 @@ done:
     return result;
 }
 
-/* object.method() is true: -1, 0 or 1. */
-static int
-ask(PyObject *object, const char *method)
-{
-    PyObject *answer = PyObject_CallMethod(object, method, NULL);
-    int result = answer == NULL ? -1 : PyObject_IsTrue(answer);
-
-    Py_XDECREF(answer);
-    return result;
-}
-
 /* A conjugate or negative view has the wrong values in memory: its resolved
  * copy if it is one, else itself. New reference. */
 static PyObject *
-resolved(PyObject *object, cer_dtype dtype)
+resolved(const py_source *source, PyObject *object, cer_dtype dtype)
 {
     bool is_complex = dtype == CER_C64;
-    int lazy = ask(object, is_complex ? "is_conj" : "is_neg");
+    PyObject *lazy = PyObject_CallOneArg(
+        is_complex ? source->is_conj : source->is_neg, object);
+    bool plain = lazy == Py_False;
 
-    if (lazy < 0)
+    if (lazy == NULL)
         return NULL;
-    if (lazy == 0)
+    Py_DECREF(lazy);
+    if (plain)
         return Py_NewRef(object);
     return PyObject_CallMethod(
         object, is_complex ? "resolve_conj" : "resolve_neg", NULL);
@@ -315,7 +321,7 @@ view_torch(const py_source *source, PyObject *object, py_view *out)
         return refuse_torch(object);
     if (take_dltensor(&tensor, out) < 0)
         return refuse_torch(object);
-    real = resolved(object, out->dtype);
+    real = resolved(source, object, out->dtype);
     if (real == NULL)
         return -1;
     out->owner = real;

@@ -28,12 +28,13 @@ typedef struct py_source {
     PyTypeObject *type;
     py_kind kind;
     const DLPackExchangeAPI *api; /* NULL: it has none */
+    PyObject *is_conj, *is_neg;   /* methods of a torch type with a table */
 } py_source;
 
 /* The types met so far; lives on the stack of one call. Zero bytes are a fresh
- * one. When it is full, types are looked at anew each time. */
+ * one. When it is full, the last place is used for every other type. */
 typedef struct py_exchange {
-    py_source sources[PY_EXCHANGE_TYPES + 1];
+    py_source sources[PY_EXCHANGE_TYPES];
     size_t n;
 } py_exchange;
 

@@ -116,19 +116,11 @@ utf8_of(const packer *p, PyObject *string, size_t *len)
 
 /* --- paths --------------------------------------------------------------- */
 
-/* Adds "/token", escaped as RFC 6901 says. */
 static void
 push_token(packer *p, const char *token, size_t len)
 {
     cer_text_add_char(&p->path, '/');
-    for (size_t i = 0; i < len; i++) {
-        if (token[i] == '~')
-            cer_text_add_cstr(&p->path, "~0");
-        else if (token[i] == '/')
-            cer_text_add_cstr(&p->path, "~1");
-        else
-            cer_text_add_char(&p->path, token[i]);
-    }
+    cer_json_add_pointer(&p->path, token, len);
 }
 
 /* --- scalars ------------------------------------------------------------- */
@@ -477,16 +469,8 @@ pack_pair(packer *p, PyObject *key, PyObject *value, const char *prefix)
         push_token(p, token, len);
     } else if (!p->json.failed) {
         push_token(p, prefix, strlen(prefix));
-        /* push_token writes to the path only, so the text stays in place. */
-        len = p->json.len - from;
-        for (size_t i = 0; i < len; i++) {
-            char c = p->json.bytes[from + i];
-
-            if (c == '~' || c == '/')
-                cer_text_add_cstr(&p->path, c == '~' ? "~0" : "~1");
-            else
-                cer_text_add_char(&p->path, c);
-        }
+        cer_json_add_pointer(&p->path, p->json.bytes + from,
+                             p->json.len - from);
     }
     cer_text_add_char(&p->json, ',');
     if (pack_value(p, value) < 0)

@@ -14,7 +14,7 @@ typedef struct tensor_block {
     DLManagedTensorVersioned versioned;
     DLManagedTensor legacy;
     PyObject *keeps; /* of a view: what keeps the buffer; NULL: own memory */
-    int64_t dims[2 * CER_STATE_MAX_DIMS];
+    int64_t dims[];  /* shape, then strides */
 } tensor_block;
 
 typedef struct unpacker {
@@ -27,6 +27,7 @@ typedef struct unpacker {
     cer_text path;
     bool *used; /* of each tensor of the state */
     size_t n_used;
+    size_t next;      /* the tensor that is expected next */
     cer_copy *copies; /* what is still to be filled, without the GIL */
     size_t n_copies;
     PyObject *keeps; /* memoryview of the buffer, for views */
@@ -92,17 +93,6 @@ text_of(unpacker *u, const cer_json_token *token)
 }
 
 /* --- paths --------------------------------------------------------------- */
-static void
-push_bytes(unpacker *u, const char *token, size_t len)
-{
-    for (size_t i = 0; i < len; i++) {
-        if (token[i] == '~' || token[i] == '/')
-            cer_text_add_cstr(&u->path, token[i] == '~' ? "~0" : "~1");
-        else
-            cer_text_add_char(&u->path, token[i]);
-    }
-}
-
 static int
 push_string(unpacker *u, PyObject *string)
 {
@@ -112,7 +102,7 @@ push_string(unpacker *u, PyObject *string)
     if (utf8 == NULL)
         return -1;
     cer_text_add_char(&u->path, '/');
-    push_bytes(u, utf8, (size_t)len);
+    cer_json_add_pointer(&u->path, utf8, (size_t)len);
     return 0;
 }
 
@@ -213,7 +203,7 @@ free_block(tensor_block *block)
         Py_DECREF(block->keeps);
         PyGILState_Release(gil);
     }
-    cer_aligned_free(block);
+    cer_free(block);
 }
 
 static void
@@ -232,7 +222,7 @@ delete_legacy(DLManagedTensor *managed)
 static void
 describe(tensor_block *block, const cer_state_tensor *tensor, void *data)
 {
-    int64_t *shape = block->dims, *strides = shape + CER_STATE_MAX_DIMS;
+    int64_t *shape = block->dims, *strides = shape + tensor->ndim;
     int64_t stride = 1;
     DLTensor *dl = &block->versioned.dl_tensor;
 
@@ -285,15 +275,18 @@ done:
 static PyObject *
 make_torch(unpacker *u, const cer_state_tensor *tensor)
 {
-    /* The data of a tensor lies behind its description, on a cache line. */
-    size_t head = (sizeof(tensor_block) + 63) & ~(size_t)63;
+    size_t head = sizeof(tensor_block) + 2 * tensor->ndim * sizeof(int64_t);
     bool copy = u->options->copy;
-    tensor_block *block = cer_aligned_alloc(head + (copy ? tensor->nbytes : 0));
+    /* Own data lies behind the description, on its own cache lines. */
+    tensor_block *block =
+        cer_alloc(copy ? head + CER_STATE_ALIGNMENT + tensor->nbytes : head);
     void *data, *result = NULL;
 
     if (block == NULL)
         return PyErr_NoMemory();
-    data = copy ? (uint8_t *)block + head : (uint8_t *)(uintptr_t)tensor->data;
+    data = copy ? (void *)(((uintptr_t)block + head + CER_STATE_ALIGNMENT - 1) &
+                           ~(uintptr_t)(CER_STATE_ALIGNMENT - 1))
+                : (void *)(uintptr_t)tensor->data;
     describe(block, tensor, data);
     if (copy)
         copy_later(u, data, tensor);
@@ -396,11 +389,24 @@ find_live(unpacker *u, py_kind kind)
     return Py_NewRef(u->live->tensors[i].object);
 }
 
+/* The tensor of the path at hand, which often is the one after the last. */
+static const cer_state_tensor *
+find_tensor(unpacker *u)
+{
+    const cer_state_tensor *next = u->state->tensors + u->next;
+
+    if (u->next >= u->state->n_tensors || next->path_len != u->path.len ||
+        memcmp(next->path, u->path.bytes, u->path.len) != 0)
+        next = cer_state_find(u->state, u->path.bytes, u->path.len);
+    if (next != NULL)
+        u->next = (size_t)(next - u->state->tensors) + 1;
+    return next;
+}
+
 static PyObject *
 build_tensor(unpacker *u, py_kind kind)
 {
-    const cer_state_tensor *tensor =
-        cer_state_find(u->state, u->path.bytes, u->path.len);
+    const cer_state_tensor *tensor = find_tensor(u);
     size_t i;
 
     if (u->path.failed)
@@ -661,8 +667,6 @@ build_plain_dict(unpacker *u, cer_json_token *token)
     while (dict != NULL && token->kind == CER_JSON_KEY) {
         PyObject *key = text_of(u, token), *value = NULL;
 
-        if (key != NULL)
-            PyUnicode_InternInPlace(&key);
         if (key != NULL && push_string(u, key) == 0) {
             cer_json_next(&u->json, token);
             value = build_value(u, token);
@@ -709,8 +713,8 @@ build_pair(unpacker *u, PyObject *dict, const cer_json_token *prefix)
             token.kind == CER_JSON_NULL)
             from = u->json.at - (token.kind == CER_JSON_FALSE ? 5 : 4);
         cer_text_add_char(&u->path, '/');
-        push_bytes(u, prefix->text, prefix->len);
-        push_bytes(u, from, (size_t)(u->json.at - from));
+        cer_json_add_pointer(&u->path, prefix->text, prefix->len);
+        cer_json_add_pointer(&u->path, from, (size_t)(u->json.at - from));
     }
     cer_json_next(&u->json, &token);
     value = build_value(u, &token);
@@ -833,27 +837,42 @@ build_value(unpacker *u, const cer_json_token *token)
 
 /* The whole structure, every tensor used once. */
 static PyObject *
-build_all(unpacker *u)
+build_root(unpacker *u)
 {
-    size_t n = u->state->n_tensors;
     cer_json_token token;
     PyObject *value;
 
-    u->used = PyMem_Calloc(n + 1, sizeof(bool));
-    u->copies = PyMem_Calloc(n + 1, sizeof(cer_copy));
-    if (u->used == NULL || u->copies == NULL)
-        return PyErr_NoMemory();
     cer_json_init(&u->json, u->state->structure, u->state->structure_len);
     cer_json_next(&u->json, &token);
     value = build_value(u, &token);
     if (value == NULL)
         return NULL;
-    if (expect(u, CER_JSON_END, &token) < 0)
+    if (expect(u, CER_JSON_END, &token) < 0) {
         Py_CLEAR(value);
-    else if (u->n_used != n) {
+    } else if (u->n_used != u->state->n_tensors) {
         corrupt(u, "it has a tensor that its structure does not name");
         Py_CLEAR(value);
     }
+    return value;
+}
+
+static PyObject *
+build_all(unpacker *u)
+{
+    size_t n = u->state->n_tensors;
+    PyObject *value;
+    int collects;
+
+    u->used = PyMem_Calloc(n + 1, sizeof(bool));
+    u->copies = PyMem_Calloc(n + 1, sizeof(cer_copy));
+    if (u->used == NULL || u->copies == NULL)
+        return PyErr_NoMemory();
+    /* Hundreds of new objects, none of them garbage, would only make the
+     * collector look at all the others. */
+    collects = PyGC_Disable();
+    value = build_root(u);
+    if (collects)
+        PyGC_Enable();
     return value;
 }
 
