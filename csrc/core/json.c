@@ -463,6 +463,13 @@ cer_json_next(cer_json_reader *reader, cer_json_token *token)
     return token->kind;
 }
 
+const char *
+cer_json_peek(cer_json_reader *reader)
+{
+    skip_space(reader);
+    return reader->at;
+}
+
 bool
 cer_json_skip(cer_json_reader *reader)
 {

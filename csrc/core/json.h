@@ -69,6 +69,9 @@ typedef struct cer_json_reader {
 void cer_json_init(cer_json_reader *reader, const char *text, size_t len);
 cer_json_kind cer_json_next(cer_json_reader *reader, cer_json_token *token);
 
+/* Where the next token begins. */
+const char *cer_json_peek(cer_json_reader *reader);
+
 /* Reads past one whole value. false: the text is invalid. */
 bool cer_json_skip(cer_json_reader *reader);
 

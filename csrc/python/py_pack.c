@@ -25,7 +25,8 @@ static int pack_value(packer *p, PyObject *value);
 #define ADVICE                                                                 \
     "a state is made of tensors, arrays, numbers, strings, bytes, None, "      \
     "lists, "                                                                  \
-    "tuples and dicts"
+    "tuples and dicts: convert it, or leave it out of state_dict()"
+#define KEY_ADVICE "keys are made of strings, numbers, bytes, None and tuples"
 
 /* The path as it is shown: "at '/net/weight'" or "at the top". */
 static PyObject *
@@ -56,22 +57,40 @@ refuse(const packer *p, const char *what)
     return -1;
 }
 
+/* "set" or "torch.dtype". */
+static PyObject *
+type_name(PyTypeObject *type)
+{
+    PyObject *name = PyObject_GetAttrString((PyObject *)type, "__qualname__");
+    PyObject *module = PyObject_GetAttrString((PyObject *)type, "__module__");
+    PyObject *whole = NULL;
+
+    if (name != NULL && module != NULL) {
+        bool builtin =
+            PyUnicode_Check(module) &&
+            PyUnicode_CompareWithASCIIString(module, "builtins") == 0;
+
+        whole = builtin ? Py_NewRef(name)
+                        : PyUnicode_FromFormat("%S.%S", module, name);
+    }
+    Py_XDECREF(name);
+    Py_XDECREF(module);
+    return whole;
+}
+
 static int
 refuse_type(const packer *p, PyObject *value)
 {
     PyObject *shown = shown_path(p);
-    PyObject *name =
-        PyObject_GetAttrString((PyObject *)Py_TYPE(value), "__qualname__");
-    PyObject *module =
-        PyObject_GetAttrString((PyObject *)Py_TYPE(value), "__module__");
+    PyObject *name = type_name(Py_TYPE(value));
 
-    if (shown != NULL && name != NULL && module != NULL)
+    if (shown != NULL && name != NULL)
         PyErr_Format(p->core->StateError,
-                     "cannot pack the state: the value %U is a %S.%S%s; %s",
-                     shown, module, name, p->in_key ? " in a key" : "", ADVICE);
+                     "cannot pack the state: the value %U is of type %U%s; %s",
+                     shown, name, p->in_key ? ", in a key" : "",
+                     p->in_key ? KEY_ADVICE : ADVICE);
     Py_XDECREF(shown);
     Py_XDECREF(name);
-    Py_XDECREF(module);
     return -1;
 }
 

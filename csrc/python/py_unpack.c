@@ -2,38 +2,24 @@
  * structure, which must be exactly of the form that py_pack.c writes, and makes
  * a tensor for every place that names one, or finds the live one. */
 #define NO_IMPORT_ARRAY
-#include "py_state.h"
+#include "py_import.h"
 
 #include <math.h>
 #include <numpy/arrayobject.h>
 #include <string.h>
 
-/* What an old torch and a new one want to be told of a tensor, and the memory
- * behind it. */
-typedef struct tensor_block {
-    DLManagedTensorVersioned versioned;
-    DLManagedTensor legacy;
-    PyObject *keeps; /* of a view: what keeps the buffer; NULL: own memory */
-    int64_t dims[];  /* shape, then strides */
-} tensor_block;
-
 typedef struct unpacker {
     core_state *core;
     const cer_state *state;
-    const py_unpack_options *options;
-    py_packed *live; /* NULL: make new tensors */
-    bool misfit;     /* the live ones are not those of the structure */
+    const char *name; /* for errors */
+    py_packed *live;  /* NULL: make new tensors */
+    bool misfit;      /* the live ones are not those of the structure */
     cer_json_reader json;
     cer_text path;
     bool *used; /* of each tensor of the state */
     size_t n_used;
-    size_t next;      /* the tensor that is expected next */
-    cer_copy *copies; /* what is still to be filled, without the GIL */
-    size_t n_copies;
-    PyObject *keeps; /* memoryview of the buffer, for views */
-    PyObject *torch; /* torch.Tensor, once it is needed */
-    const DLPackExchangeAPI *api;
-    bool has_torch, torch_known, has_jax, jax_known;
+    size_t next; /* the tensor that is expected next */
+    py_importer importer;
 } unpacker;
 
 static PyObject *build_value(unpacker *u, const cer_json_token *token);
@@ -42,8 +28,7 @@ static PyObject *build_value(unpacker *u, const cer_json_token *token);
 static PyObject *
 corrupt(unpacker *u, const char *what)
 {
-    PyErr_Format(u->core->CorruptDataError, "%s is corrupt: %s",
-                 u->options->name, what);
+    PyErr_Format(u->core->CorruptDataError, "%s is corrupt: %s", u->name, what);
     return NULL;
 }
 
@@ -107,275 +92,6 @@ push_string(unpacker *u, PyObject *string)
 }
 
 /* --- tensors ------------------------------------------------------------- */
-static int
-find_torch(unpacker *u)
-{
-    PyObject *torch;
-
-    if (u->torch_known)
-        return 0;
-    u->torch_known = true;
-    torch = PyImport_ImportModule("torch");
-    if (torch == NULL) {
-        if (!PyErr_ExceptionMatches(PyExc_ImportError))
-            return -1;
-        PyErr_Clear();
-        return 0;
-    }
-    u->torch = PyObject_GetAttrString(torch, "Tensor");
-    Py_DECREF(torch);
-    if (u->torch == NULL)
-        return -1;
-    u->has_torch = true;
-    u->api = py_exchange_api((PyTypeObject *)u->torch);
-    return 0;
-}
-
-static int
-find_jax(unpacker *u)
-{
-    PyObject *jax;
-
-    if (u->jax_known)
-        return 0;
-    u->jax_known = true;
-    jax = PyImport_ImportModule("jax.numpy");
-    if (jax == NULL) {
-        if (!PyErr_ExceptionMatches(PyExc_ImportError))
-            return -1;
-        PyErr_Clear();
-        return 0;
-    }
-    Py_DECREF(jax);
-    u->has_jax = true;
-    return 0;
-}
-
-/* The kind as which a tensor comes back: its own where that framework is
- * there, else the one asked for. PY_KIND_NONE: an exception. */
-static py_kind
-choose_kind(unpacker *u, py_kind kind)
-{
-    for (int tries = 0; tries < 2; tries++) {
-        if (kind == PY_KIND_NUMPY)
-            return kind;
-        if (kind == PY_KIND_TORCH) {
-            if (find_torch(u) < 0)
-                return PY_KIND_NONE;
-            if (u->has_torch)
-                return kind;
-        }
-        if (kind == PY_KIND_JAX) {
-            if (find_jax(u) < 0)
-                return PY_KIND_NONE;
-            if (u->has_jax)
-                return kind;
-        }
-        kind = u->options->framework;
-    }
-    PyErr_Format(
-        PyExc_ImportError,
-        "%s needs %s, which cannot be imported: install it, or ask for "
-        "framework='numpy'",
-        u->options->name, py_kind_name(kind));
-    return PY_KIND_NONE;
-}
-
-/* Fills memory of a new tensor, later and without the GIL. */
-static void
-copy_later(unpacker *u, void *to, const cer_state_tensor *tensor)
-{
-    u->copies[u->n_copies++] = (cer_copy){
-        .dense = (uint8_t *)(uintptr_t)tensor->data,
-        .strided = to,
-        .nbytes = tensor->nbytes,
-        .item = cer_dtype_size(tensor->dtype),
-    };
-}
-
-/* May run on any thread, with or without the GIL, and after Python's end. */
-static void
-free_block(tensor_block *block)
-{
-    if (block->keeps != NULL && Py_IsInitialized()) {
-        PyGILState_STATE gil = PyGILState_Ensure();
-
-        Py_DECREF(block->keeps);
-        PyGILState_Release(gil);
-    }
-    cer_free(block);
-}
-
-static void
-delete_versioned(DLManagedTensorVersioned *managed)
-{
-    free_block(managed->manager_ctx);
-}
-
-static void
-delete_legacy(DLManagedTensor *managed)
-{
-    free_block(managed->manager_ctx);
-}
-
-/* Describes the tensor at `data` in both of DLPack's forms. */
-static void
-describe(tensor_block *block, const cer_state_tensor *tensor, void *data)
-{
-    int64_t *shape = block->dims, *strides = shape + tensor->ndim;
-    int64_t stride = 1;
-    DLTensor *dl = &block->versioned.dl_tensor;
-
-    memset(block, 0, offsetof(tensor_block, dims));
-    for (uint32_t i = tensor->ndim; i-- > 0;) {
-        shape[i] = tensor->shape[i];
-        strides[i] = stride;
-        stride *= shape[i] == 0 ? 1 : shape[i];
-    }
-    dl->data = tensor->nbytes == 0 ? NULL : data;
-    dl->device.device_type = kDLCPU;
-    dl->ndim = (int32_t)tensor->ndim;
-    dl->dtype.code = cer_dtype_dlpack_code(tensor->dtype);
-    dl->dtype.bits = (uint8_t)(cer_dtype_size(tensor->dtype) * 8);
-    dl->dtype.lanes = 1;
-    dl->shape = shape;
-    dl->strides = strides;
-    block->legacy.dl_tensor = *dl;
-    block->legacy.manager_ctx = block;
-    block->legacy.deleter = delete_legacy;
-    block->versioned.version.major = DLPACK_MAJOR_VERSION;
-    block->versioned.version.minor = DLPACK_MINOR_VERSION;
-    block->versioned.manager_ctx = block;
-    block->versioned.deleter = delete_versioned;
-}
-
-/* Through a capsule, for a torch without an exchange table. */
-static PyObject *
-import_by_capsule(tensor_block *block)
-{
-    PyObject *module = PyImport_ImportModule("torch.utils.dlpack");
-    PyObject *capsule = NULL, *result = NULL;
-
-    if (module == NULL)
-        goto done;
-    capsule = PyCapsule_New(&block->legacy, "dltensor", NULL);
-    if (capsule == NULL)
-        goto done;
-    result = PyObject_CallMethod(module, "from_dlpack", "O", capsule);
-
-done:
-    /* A capsule that was not taken has kept its name. */
-    if (capsule == NULL || PyCapsule_IsValid(capsule, "dltensor"))
-        free_block(block);
-    Py_XDECREF(module);
-    Py_XDECREF(capsule);
-    return result;
-}
-
-static PyObject *
-make_torch(unpacker *u, const cer_state_tensor *tensor)
-{
-    size_t head = sizeof(tensor_block) + 2 * tensor->ndim * sizeof(int64_t);
-    bool copy = u->options->copy;
-    /* Own data lies behind the description, on its own cache lines. */
-    tensor_block *block =
-        cer_alloc(copy ? head + CER_STATE_ALIGNMENT + tensor->nbytes : head);
-    void *data, *result = NULL;
-
-    if (block == NULL)
-        return PyErr_NoMemory();
-    data = copy ? (void *)(((uintptr_t)block + head + CER_STATE_ALIGNMENT - 1) &
-                           ~(uintptr_t)(CER_STATE_ALIGNMENT - 1))
-                : (void *)(uintptr_t)tensor->data;
-    describe(block, tensor, data);
-    if (copy)
-        copy_later(u, data, tensor);
-    else
-        block->keeps = Py_NewRef(u->keeps);
-    if (u->api == NULL) {
-        result = import_by_capsule(block);
-    } else if (u->api->managed_tensor_to_py_object_no_sync(&block->versioned,
-                                                           &result) != 0) {
-        free_block(block);
-        return NULL;
-    }
-    return result;
-}
-
-static PyArray_Descr *
-numpy_descr(cer_dtype dtype)
-{
-    PyObject *module, *type;
-    PyArray_Descr *descr = NULL;
-
-    if (dtype != CER_BF16) {
-        PyObject *name = PyUnicode_FromString(cer_dtype_name(dtype));
-
-        if (name == NULL || !PyArray_DescrConverter(name, &descr))
-            descr = NULL;
-        Py_XDECREF(name);
-        return descr;
-    }
-    module = PyImport_ImportModule("ml_dtypes");
-    if (module == NULL)
-        return NULL;
-    type = PyObject_GetAttrString(module, "bfloat16");
-    if (type == NULL || !PyArray_DescrConverter(type, &descr))
-        descr = NULL;
-    Py_XDECREF(type);
-    Py_DECREF(module);
-    return descr;
-}
-
-static PyObject *
-make_numpy(unpacker *u, const cer_state_tensor *tensor, bool copy)
-{
-    PyArray_Descr *descr = numpy_descr(tensor->dtype);
-    npy_intp shape[CER_STATE_MAX_DIMS];
-    PyObject *array;
-
-    if (descr == NULL)
-        return NULL;
-    for (uint32_t i = 0; i < tensor->ndim; i++)
-        shape[i] = (npy_intp)tensor->shape[i];
-    if (copy) {
-        array = PyArray_NewFromDescr(&PyArray_Type, descr, (int)tensor->ndim,
-                                     shape, NULL, NULL, 0, NULL);
-        if (array != NULL)
-            copy_later(u, PyArray_DATA((PyArrayObject *)array), tensor);
-        return array;
-    }
-    array = PyArray_NewFromDescr(
-        &PyArray_Type, descr, (int)tensor->ndim, shape, NULL,
-        (void *)(uintptr_t)tensor->data,
-        u->options->read_only ? 0 : NPY_ARRAY_WRITEABLE, NULL);
-    if (array != NULL &&
-        PyArray_SetBaseObject((PyArrayObject *)array, Py_NewRef(u->keeps)) < 0)
-        Py_CLEAR(array);
-    return array;
-}
-
-/* JAX takes a NumPy array, and at once. */
-static PyObject *
-make_jax(unpacker *u, const cer_state_tensor *tensor)
-{
-    PyObject *jax = PyImport_ImportModule("jax.numpy");
-    PyObject *array = NULL, *result = NULL;
-
-    if (jax == NULL)
-        return NULL;
-    array = make_numpy(u, tensor, true);
-    if (array != NULL) {
-        u->n_copies--;
-        memcpy(PyArray_DATA((PyArrayObject *)array), tensor->data,
-               tensor->nbytes);
-        result = PyObject_CallMethod(jax, "array", "O", array);
-    }
-    Py_DECREF(jax);
-    Py_XDECREF(array);
-    return result;
-}
-
 static PyObject *
 find_live(unpacker *u, py_kind kind)
 {
@@ -420,16 +136,7 @@ build_tensor(unpacker *u, py_kind kind)
     u->n_used++;
     if (u->live != NULL)
         return find_live(u, kind);
-    switch (choose_kind(u, kind)) {
-    case PY_KIND_TORCH:
-        return make_torch(u, tensor);
-    case PY_KIND_NUMPY:
-        return make_numpy(u, tensor, u->options->copy);
-    case PY_KIND_JAX:
-        return make_jax(u, tensor);
-    default:
-        return NULL;
-    }
+    return py_import_tensor(&u->importer, tensor, kind);
 }
 
 /* --- scalars ------------------------------------------------------------- */
@@ -547,7 +254,7 @@ build_numpy_scalar(unpacker *u)
         return NULL;
     if ((size_t)PyBytes_GET_SIZE(bytes) != cer_dtype_size(dtype)) {
         corrupt(u, "a broken scalar in its structure");
-    } else if ((descr = numpy_descr(dtype)) != NULL) {
+    } else if ((descr = py_import_descr(dtype)) != NULL) {
         result = PyArray_Scalar(PyBytes_AS_STRING(bytes), descr, NULL);
         Py_DECREF(descr);
     }
@@ -625,11 +332,11 @@ build_size(unpacker *u)
     PyObject *tuple = build_tuple(u);
     PyObject *size;
 
-    if (tuple == NULL || find_torch(u) < 0) {
+    if (tuple == NULL || py_import_torch(&u->importer) < 0) {
         Py_XDECREF(tuple);
         return NULL;
     }
-    if (!u->has_torch)
+    if (!u->importer.has_torch)
         return tuple;
     size = call("torch", "Size", tuple);
     Py_DECREF(tuple);
@@ -649,11 +356,12 @@ add_item(unpacker *u, PyObject *dict, PyObject *key, PyObject *value)
     int failed = PyDict_CheckExact(dict) ? PyDict_SetItem(dict, key, value)
                                          : PyObject_SetItem(dict, key, value);
 
-    if (failed)
-        return -1;
-    if (PyDict_GET_SIZE(dict) > before)
+    if (!failed && PyDict_GET_SIZE(dict) > before)
         return 0;
-    corrupt(u, "a key twice in one dict");
+    if (!failed)
+        corrupt(u, "a key twice in one dict");
+    else if (PyErr_ExceptionMatches(PyExc_TypeError)) /* not hashable */
+        corrupt(u, "a list or dict as a key in its structure");
     return -1;
 }
 
@@ -696,12 +404,8 @@ build_pair(unpacker *u, PyObject *dict, const cer_json_token *prefix)
     PyObject *key, *value = NULL;
     int result = -1;
 
+    from = cer_json_peek(&u->json);
     cer_json_next(&u->json, &token);
-    from = u->json.at; /* of a container: behind its bracket */
-    if (token.kind == CER_JSON_OBJECT)
-        from--;
-    else
-        from = token.text;
     key = build_value(u, &token);
     if (key == NULL)
         return -1;
@@ -709,9 +413,6 @@ build_pair(unpacker *u, PyObject *dict, const cer_json_token *prefix)
         if (push_string(u, key) < 0)
             goto done;
     } else {
-        if (token.kind == CER_JSON_TRUE || token.kind == CER_JSON_FALSE ||
-            token.kind == CER_JSON_NULL)
-            from = u->json.at - (token.kind == CER_JSON_FALSE ? 5 : 4);
         cer_text_add_char(&u->path, '/');
         cer_json_add_pointer(&u->path, prefix->text, prefix->len);
         cer_json_add_pointer(&u->path, from, (size_t)(u->json.at - from));
@@ -864,8 +565,7 @@ build_all(unpacker *u)
     int collects;
 
     u->used = PyMem_Calloc(n + 1, sizeof(bool));
-    u->copies = PyMem_Calloc(n + 1, sizeof(cer_copy));
-    if (u->used == NULL || u->copies == NULL)
+    if (u->used == NULL)
         return PyErr_NoMemory();
     /* Hundreds of new objects, none of them garbage, would only make the
      * collector look at all the others. */
@@ -880,30 +580,21 @@ static void
 clear(unpacker *u)
 {
     PyMem_Free(u->used);
-    PyMem_Free(u->copies);
     cer_text_clear(&u->path);
-    Py_CLEAR(u->torch);
-    Py_CLEAR(u->keeps);
+    py_importer_clear(&u->importer);
 }
 
 PyObject *
 py_unpack(core_state *core, const cer_state *state,
           const py_unpack_options *options)
 {
-    unpacker u = {.core = core, .state = state, .options = options};
+    unpacker u = {.core = core, .state = state, .name = options->name};
     PyObject *value = NULL;
 
-    if (!options->copy) {
-        u.keeps = PyMemoryView_FromObject(options->buffer);
-        if (u.keeps == NULL)
-            return NULL;
-    }
-    value = build_all(&u);
-    if (value != NULL) {
-        Py_BEGIN_ALLOW_THREADS
-        cer_copy_all(u.copies, u.n_copies, CER_COPY_FROM_DENSE, 0);
-        Py_END_ALLOW_THREADS
-    }
+    if (py_importer_init(&u.importer, options, state->n_tensors) == 0)
+        value = build_all(&u);
+    if (value != NULL)
+        py_importer_fill(&u.importer);
     clear(&u);
     return value;
 }
@@ -912,9 +603,7 @@ PyObject *
 py_unpack_into(core_state *core, const cer_state *state, const char *name,
                py_packed *live)
 {
-    py_unpack_options options = {.name = name, .framework = PY_KIND_NUMPY};
-    unpacker u = {
-        .core = core, .state = state, .options = &options, .live = live};
+    unpacker u = {.core = core, .state = state, .name = name, .live = live};
     PyObject *value;
 
     if (!live->in_place || !cer_state_fits(state, live->writer))
