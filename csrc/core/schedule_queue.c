@@ -20,8 +20,12 @@
 #define URGENT_UNITS 1.5
 /* A rate made of n units may be larger by this over the root of n. */
 #define RATE_CAUTION 0.2
-/* An unknown rate may be the mean plus this times (the largest - the mean). */
-#define UNKNOWN_CAUTION 1.5
+/* An unknown rate may be the mean of the known ones plus UNKNOWN_SPREAD times
+ * (the largest of them - the mean); and while only n are known, the mean times
+ * 1 + UNKNOWN_FEW / n, no more than UNKNOWN_MOST. */
+#define UNKNOWN_SPREAD 1.5
+#define UNKNOWN_FEW 24.0
+#define UNKNOWN_MOST 3.0
 
 enum { LANES = 3, EVAL_PAIR = LANES, FIRST_PARKED = 2 * (LANES + 1) };
 
@@ -272,23 +276,34 @@ schedule_dequeue(cer_schedule *s, uint32_t slot)
 
 /* --- the choice ----------------------------------------------------------- */
 
+/* What an unknown rate may be. A long trial found out late makes the whole
+ * search late, so that each of the last trials is tried early for a unit or
+ * two, until its rate is known. */
+static double
+cautious_rate(const cer_schedule *s)
+{
+    double mean = schedule_mean_rate(s);
+    double few;
+
+    if (s->n_rates == 0)
+        return mean;
+    few = fmin(1.0 + UNKNOWN_FEW / (double)s->n_rates, UNKNOWN_MOST);
+    return fmax(mean + UNKNOWN_SPREAD * (s->rate_max - mean), mean * few);
+}
+
 /* Urgent trials first, longest first; else the oldest. A trial is urgent when
  * its work left is the mean work left per worker, or a little before: from
- * then on it needs a worker all the time, and has to wait for the first one.
- * A trial of unknown cost may be a long one, found out too late if it is
- * taken for a mean one. */
+ * then on it needs a worker all the time, and has to wait for the first one. */
 static uint32_t
 shared_choose(const cer_schedule *s)
 {
-    double rate = schedule_mean_rate(s);
-    double cautious = rate + UNKNOWN_CAUTION * (s->rate_max - rate);
     double work = 0.0, unit = s->prefix[s->shards] / (double)s->shards;
-    uint32_t slot =
-        longest_of_pair(s, 0, s->n_rates == 0 ? rate : cautious, &work);
+    uint32_t slot = longest_of_pair(s, 0, cautious_rate(s), &work);
 
     if (slot == NONE)
         return slot;
-    unit *= s->trials[slot].known ? s->trials[slot].rate : rate;
+    unit *=
+        s->trials[slot].known ? s->trials[slot].rate : schedule_mean_rate(s);
     if (work + URGENT_UNITS * unit >= schedule_mean_work(s))
         return slot;
     return s->oldest;
