@@ -93,7 +93,7 @@ cer_schedule_new(const cer_schedule_options *options, cer_schedule **out,
     s->n_queues = schedule_n_queues(s);
     if (s->mode == MODE_EXCLUSIVE) {
         s->held_words = s->shards / 64 + 1;
-        s->n_orphans = s->shards;
+        s->n_orphans = s->shards + 1; /* also the validation set */
     }
     if (!alloc_tables(s) ||
         !reserve_trials(s, options->capacity > 0 ? options->capacity : 1)) {

@@ -139,11 +139,8 @@ cer_schedule_set_holders(cer_schedule *s, int64_t shard,
 
     if (status != CER_OK)
         return status;
-    if (shard < 0 && !s->eval_placed) {
+    if (shard < 0)
         s->eval_placed = true;
-        if (s->n_holders[bit] == 0)
-            s->n_orphans++;
-    }
     for (uint32_t i = 0; i < s->n_workers; i++) {
         if (s->workers[i].present)
             set_holder(s, &s->workers[i], bit, false);
@@ -219,7 +216,7 @@ cer_schedule_add_worker(cer_schedule *s, uint32_t *worker, cer_error *err)
     s->n_present++;
     schedule_become_idle(s, *worker);
     if (s->mode == MODE_EXCLUSIVE && !s->eval_placed)
-        schedule_set_bit(w.held, s->shards, true);
+        set_holder(s, &s->workers[*worker], s->shards, true);
     w.live = NULL;
     w.held = NULL;
 
@@ -254,10 +251,8 @@ cer_schedule_remove_worker(cer_schedule *s, uint32_t worker, cer_error *err)
         (void)schedule_unit_again(s, worker, NULL, NULL);
     while (w->n_live > 0)
         forget_live_at(s, worker, w->n_live - 1);
-    for (uint32_t i = 0; i <= s->shards && s->mode == MODE_EXCLUSIVE; i++) {
-        if (i < s->shards || s->eval_placed)
-            set_holder(s, w, i, false);
-    }
+    for (uint32_t i = 0; i <= s->shards && s->mode == MODE_EXCLUSIVE; i++)
+        set_holder(s, w, i, false);
     w->present = false;
     s->n_present--;
     schedule_leave_idle(s); /* no longer among the idle ones */
