@@ -24,7 +24,7 @@
  * (the largest of them - the mean); and while only n are known, the mean times
  * 1 + UNKNOWN_FEW / n, no more than UNKNOWN_MOST. */
 #define UNKNOWN_SPREAD 1.5
-#define UNKNOWN_FEW 24.0
+#define UNKNOWN_FEW 48.0
 #define UNKNOWN_MOST 3.0
 
 enum { LANES = 3, EVAL_PAIR = LANES, FIRST_PARKED = 2 * (LANES + 1) };
