@@ -88,3 +88,206 @@ def test_failed_and_lost_units_run_again_with_the_next_attempt() -> None:
     assert schedule.next(3.0) == ("run", 1, 0, 0, 0, 0, 3)
     assert schedule.unit_done(1, 4.0) == (0, 0, 0)
     assert schedule.next(4.0) == ("run", 1, 0, 0, 1, 1, 0)
+
+
+def test_workers_join_and_leave_at_any_time() -> None:
+    schedule = new(1, shards=2)
+    schedule.add_trial(0, epochs=1)
+    schedule.add_trial(1, epochs=1)
+    assert schedule.next(0.0) == ("run", 0, 0, 0, 0, 0, 0)
+    assert schedule.next(0.0) is None
+    assert schedule.add_worker(0.5) == 1
+    assert schedule.next(0.5) == ("run", 1, 1, 0, 0, 1, 0)
+    assert schedule.idle_workers == []
+    schedule.remove_worker(0, 0.7)
+    assert schedule.trial_status(0) == "ready"
+    assert schedule.trial_position(0) == (0, 0, 1)
+    with pytest.raises(ValueError, match="there is no worker 0"):
+        schedule.unit_done(0, 1.0)
+    assert schedule.add_worker(0.8) == 2  # numbers are not used again
+    assert schedule.idle_workers == [2]
+
+
+def test_exclusive_shards_run_on_their_holders_alone() -> None:
+    schedule = new(2, shards=2, exclusive=True, eval_cost=1.0)
+    schedule.set_holders(0, [1])
+    schedule.set_holders(1, [0])
+    schedule.set_holders(-1, [1])
+    for trial in range(3):
+        schedule.add_trial(trial, epochs=1)
+    units = run_all(schedule)
+    assert {(worker, shard) for worker, _, _, _, shard in units} == {(1, 0), (0, 1), (1, -1)}
+    with pytest.raises(ValueError, match="there is no shard 2"):
+        schedule.set_holders(2, [0])
+    with pytest.raises(ValueError, match="there is no worker 5"):
+        schedule.set_holders(0, [5])
+
+
+def test_shards_of_a_leaving_holder_are_loaded_elsewhere() -> None:
+    schedule = new(3, shards=3, exclusive=True)
+    loads = [schedule.next(0.0) for _ in range(3)]
+    assert loads == [("load", 0, 0), ("load", 1, 1), ("load", 2, 2)]
+    schedule.remove_worker(1, 0.0)
+    assert schedule.next(0.0) == ("load", 0, 1)
+    schedule.remove_worker(2, 0.0)
+    schedule.add_worker(0.0)
+    assert schedule.next(0.0) == ("load", 3, 2)
+    assert schedule.next(0.0) is None
+
+
+def test_without_stagger_nobody_is_more_than_one_shard_ahead() -> None:
+    schedule = new(2, shards=4, stagger=False)
+    schedule.add_trial(0, epochs=1)
+    schedule.add_trial(1, epochs=1)
+    assert schedule.next(0.0) == ("run", 0, 0, 0, 0, 0, 0)
+    assert schedule.next(0.0) == ("run", 1, 1, 0, 0, 0, 0)
+    schedule.unit_done(0, 1.0)
+    assert schedule.next(1.0) == ("run", 0, 0, 0, 1, 1, 0)  # one ahead
+    schedule.unit_done(0, 2.0)
+    assert schedule.next(2.0) is None  # it would be two ahead
+    # A trial that comes now begins at shard 0, which is open still.
+    schedule.add_trial(2, epochs=1)
+    assert schedule.next(2.0) == ("run", 0, 2, 0, 0, 0, 0)
+    schedule.unit_done(0, 3.0)
+    schedule.unit_done(1, 3.0)
+    assert [schedule.next(3.0), schedule.next(3.0)] == [
+        ("run", 1, 1, 0, 1, 1, 0),
+        ("run", 0, 2, 0, 1, 1, 0),
+    ]
+    # Shard 0 is closed now: the next one waits until the others are round, and
+    # a trial that is dropped holds nobody up.
+    schedule.add_trial(3, epochs=1)
+    schedule.drop_trial(1)
+    schedule.drop_trial(2)
+    schedule.unit_done(0, 4.0)
+    schedule.unit_done(1, 4.0)
+    units = [(trial, shard) for _, trial, _, _, shard in run_all(schedule)]
+    assert units == [(0, 2), (0, 3), (3, 0), (3, 1), (3, 2), (3, 3)]
+
+
+def test_one_or_two_shards_are_never_too_many_open() -> None:
+    schedule = new(2, shards=2, stagger=False)
+    schedule.add_trial(0, epochs=3)
+    schedule.add_trial(1, epochs=1)
+    assert schedule.next(0.0) == ("run", 0, 0, 0, 0, 0, 0)
+    assert schedule.next(0.0) == ("run", 1, 1, 0, 0, 0, 0)
+    for now in range(1, 6):
+        schedule.unit_done(0, float(now))
+        assert schedule.next(float(now)) is not None  # trial 1 does not hold it up
+
+
+def test_resumed_trials_begin_where_they_were() -> None:
+    schedule = new(1, shards=3, eval_cost=1.0)
+    schedule.add_trial(0, epochs=2, epoch=1, step=2)
+    schedule.add_trial(1, epochs=1, epoch=0, step=3)
+    schedule.add_trial(2, epochs=1, epoch=1)
+    assert schedule.trial_status(2) == "waiting"
+    units = [(trial, epoch, step) for _, trial, epoch, step, _ in run_all(schedule)]
+    assert sorted(units) == [(0, 1, 2), (0, 1, 3), (1, 0, 3)]
+
+
+def test_resumed_trials_begin_together_without_stagger() -> None:
+    schedule = new(2, shards=5, stagger=False)
+    schedule.add_trial(0, epochs=2, step=4)
+    schedule.add_trial(1, epochs=2, step=3)
+    schedule.add_trial(2, epochs=2, step=3)
+    assert schedule.next(0.0) == ("run", 0, 1, 0, 3, 3, 0)
+    assert schedule.next(0.0) == ("run", 1, 2, 0, 3, 3, 0)
+    schedule.unit_done(0, 1.0)
+    schedule.unit_done(1, 1.0)
+    assert schedule.next(1.0) == ("run", 0, 0, 0, 4, 4, 0)
+    assert schedule.next(1.0) == ("run", 1, 1, 0, 4, 4, 0)
+
+
+def test_remaining_work_in_seconds() -> None:
+    schedule = new(1, shards=[10.0, 30.0], eval_cost=20.0)
+    schedule.add_trial(0, epochs=2)
+    assert schedule.remaining() is None
+    now = 0.0
+    for weight in (10.0, 30.0, 20.0, 30.0):  # the first unit is not timed
+        assert schedule.next(now) is not None
+        now += 0.5 * weight
+        schedule.unit_done(0, now)
+    assert schedule.remaining() == pytest.approx(0.5 * (10.0 + 20.0))
+    run_all(schedule)
+    assert schedule.remaining() == 0.0
+
+
+def test_live_models_are_bounded() -> None:
+    schedule = new(1, shards=1, live_models=2)
+    for trial in range(4):
+        schedule.add_trial(trial, epochs=1)
+    run_all(schedule)
+    assert schedule.live(0) == [3, 2]
+    schedule.forget_live(0, 3)
+    assert schedule.live(0) == [2]
+    schedule.drop_trial(2)
+    assert schedule.live(0) == []
+
+
+def test_room_for_trials_grows() -> None:
+    schedule = new(3, shards=2, capacity=1)
+    small = schedule.nbytes
+    for trial in range(500):
+        schedule.add_trial(trial * 7919 % 500, epochs=1)
+    assert len(run_all(schedule)) == 1000
+    assert schedule.nbytes - small < 500 * 2048
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"shards": 0}, "needs 1 to"),
+        ({"shards": []}, "needs 1 to"),
+        ({"shards": [1.0, float("nan")]}, "weight of shard 1"),
+        ({"shards": [-1.0]}, "weight of shard 0"),
+        ({"shards": 2, "eval_cost": -1.0}, "eval_cost"),
+        ({"shards": 2, "live_models": 0}, "live_models"),
+        ({"shards": 2, "exclusive": True, "stagger": False}, "stagger=False"),
+        ({"shards": -3}, "-3 is not a number"),
+    ],
+)
+def test_wrong_arguments_of_the_schedule(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Schedule(**arguments)  # type: ignore[arg-type]
+
+
+def test_wrong_arguments_of_the_methods() -> None:
+    schedule = new(1, shards=2)
+    with pytest.raises(TypeError, match="epochs"):
+        schedule.add_trial(0)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="shards"):
+        Schedule()  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="step 2: the last step of an epoch is 1"):
+        schedule.add_trial(0, epochs=1, step=2)
+    with pytest.raises(ValueError, match="has begun epoch 3 and cannot train for 2"):
+        schedule.add_trial(0, epochs=2, epoch=3)
+    with pytest.raises(ValueError, match="worker 0 runs no unit"):
+        schedule.unit_done(0, 0.0)
+    with pytest.raises(TypeError, match="takes a worker and the time"):
+        schedule.unit_done(0)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="only with exclusive=True"):
+        schedule.set_holders(0, [0])
+    with pytest.raises(ValueError, match="2\\*\\*32"):
+        schedule.add_trial(2**32, epochs=1)
+    schedule.add_trial(0, epochs=3)
+    schedule.next(0.0)
+    with pytest.raises(ValueError, match="has begun 1 epochs and cannot train for 0"):
+        schedule.extend_trial(0, 0)
+
+
+def test_trials_that_end_early_make_room_for_the_others() -> None:
+    schedule = new(1, shards=2)
+    schedule.add_trial(0, epochs=5)
+    schedule.next(0.0)
+    schedule.drop_trial(0)
+    assert schedule.trial_status(0) == "running"
+    assert not schedule.finished
+    assert schedule.unit_done(0, 1.0) == (0, 0, 0)
+    assert schedule.trial_status(0) == "dropped"
+    assert schedule.finished
+    schedule.add_trial(1, epochs=1)
+    schedule.extend_trial(1, 2)
+    assert len(run_all(schedule)) == 4
+    schedule.extend_trial(1, 2)  # nothing changes
+    assert schedule.finished
