@@ -257,8 +257,9 @@ class _Run:
         self.times = times
         self.hop_cost = hop_cost
         self.now = 0.0
-        # (time, number, kind, worker): of one time, first what was expected first.
-        self.expected: list[tuple[float, int, str, int]] = []
+        # (time, order, number, kind, worker): of one time, first the ends of units,
+        # then what was expected first.
+        self.expected: list[tuple[float, int, int, str, int]] = []
         self.count = 0
         self.present: dict[int, float] = {}  # worker -> when it joined
         self.spans: list[tuple[float, float]] = []  # of the workers that left
@@ -274,7 +275,7 @@ class _Run:
 
     def expect(self, time: float, kind: str, worker: int = -1) -> int:
         self.count += 1
-        heapq.heappush(self.expected, (time, self.count, kind, worker))
+        heapq.heappush(self.expected, (time, kind != "end", self.count, kind, worker))
         return self.count
 
     def join(self) -> None:
@@ -291,7 +292,7 @@ class _Run:
         while self.unfinished:
             if not self.expected:
                 raise InputError(f"{len(self.unfinished)} trials are left and no worker is")
-            self.now, number, kind, worker = heapq.heappop(self.expected)
+            self.now, _, number, kind, worker = heapq.heappop(self.expected)
             if kind == "join":
                 self.join()
             elif kind == "leave":
