@@ -29,7 +29,7 @@ BATCH = 256
 FEATURES = 128
 
 
-def build(config: dict[str, object]) -> cerebro.torch.Model:
+def parts() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     net = torch.nn.Sequential(
         torch.nn.Linear(FEATURES, 256),
         torch.nn.ReLU(),
@@ -37,7 +37,11 @@ def build(config: dict[str, object]) -> cerebro.torch.Model:
         torch.nn.ReLU(),
         torch.nn.Linear(256, 10),
     )
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    return net, torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+
+
+def build(config: dict[str, object]) -> cerebro.torch.Model:
+    net, optimizer = parts()
     return cerebro.torch.Model(net, optimizer=optimizer, loss=torch.nn.functional.cross_entropy)
 
 
@@ -117,13 +121,13 @@ class HandLoop:
             for s in (data.shard(i) for i in range(data.num_shards))
         ]
         torch.manual_seed(0)
-        self.model = build({})
+        self.net, self.optimizer = parts()
         self.x = torch.empty(BATCH, FEATURES)
         self.y = torch.empty(BATCH, dtype=torch.int64)
 
     def unit(self, shard: int) -> float:
         x, y = self.columns[shard]
-        net, optimizer = self.model.net, self.model.optimizer
+        net, optimizer = self.net, self.optimizer
         start = time.perf_counter()
         order = torch.randperm(len(x))
         net.train()
@@ -142,7 +146,7 @@ class HandLoop:
 
 
 def overhead(bench: Bench, data: cerebro.Dataset, folder: str, rounds: int) -> None:
-    units = Units(UnitRunner(context(build, data, folder), worker=0), data.num_shards)
+    units = Units(UnitRunner(context(build, data, folder), worker=0, own_process=True), data.num_shards)
     hand = HandLoop(data)
     torch.set_num_threads(1)
     ratios, ours, theirs = [], [], []
@@ -165,7 +169,7 @@ def overhead(bench: Bench, data: cerebro.Dataset, folder: str, rounds: int) -> N
 
 
 def nothing(bench: Bench, data: cerebro.Dataset, folder: str, rounds: int) -> None:
-    runner = UnitRunner(context(build_nothing, data, folder), worker=0)
+    runner = UnitRunner(context(build_nothing, data, folder), worker=0, own_process=True)
     units = Units(runner, data.num_shards)
     loader = make_loader(data, BATCH, seed=0, framework="torch", threads=0)
     unit_seconds, loop_seconds = [], []

@@ -69,7 +69,7 @@ class Worker:
         self._trouble = ""
         try:
             run: RunContext = cloudpickle.loads(context)
-            self._runner = UnitRunner(run, worker=number, beat=self._beat, capture_fds=True)
+            self._runner = UnitRunner(run, worker=number, beat=self._beat, own_process=True)
         except Exception as error:
             self._trouble = f"a worker cannot load the run: {describe(error)}"
 

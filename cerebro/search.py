@@ -255,7 +255,7 @@ def run_search(settings: Settings, space: Space, searcher: str | Searcher) -> Re
         )
         coordinator._tell("on_run_start", result)
         workers = executor.start(context)
-        check_first(executor, workers[0], first.config)
+        check_first(executor, workers, first.config)
         coordinator.run(workers)
         clean = True
         status = "stopped" if coordinator._out_of_time else "finished"
@@ -286,16 +286,23 @@ def default_executor(settings: Settings) -> Executor:
     return LocalExecutor(settings.workers, settings.threads)
 
 
-def check_first(executor: Executor, worker: int, config: Mapping[str, Any]) -> None:
-    """Try the first configuration before anything is trained; see `cerebro.check`."""
-    executor.submit(worker, CheckTask(config))
-    events = executor.wait(None)
-    for event in events:
-        # Where the configuration itself does not work, its trial will say so.
-        if isinstance(event, CheckDone) and event.error is None:
-            raise_if_broken(Check(list(event.problems), list(event.metrics), dict(config)))
-        elif not isinstance(event, CheckDone):
-            raise RunError(f"the first worker was lost while it tried the first model: {event}")
+def check_first(executor: Executor, workers: Sequence[int], config: Mapping[str, Any]) -> None:
+    """Try the first configuration before anything is trained; see `cerebro.check`.
+
+    The first worker checks; meanwhile the others import what the model needs.
+    """
+    for worker in workers:
+        executor.submit(worker, CheckTask(config, build_only=worker != workers[0]))
+    pending = set(workers)
+    while pending:
+        for event in executor.wait(None):
+            pending.discard(event.worker)
+            if not isinstance(event, CheckDone):
+                reason = getattr(event, "reason", event)
+                raise RunError(f"a worker was lost while it tried the first model: {reason}")
+            # Where the configuration itself does not work, its trial will say so.
+            if event.error is None:
+                raise_if_broken(Check(list(event.problems), list(event.metrics), dict(config)))
 
 
 def refuse_unavailable(*, unit_timeout: Any, asynchronous: Any, devices: Any) -> None:

@@ -78,9 +78,14 @@ class Task:
 
 @dataclass(frozen=True)
 class CheckTask:
-    """Asks a worker whether a configuration's state survives a hop."""
+    """Asks a worker whether a configuration's state survives a hop.
+
+    With ``build_only`` it only builds the model, which imports what training
+    needs: other workers do so while the first one checks.
+    """
 
     config: Mapping[str, Any]
+    build_only: bool = False
 
 
 @dataclass(frozen=True)

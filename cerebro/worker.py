@@ -15,6 +15,7 @@ packing its state, not for unpacking it. What a unit does, in order:
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import os
 import sys
@@ -24,7 +25,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TextIO
 
 from cerebro import _core, generators
 from cerebro.data.batches import make_loader
@@ -60,6 +61,27 @@ class LiveModel:
     state_bytes: int = 0
 
 
+class TrialLog(io.TextIOBase):
+    """A trial's log, opened when something is written to it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: TextIO | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        if self._file is None:
+            self._file = self._path.open("a", buffering=1, encoding="utf-8")
+        return self._file.write(text)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        super().close()
+
+
 class Diverged(Exception):
     """A loss that is no finite number."""
 
@@ -75,9 +97,10 @@ class UnitRunner:
         This worker's number, repeated in every answer.
     beat
         The page shared with the coordinator: beats, and the flag that cancels.
-    capture_fds
-        Send what a trial prints to its log by redirecting the process's
-        standard output and error; only for processes of our own.
+    own_process
+        Whether the process is a worker's: then what trials print is caught by
+        redirecting its standard output and error, and nobody but trials uses
+        its random generators.
     """
 
     def __init__(
@@ -86,16 +109,17 @@ class UnitRunner:
         *,
         worker: int,
         beat: _core.BeatPage | None = None,
-        capture_fds: bool = False,
+        own_process: bool = False,
     ) -> None:
         self.context = context
         self.worker = worker
         self._beat = beat
-        self._capture_fds = capture_fds
+        self._own_process = own_process
         self._live: OrderedDict[int, LiveModel] = OrderedDict()
         self._slots: OrderedDict[int, _core.Slots] = OrderedDict()
         self._loaders: OrderedDict[tuple[bool, int, str], _core.Loader] = OrderedDict()
         self._verified: set[tuple[bool, int]] = set()
+        self._last_trial: int | None = None  # whose generators are in place
         self._takes_info = accepts_info(context.build)
         set_torch_flags(context.torch_flags)
 
@@ -142,6 +166,7 @@ class UnitRunner:
                 pack_tree(live), attempt=task.attempt, position=task.position + 1
             )
         live.position = task.position + 1
+        self._last_trial = task.trial
         state_hash = state_file = None
         if metrics is not None:
             state_hash = slots.hash()
@@ -213,7 +238,9 @@ class UnitRunner:
             with compute_settings(self.context.threads, self.context.deterministic):
                 self._load(live, task, slots)
             loaded = True
-        generators.restore(live.generators)
+        if loaded or task.trial != self._last_trial or not self._own_process:
+            generators.restore(live.generators)
+        self._last_trial = None  # until the unit has ended well
         self._live[task.trial] = live
         return live, loaded
 
@@ -314,12 +341,12 @@ class UnitRunner:
     @contextlib.contextmanager
     def _output_of(self, trial: int) -> Iterator[None]:
         path = Path(self.context.log_dir, f"{trial:06d}.log")
-        if self._capture_fds:
+        if self._own_process:
             with redirected_fds(path):
                 yield
         else:
             with (
-                path.open("a", buffering=1, encoding="utf-8") as log,
+                contextlib.closing(TrialLog(path)) as log,
                 contextlib.redirect_stdout(log),
                 contextlib.redirect_stderr(log),
             ):
@@ -331,11 +358,15 @@ class UnitRunner:
         """Train a few batches with and without a hop between; see `cerebro.check`."""
         from cerebro.check import hop_problems
 
+        self._last_trial = None
         try:
             with (
                 self._output_of(0),
                 compute_settings(self.context.threads, self.context.deterministic),
             ):
+                if task.build_only:
+                    self._build(0, task.config)
+                    return CheckDone(self.worker, ())
                 problems, metrics = hop_problems(self, task.config)
         except Exception as error:
             return CheckDone(self.worker, (), error=describe(error))
