@@ -146,7 +146,9 @@ class HandLoop:
 
 
 def overhead(bench: Bench, data: cerebro.Dataset, folder: str, rounds: int) -> None:
-    units = Units(UnitRunner(context(build, data, folder), worker=0, own_process=True), data.num_shards)
+    units = Units(
+        UnitRunner(context(build, data, folder), worker=0, own_process=True), data.num_shards
+    )
     hand = HandLoop(data)
     torch.set_num_threads(1)
     ratios, ours, theirs = [], [], []
