@@ -118,7 +118,13 @@ def replay(
         data = Dataset(data)
     with tempfile.TemporaryDirectory(prefix="cerebro-replay-") as folder:
         context = result._context(
-            build, data, state_dir=folder, epoch_dir=folder, log_dir=folder, verify=False
+            build,
+            train=result._view("data", data),
+            validation=result._view("validation", data),
+            state_dir=folder,
+            epoch_dir=folder,
+            log_dir=folder,
+            verify=False,
         )
         known = known_differences(result, context)
         replayed, error = _train(context, number, record.config, wanted)

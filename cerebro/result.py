@@ -528,6 +528,18 @@ class Result:
             self._data[name] = Dataset.from_spec(self._meta[name])
         return self._data[name]
 
+    def _view(self, name: str, moved: Dataset | None) -> Dataset | None:
+        """The run's data, or what now stands in its place; `moved` says where it is."""
+        spec = self._meta[name]
+        if spec is None:
+            return None
+        if moved is not None:
+            if name == "data":
+                return moved
+            if spec["path"] == self._meta["data"]["path"]:
+                spec = {**spec, "path": str(moved.path)}
+        return Dataset.from_spec(spec, check=False)
+
     def _data_for(self, data: Any) -> Dataset:
         """The data set to evaluate on: the given one, or the run's validation data."""
         if data is not None:
@@ -536,16 +548,11 @@ class Result:
             raise InputError("the run has no validation data: give data=")
         return self._dataset("validation")
 
-    def _context(
-        self, build: Callable[..., Any] | None, data: Dataset | None = None, **changes: Any
-    ) -> RunContext:
-        """The run's context, as its workers had it."""
+    def _context(self, build: Callable[..., Any] | None, **changes: Any) -> RunContext:
+        """The run's context, as its workers had it, with some values changed."""
         settings: Mapping[str, Any] = self._meta["settings"]
-        has_validation = self._meta["validation"] is not None
         values: dict[str, Any] = {
             "build": self._find_build(build),
-            "train": data if data is not None else self._dataset("data"),
-            "validation": self._dataset("validation") if has_validation else None,
             "seed": settings["seed"],
             "epochs": settings["epochs"],
             "batch_size": settings["batch_size"],
@@ -562,8 +569,11 @@ class Result:
             "log_dir": str(self._path / "trials"),
             "torch_flags": self._meta["environment"].get("torch", {}),
         }
-        values.update(changes)
-        return RunContext(**values)
+        if "train" not in changes:
+            has_validation = self._meta["validation"] is not None
+            values["train"] = self._dataset("data")
+            values["validation"] = self._dataset("validation") if has_validation else None
+        return RunContext(**values | changes)
 
 
 def open_run(
