@@ -1,0 +1,219 @@
+"""The command line end to end, as a user runs it: in processes of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+# A NumPy model: starts at once, and needs no framework.
+SEARCH = """
+import numpy as np
+import cerebro
+
+
+class Line:
+    framework = "numpy"
+
+    def __init__(self, lr):
+        self.lr = lr
+        self.w = np.zeros(3)
+
+    def loss(self, batch):
+        return np.asarray(batch["x"]) @ self.w - np.asarray(batch["y"])
+
+    def train_batch(self, batch):
+        error = self.loss(batch)
+        self.w -= self.lr * (np.asarray(batch["x"]) * error[:, None]).mean(0)
+        return {"loss": float((error**2).mean())}
+
+    def eval_batch(self, batch):
+        return {"loss": float((self.loss(batch) ** 2).mean())}
+
+    def state_dict(self):
+        return {"w": self.w}
+
+    def load_state_dict(self, state):
+        self.w = np.array(state["w"])
+
+
+def build(config):
+    SLOWER
+    return Line(config["lr"])
+
+
+space = {"lr": cerebro.loguniform(0.01, 0.3)}
+data = "data"
+settings = dict(epochs=3, n_trials=4, validation=0.25, batch_size=16, seed=1)
+"""
+
+MAKE_DATA = """
+import numpy as np, cerebro
+rng = np.random.default_rng(0)
+x = rng.normal(size=(200, 3))
+cerebro.shard({"x": x, "y": x @ [1.0, -2.0, 0.5]}, "data", shards=4, progress=False)
+"""
+
+
+def cerebro(
+    folder: Path, *arguments: str, status: int = 0, **env: str
+) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "cerebro", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **env},
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    if status == 1:
+        lines = [line for line in done.stderr.splitlines() if not line.startswith("warning: ")]
+        assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data, a search file and a finished run."""
+    path = tmp_path_factory.mktemp("cli")
+    subprocess.run([sys.executable, "-c", MAKE_DATA], cwd=path, check=True)
+    (path / "search.py").write_text(SEARCH.replace("SLOWER", "pass"))
+    done = cerebro(path, "run", "search.py", "--workers", "2", "--run", "runs/first")
+    assert "\x1b" not in done.stdout  # no terminal: plain lines
+    assert "trial 0 epoch 3/3" in done.stdout
+    assert "best: trial" in done.stdout
+    assert "python -m cerebro show runs/first" in done.stdout
+    return path
+
+
+def test_run_again_is_refused(folder: Path) -> None:
+    done = cerebro(folder, "run", "search.py", "--run", "runs/first", status=1)
+    assert "runs/first exists" in done.stderr
+
+
+def test_show(folder: Path) -> None:
+    newest = cerebro(folder, "show").stdout
+    assert newest == cerebro(folder, "show", "runs/first").stdout
+    assert "finished; 4 finished" in newest
+    one = cerebro(folder, "show", "runs/first", "--trial", "2").stdout
+    assert one.startswith("trial 2: finished after 3 epochs")
+    done = cerebro(folder, "show", "runs/first", "--trial", "9", status=1)
+    assert "has trials 0 to 3" in done.stderr
+    cerebro(folder, "show", "runs/none", status=1)
+
+
+def test_options_override_settings(folder: Path) -> None:
+    arguments = "run search.py --epochs 1 --n-trials 2 --workers 0 --run runs/small --progress none"
+    done = cerebro(folder, *arguments.split())
+    assert "2 finished" in done.stdout
+    assert "epoch 1/1" not in done.stdout
+
+
+def test_replay(folder: Path) -> None:
+    done = cerebro(folder, "replay", "runs/first", "--trial", "1")
+    assert "identical" in done.stdout
+
+
+def test_replay_names_the_first_difference(folder: Path) -> None:
+    arguments = "run search.py --workers 1 --n-trials 1 --run runs/forged --progress none"
+    cerebro(folder, *arguments.split())
+    with sqlite3.connect(folder / "runs" / "forged" / "run.sqlite") as connection:
+        connection.execute("UPDATE epochs SET state_hash = ? WHERE epoch = 1", ("0" * 32,))
+    done = subprocess.run(
+        [sys.executable, "-m", "cerebro", "replay", "runs/forged", "--trial", "0"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "differs from epoch 1 on" in done.stdout
+
+
+def test_verify(folder: Path) -> None:
+    cerebro(folder, "verify", "data")
+    arguments = "run search.py --workers 1 --n-trials 1 --run runs/damaged --progress none"
+    cerebro(folder, *arguments.split())
+    cerebro(folder, "verify", "runs/damaged")
+    state = next((folder / "runs" / "damaged" / "states").glob("*.safetensors"))
+    content = bytearray(state.read_bytes())
+    content[-1] ^= 1
+    state.write_bytes(content)
+    done = cerebro(folder, "verify", "runs/damaged", status=1)
+    assert state.name in done.stderr
+
+
+def test_plot(folder: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for kind in ("curves", "gantt", "importance"):
+        done = cerebro(folder, "plot", "runs/first", "--kind", kind)
+        picture = folder / done.stdout.strip()
+        assert picture.read_bytes().startswith(b"\x89PNG")
+    cerebro(folder, "plot", "runs/first", "--metric", "auc", status=1)
+
+
+def test_build_that_raises(folder: Path) -> None:
+    text = SEARCH.replace("SLOWER", 'raise ValueError("no such layer")')
+    (folder / "broken.py").write_text(text)
+    arguments = "run broken.py --workers 2 --run runs/broken --progress none"
+    done = cerebro(folder, *arguments.split(), status=1)
+    assert "no such layer" in done.stderr
+
+
+def test_model_without_state_dict(folder: Path) -> None:
+    text = SEARCH.replace("SLOWER", "pass").replace("def state_dict", "def other_name")
+    (folder / "stateless.py").write_text(text)
+    arguments = "run stateless.py --workers 1 --run runs/stateless --progress none"
+    done = cerebro(folder, *arguments.split(), status=1)
+    assert "state_dict" in done.stderr
+
+
+def test_ctrl_c_keeps_what_is_finished(folder: Path) -> None:
+    (folder / "long.py").write_text(SEARCH.replace("SLOWER", "pass"))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cerebro", "run", "long.py", "--workers", "2", "--run", "runs/long",
+         "--epochs", "1000000"],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    for line in process.stdout:
+        if " epoch " in line:
+            break
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate()
+    assert process.returncode == 130, err
+    assert "are kept in runs/long" in err
+    assert "python -m cerebro show runs/long" in err
+    assert "Traceback" not in err
+    shown = cerebro(folder, "show", "runs/long").stdout
+    assert "stopped" in shown
+
+
+def test_demo_quick(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    done = cerebro(tmp_path, "demo", "--quick", "--workers", "2", "--run", "runs/demo")
+    assert "1,797 handwritten digits" in done.stdout
+    assert "no trial saw: accuracy 0." in done.stdout
+    assert "result = cerebro.open('runs/demo')" in done.stdout
+    for name in ("curves.png", "gantt.png"):
+        assert (tmp_path / "runs" / "demo" / name).read_bytes().startswith(b"\x89PNG")
+    lines = done.stdout.split("in Python:")[1].split("or from here:")[0]
+    code = "\n".join(line.strip() for line in lines.splitlines())
+    opened = subprocess.run(
+        [sys.executable, "-c", code + "\nprint(type(net).__name__)"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert opened.stdout.strip() == "Sequential", opened.stderr

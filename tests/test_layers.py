@@ -1,0 +1,297 @@
+"""The sources' structure: includes and imports point one way, and the core keeps its manners.
+
+Reads the files; nothing is compiled or imported. A new file takes its place in
+the tables below, the lowest layer first, and in csrc/README.md.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+CORE = ROOT / "csrc" / "core"
+BINDING = ROOT / "csrc" / "python"
+PACKAGE = ROOT / "cerebro"
+
+# A family is <name>.[ch] and <name>_*.[ch]. It may include its own headers and those of layers below.
+C_LAYERS = [
+    ["base"],
+    ["alloc", "dtype", "hash", "rng", "heap", "copy", "json"],
+    ["fsio", "convert"],
+    ["npy", "schedule", "tensor", "pointwise"],
+    ["shard", "state"],
+    ["batch", "slots"],
+    ["loader"],
+    ["runner"],
+]
+
+# Modules or packages; one may import those of layers below and its own package.
+PYTHON_LAYERS: list[list[str]] = [
+    ["errors"],
+]
+
+# Modules that may use the C core.
+USE_CORE: set[str] = set()
+
+# Imported only inside the functions that need them, except in the module made for them.
+OPTIONAL = {
+    "torch": {"cerebro.torch"},
+    "sklearn": {"cerebro.sklearn"},
+    "jax": set(),
+    "pandas": set(),
+    "pyarrow": set(),
+    "PIL": set(),
+    "datasets": set(),
+    "matplotlib": set(),
+    "IPython": set(),
+    "rich": set(),
+    "optuna": set(),
+    "ray": set(),
+}
+
+# --- C ------------------------------------------------------------------------
+
+
+def c_files(folder: Path) -> list[Path]:
+    return sorted([*folder.glob("*.c"), *folder.glob("*.h")])
+
+
+def family(stem: str) -> str | None:
+    """The family a file belongs to: the longest listed name that it begins with."""
+    names = [name for layer in C_LAYERS for name in layer]
+    own = [name for name in names if stem == name or stem.startswith(name + "_")]
+    return max(own, key=len, default=None)
+
+
+def layer_of(name: str) -> int:
+    return next(i for i, layer in enumerate(C_LAYERS) if name in layer)
+
+
+def includes(file: Path) -> list[str]:
+    return re.findall(r'^\s*#\s*include\s*[<"]([^">]+)[">]', file.read_text(), re.MULTILINE)
+
+
+def without_comments(source: str) -> str:
+    """Blank comments, and what strings contain; lines stay where they were."""
+    pattern = re.compile(
+        r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL
+    )
+
+    def blank(match: re.Match[str]) -> str:
+        text = match.group()
+        if text[0] in "\"'":
+            return text[0] * 2
+        return re.sub(r"[^\n]", " ", text)
+
+    return pattern.sub(blank, source)
+
+
+def test_every_core_file_has_a_layer() -> None:
+    assert [file.name for file in c_files(CORE) if family(file.stem) is None] == []
+
+
+def test_core_includes_point_down() -> None:
+    problems = []
+    for file in c_files(CORE):
+        own = family(file.stem)
+        for name in includes(file):
+            other = family(Path(name).stem) if (CORE / name).exists() else None
+            if own and other and other != own and layer_of(other) >= layer_of(own):
+                problems.append(f"{file.name} includes {name}, which is not below it")
+    assert problems == []
+
+
+def test_core_knows_no_python() -> None:
+    problems = []
+    for file in c_files(CORE):
+        foreign = ("Python", "numpy/", "py_", "module")
+        problems += [f"{file.name}: {n}" for n in includes(file) if n.startswith(foreign)]
+        if re.search(r"\bPy[A-Z_]\w*\(", without_comments(file.read_text())):
+            problems.append(f"{file.name} calls Python")
+    assert problems == []
+
+
+FORBIDDEN = re.compile(
+    r"\b(printf|fprintf|vprintf|vfprintf|puts|fputs|putchar|perror|exit|_exit|abort|assert|"
+    r"atexit|signal|setlocale|strtok|rand|srand)\s*\("
+)
+HEAP = re.compile(r"\b(malloc|calloc|realloc|free|posix_memalign|aligned_alloc|strdup)\s*\(")
+
+
+def calls(pattern: re.Pattern[str], files: list[Path]) -> list[str]:
+    return [
+        f"{file.name} calls {match.group(1)}"
+        for file in files
+        for match in pattern.finditer(without_comments(file.read_text()))
+    ]
+
+
+def test_core_never_prints_or_exits() -> None:
+    assert calls(FORBIDDEN, c_files(CORE)) == []
+
+
+def test_core_allocates_through_its_seam() -> None:
+    assert calls(HEAP, [file for file in c_files(CORE) if file.stem != "alloc"]) == []
+
+
+def file_scope(source: str) -> list[str]:
+    """The declarations of a file that are in no braces, each on one line."""
+    source = re.sub(r"^\s*#(?:[^\n]*\\\n)*[^\n]*", "", without_comments(source), flags=re.MULTILINE)
+    depth, text = 0, []
+    for character in source:
+        depth -= character == "}"
+        if depth == 0:
+            text.append(";" if character == "}" else character)
+        depth += character == "{"
+    return [" ".join(part.split()) for part in "".join(text).split(";") if part.strip()]
+
+
+def mutable_globals(source: str) -> list[str]:
+    found = []
+    for declaration in file_scope(source):
+        head = declaration.split("=")[0].split("{")[0].strip()
+        if re.match(r"(typedef|struct|union|enum|extern|_Static_assert|static_assert)\b", head):
+            continue
+        is_function = "(" in head and not re.search(r"\(\s*\*", head)
+        is_bare = re.fullmatch(r"[A-Z_0-9]+|\w+", head)
+        # `const` has to be of the object itself, not only of what it points to.
+        pointer = head.rsplit("*", 1)[-1] if "*" in head else head
+        if not is_function and not is_bare and not re.search(r"\bconst\b", pointer):
+            found.append(declaration)
+    body = without_comments(source)
+    found += re.findall(r"^[ \t]+static\s+(?!const\b|inline\b)[^;({]*[;=]", body, re.MULTILINE)
+    return found + re.findall(r"^.*\b_Thread_local\b.*$", body, re.MULTILINE)
+
+
+def test_core_has_no_mutable_globals() -> None:
+    found = {file.name: mutable_globals(file.read_text()) for file in c_files(CORE)}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+def test_binding_has_no_static_objects() -> None:
+    """Objects live in the module's state, types are made from specs."""
+    pattern = re.compile(r"^static\s+(?:PyObject\s*\*|PyTypeObject\b)[^;({]*[;=]", re.MULTILINE)
+    found = {f.name: pattern.findall(without_comments(f.read_text())) for f in c_files(BINDING)}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+def test_c_files_say_what_they_are() -> None:
+    """A pair says it in its header."""
+    files = c_files(CORE) + c_files(BINDING)
+    heads = [file for file in files if file.suffix == ".h" or not file.with_suffix(".h").exists()]
+    assert [file.name for file in heads if not file.read_text().startswith("/* ")] == []
+
+
+def test_tour_names_every_file() -> None:
+    tour = (ROOT / "csrc" / "README.md").read_text()
+    stems = {file.stem for file in c_files(CORE) + c_files(BINDING)}
+    missing = sorted(stem for stem in stems if not re.search(rf"`{stem}(\.[ch])?`", tour))
+    assert missing == [], "csrc/README.md does not name these files"
+
+
+def test_mutable_globals_are_found() -> None:
+    """The test of the test."""
+    assert mutable_globals("static int counter;") == ["static int counter"]
+    assert mutable_globals("int table[3] = {1, 2, 3};")
+    assert mutable_globals("static const char *name = 0;")
+    assert mutable_globals("void f(void)\n{\n    static int n = 0;\n    n++;\n}\n")
+    assert not mutable_globals("static const int table[] = {1, 2};\nint f(int x);\n")
+    assert not mutable_globals("static const char *const names[] = {0};\nstruct s { int a; };")
+    assert not mutable_globals("typedef int (*fn)(void);\nenum e { A };\nint\nf(void)\n{\n}\n")
+
+
+# --- Python -------------------------------------------------------------------
+
+
+def python_files() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def module_name(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(file: Path, *, top_level_only: bool) -> Iterator[str]:
+    """Names of the modules that a file imports, outside of `if TYPE_CHECKING`."""
+    yield from _imported(ast.parse(file.read_text()).body, top_level_only)
+
+
+def _imported(body: list[ast.stmt], top_level_only: bool) -> Iterator[str]:
+    for node in body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports name the whole path"
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}"
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from _imported(node.orelse, top_level_only)
+        else:
+            is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+            if is_function and top_level_only:
+                continue
+            for field in ("body", "orelse", "finalbody"):
+                yield from _imported(getattr(node, field, []), top_level_only)
+            for handler in getattr(node, "handlers", []):
+                yield from _imported(handler.body, top_level_only)
+
+
+def python_family(name: str) -> str | None:
+    """The entry of PYTHON_LAYERS that a name belongs to, None for what is not ours."""
+    if not name.startswith("cerebro."):
+        return None
+    names = [entry for layer in PYTHON_LAYERS for entry in layer]
+    inner = name.removeprefix("cerebro.")
+    own = [entry for entry in names if inner == entry or inner.startswith(entry + ".")]
+    return max(own, key=len) if own else None
+
+
+def python_layer(entry: str) -> int:
+    return next(i for i, layer in enumerate(PYTHON_LAYERS) if entry in layer)
+
+
+def test_every_module_has_a_layer() -> None:
+    names = [module_name(file) for file in python_files()]
+    assert [n for n in names if n != "cerebro" and python_family(n) is None] == []
+
+
+def test_python_imports_point_down() -> None:
+    problems = []
+    for file in python_files():
+        own = python_family(module_name(file))  # None: cerebro itself, which gathers names
+        for name in imported(file, top_level_only=True):
+            other = python_family(name)
+            if own and other and other != own and python_layer(other) >= python_layer(own):
+                problems.append(f"{module_name(file)} imports {name}, which is not below it")
+    assert problems == []
+
+
+def test_optional_packages_are_imported_late() -> None:
+    problems = []
+    for file in python_files():
+        for name in imported(file, top_level_only=True):
+            allowed = OPTIONAL.get(name.split(".")[0])
+            if allowed is not None and module_name(file) not in allowed:
+                problems.append(f"{module_name(file)} imports {name} when it is imported")
+    assert problems == []
+
+
+def test_only_named_modules_use_the_core() -> None:
+    users = {
+        module_name(file).removeprefix("cerebro.")
+        for file in python_files()
+        if any(n.startswith("cerebro._core") for n in imported(file, top_level_only=False))
+    }
+    assert users == USE_CORE
+
+
+def test_importing_cerebro_is_light() -> None:
+    code = "import sys, cerebro; print(*sorted({n.split('.')[0] for n in sys.modules}))"
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert set(out.stdout.split()) & OPTIONAL.keys() == set()

@@ -1,0 +1,238 @@
+"""The command line without a search: parsing, errors, exit statuses."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cerebro import cli
+from cerebro.errors import CerebroError, CorruptDataError, InputError
+
+
+def error_of(capsys: pytest.CaptureFixture[str]) -> str:
+    captured = capsys.readouterr()
+    lines = captured.err.splitlines()
+    assert len(lines) == 1, captured.err
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize("arguments", [[], ["frobnicate"], ["show", "--frob"], ["replay", "x"]])
+def test_mistakes_are_one_line_and_status_1(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 1
+    assert "--help" in error_of(capsys)
+
+
+def test_help_and_version_are_status_0(capsys: pytest.CaptureFixture[str]) -> None:
+    for option in ("--help", "--version"):
+        with pytest.raises(SystemExit) as caught:
+            cli.main([option])
+        assert caught.value.code == 0
+    assert "cerebro" in capsys.readouterr().out
+
+
+def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in "demo shard run show replay verify plot doctor".split():
+        with pytest.raises(SystemExit) as caught:
+            cli.main([command, "--help"])
+        assert caught.value.code == 0
+        assert f"python -m cerebro {command}" in capsys.readouterr().out
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    for word in ("python", "numpy", "cpu", "cores", "disk", "free", "extras", "gpu"):
+        assert word in out
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (InputError("lr: bounds\nare reversed"), "lr: bounds are reversed"),
+        (CorruptDataError("x.npy is damaged"), "x.npy is damaged"),
+        (FileNotFoundError(2, "No such file or directory", "a/b"), "a/b: No such file or directory"),
+        (OSError(28, "cannot write x.npy: No space left on device"),
+         "cannot write x.npy: No space left on device"),
+        (KeyError("x"), "KeyError: 'x'"),
+        (ZeroDivisionError(), "ZeroDivisionError"),
+        (CerebroError(), "CerebroError"),
+    ],
+)  # fmt: skip
+def test_one_line(error: BaseException, line: str) -> None:
+    assert cli.one_line(error) == line
+
+
+def test_run_without_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "no_such_file.py"]) == 1
+    assert error_of(capsys) == "error: no_such_file.py: there is no such file"
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+def test_run_says_what_the_file_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path / "lacking.py", "space = {}\n")
+    assert cli.main(["run", file]) == 1
+    assert error_of(capsys) == f"error: {file} does not define build and data"
+
+
+def test_run_names_the_line_that_raised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path / "raising.py", "import math\n\nvalue = math.no_such_thing\n")
+    assert cli.main(["run", file]) == 1
+    assert f"{file}, line 3: AttributeError" in error_of(capsys)
+
+
+def test_traceback_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                              monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    file = write(tmp_path / "raising_too.py", "raise ValueError('on purpose')\n")
+    assert cli.main(["run", file, "--traceback"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+    monkeypatch.setenv("CEREBRO_TRACEBACK", "1")
+    assert cli.main(["run", file]) == 1
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert err.splitlines()[-1].endswith("ValueError: on purpose")
+
+
+GOOD = """
+def build(config, info):
+    raise AssertionError("not called here")
+
+space = {"lr": [0.1]}
+data = "somewhere"
+settings = dict(epochs=3, seed=7, n_trials=4, validation=0.5)
+"""
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Replaces search and Dataset; gives what search was called with."""
+    import cerebro
+
+    seen: dict[str, Any] = {}
+    result = argparse.Namespace(status="finished", path="runs/x", summary=lambda: "the summary")
+
+    def search(build: Any, space: Any, data: Any, **settings: Any) -> Any:
+        seen.update(settings, build=build, space=space, data=data)
+        if "raises" in seen:
+            raise seen["raises"]
+        result.status = seen.get("status", "finished")
+        return result
+
+    monkeypatch.setattr(cerebro, "search", search, raising=False)
+    monkeypatch.setattr(cerebro, "Dataset", lambda path: f"data set {path}", raising=False)
+    return seen
+
+
+def test_run_takes_settings_and_options_override(
+    tmp_path: Path, fake: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path / "good_one.py", GOOD)
+    arguments = "--epochs 5 --n-trials 2 --workers 0 --run r --metric accuracy --threads 2"
+    assert cli.main(["run", file, *arguments.split()]) == 0
+    assert (fake["epochs"], fake["n_trials"], fake["workers"], fake["threads"]) == (5, 2, 0, 2)
+    assert (fake["seed"], fake["validation"], fake["metric"]) == (7, 0.5, "accuracy")
+    assert (fake["run"], fake["data"]) == ("r", "data set somewhere")
+    assert fake["build"].__module__ == "good_one"
+    out = capsys.readouterr().out
+    assert "the summary" in out
+    assert "python -m cerebro show runs/x" in out
+
+
+def test_run_validation_is_a_fraction_or_a_folder(tmp_path: Path, fake: dict[str, Any]) -> None:
+    file = write(tmp_path / "good_two.py", GOOD)
+    assert cli.main(["run", file, "--run", "r", "--validation", "0.25"]) == 0
+    assert fake["validation"] == 0.25
+    assert cli.main(["run", file, "--run", "r", "--validation", "data/valid"]) == 0
+    assert fake["validation"] == "data set data/valid"
+
+
+def test_run_needs_epochs(
+    tmp_path: Path, fake: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path / "no_epochs.py", GOOD.replace("epochs=3, ", ""))
+    assert cli.main(["run", file, "--run", "r"]) == 1
+    assert "--epochs" in error_of(capsys)
+
+
+def test_run_that_does_not_finish_is_status_1(
+    tmp_path: Path, fake: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path / "good_three.py", GOOD)
+    fake["status"] = "stopped"
+    assert cli.main(["run", file, "--run", "r"]) == 1
+    assert "stopped, not finished" in error_of(capsys)
+
+
+def test_ctrl_c_is_130_and_says_what_was_kept(
+    tmp_path: Path,
+    fake: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import cerebro
+
+    kept = argparse.Namespace(path="runs/my run", trials=[argparse.Namespace(epoch=2)] * 3)
+    monkeypatch.setattr(cerebro, "open", lambda path: kept, raising=False)
+    fake["raises"] = KeyboardInterrupt()
+    file = write(tmp_path / "good_four.py", GOOD)
+    assert cli.main(["run", file, "--run", "r"]) == 130
+    err = capsys.readouterr().err
+    assert "3 trials with 6 finished epochs are kept in runs/my run" in err
+    assert "python -m cerebro show 'runs/my run'" in err
+
+
+def test_columns() -> None:
+    assert cli._columns(None) is None
+    assert cli._columns(["x", "y"]) == ["x", "y"]
+    assert cli._columns(["x=age,fare", "y=label", "z"]) == {
+        "x": ["age", "fare"],
+        "y": "label",
+        "z": "z",
+    }
+
+
+def test_dtypes_and_picture_size() -> None:
+    assert cli._dtypes(["x=float32"]) == {"x": "float32"}
+    with pytest.raises(InputError, match="x=float32"):
+        cli._dtypes(["x"])
+    assert cli._picture_size("224x112") == (224, 112)
+    assert cli._picture_size("64") == (64, 64)
+    with pytest.raises(InputError, match="--size big"):
+        cli._picture_size("big")
+
+
+def test_verify_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["verify", str(tmp_path / "gone")]) == 1
+    assert "no such folder" in error_of(capsys)
+    assert cli.main(["verify", str(tmp_path)]) == 1
+    assert "neither a data folder" in error_of(capsys)
+
+
+def test_shard_and_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "arrays.npz"
+    np.savez(source, a=np.arange(40, dtype=np.float32), b=np.arange(40, dtype=np.int64))
+    folder = tmp_path / "data"
+    arguments = ["shard", str(source), str(folder), "--shards", "4", "--columns", "x=a", "y=b"]
+    assert cli.main(arguments) == 0
+    assert "40 rows" in capsys.readouterr().out
+    assert cli.main(["verify", str(folder)]) == 0
+    assert "4 shards" in capsys.readouterr().out
+    assert cli.main(arguments) == 1
+    assert str(folder) in error_of(capsys)
+
+    damaged = folder / "shard-00002" / "x.npy"
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    assert cli.main(["verify", str(folder)]) == 1
+    assert "shard-00002/x.npy" in error_of(capsys)
