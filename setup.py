@@ -6,11 +6,10 @@ import os
 import sys
 from pathlib import Path
 
+import numpy
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CCompilerError, ExecError, PlatformError
-
-import numpy
 
 HERE = Path(__file__).parent
 NO_COMPILER = """

@@ -18,7 +18,7 @@ CORE = ROOT / "csrc" / "core"
 BINDING = ROOT / "csrc" / "python"
 PACKAGE = ROOT / "cerebro"
 
-# A family is <name>.[ch] and <name>_*.[ch]. It may include its own headers and those of layers below.
+# A family is <name>.[ch] and <name>_*.[ch]; it may include its own headers and those below.
 C_LAYERS = [
     ["base"],
     ["alloc", "dtype", "hash", "rng", "heap", "copy", "json"],

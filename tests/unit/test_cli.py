@@ -38,7 +38,7 @@ def test_help_and_version_are_status_0(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in "demo shard run show replay verify plot doctor".split():
+    for command in ("demo", "shard", "run", "show", "replay", "verify", "plot", "doctor"):
         with pytest.raises(SystemExit) as caught:
             cli.main([command, "--help"])
         assert caught.value.code == 0
@@ -57,7 +57,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (InputError("lr: bounds\nare reversed"), "lr: bounds are reversed"),
         (CorruptDataError("x.npy is damaged"), "x.npy is damaged"),
-        (FileNotFoundError(2, "No such file or directory", "a/b"), "a/b: No such file or directory"),
+        (FileNotFoundError(2, "No such file", "a/b"), "a/b: No such file"),
         (OSError(28, "cannot write x.npy: No space left on device"),
          "cannot write x.npy: No space left on device"),
         (KeyError("x"), "KeyError: 'x'"),
