@@ -22,13 +22,12 @@ PACKAGE = ROOT / "cerebro"
 C_LAYERS = [
     ["base"],
     ["alloc", "beat", "copy", "dtype", "gather", "hash", "heap", "json", "rng"],
-    ["convert", "fsio"],
+    ["convert", "fsio", "runner"],
     ["npy", "pointwise", "schedule", "tensor"],
     ["shard", "state"],
     ["slots", "transform"],
     ["batch"],
     ["loader"],
-    ["runner"],
 ]
 
 # Modules or packages; one may import those of layers below and its own package.
@@ -226,6 +225,14 @@ def test_tour_names_every_file() -> None:
     stems = {file.stem for file in c_files(CORE) + c_files(BINDING)}
     missing = sorted(stem for stem in stems if not re.search(rf"`{stem}(\.[ch])?`", tour))
     assert missing == [], "csrc/README.md does not name these files"
+
+
+def test_tour_gives_the_layers() -> None:
+    tour = (ROOT / "csrc" / "README.md").read_text()
+    rows = re.findall(r"^\| (\d) \| (.*?) \|", tour, re.MULTILINE)
+    told = {name: int(layer) for layer, names in rows for name in re.findall(r"`(\w+)`", names)}
+    assert {n: layer for n, layer in told.items() if layer_of(family(n) or "base") != layer} == {}
+    assert [int(layer) for layer, _ in rows] == sorted(int(layer) for layer, _ in rows)
 
 
 def test_mutable_globals_are_found() -> None:
