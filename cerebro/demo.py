@@ -125,12 +125,14 @@ def main(
     """Shard, search, and show what was found; the exit status of the command."""
     if not cerebro.environment.installed("torch"):
         raise InputError("the demo trains PyTorch models: pip install 'cerebro[demo]'")
+    import torch  # noqa: F401  (so that every worker imports it while it starts)
+
     run = run or time.strftime("runs/demo-%Y%m%d-%H%M%S")
     whole = digits(data)
     pixels = {"x": [cerebro.transforms.Scale(1 / 16)]}  # uint8 to float32, 0 to 1
     train, valid, test = whole.with_transforms(pixels).split(0.7, 0.15, 0.15)
     print(
-        f"{len(whole):,} handwritten digits of {SIDE} x {SIDE} pixels in {whole.path}: "
+        f"{len(whole):,} handwritten digits of {SIDE} x {SIDE} pixels in {data}: "
         f"{whole.num_shards} shards, {fmt.size(whole.nbytes)}.\n"
         f"{len(train):,} rows to train on, {len(valid):,} to compare trials by, "
         f"{len(test):,} that no trial sees.\n"

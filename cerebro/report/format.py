@@ -47,6 +47,14 @@ def duration(seconds: float | None) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+def about(seconds: float | None) -> str:
+    """Write a time that is only a guess in whole seconds: ``4 s``, ``1:05``; ``-`` for None."""
+    if seconds is None or not math.isfinite(seconds):
+        return "-"
+    whole = math.ceil(seconds)
+    return f"{whole} s" if whole < 60 else duration(whole)
+
+
 def size(nbytes: float) -> str:
     """Write a size in bytes with a unit: ``1.2 MB`` (1 MB is 10^6 bytes)."""
     units = ["bytes", "kB", "MB", "GB", "TB", "PB"]

@@ -8,7 +8,10 @@ and to no global state of pyplot, so it works without a display and in threads:
 from __future__ import annotations
 
 import colorsys
+import functools
+import io
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -88,14 +91,28 @@ def _chosen(result: Any, numbers: Sequence[int] | None) -> list[Any]:
     return [by_number[n] for n in numbers]
 
 
-def _figure(width: float, height: float) -> tuple[Figure, Axes]:
+@functools.cache
+def _figure_class() -> type[Figure]:
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise InputError("pictures need matplotlib: pip install matplotlib") from error
-    figure = Figure(figsize=(width, height), dpi=120, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+        raise InputError("pictures need matplotlib: pip install 'cerebro[plots]'") from error
+
+    class Picture(Figure):
+        """A figure that a notebook shows whether or not pyplot was imported."""
+
+        def _repr_png_(self) -> bytes:
+            out = io.BytesIO()
+            self.savefig(out, format="png")
+            return out.getvalue()
+
+    return Picture
+
+
+def _figure(width: float, height: float) -> tuple[Figure, Axes]:
+    figure = _figure_class()(
+        figsize=(width, height), dpi=120, layout="constrained", facecolor="white"
+    )
     axes = figure.add_subplot()
     _clean(axes)
     return figure, axes
@@ -168,7 +185,7 @@ def curves(result: Any, metric: str, trials: Sequence[Any]) -> Figure:
             marker="o" if len(x) == 1 else None,
             markersize=4,
             solid_capstyle="round",
-            label=f"trial {trial.number}\n{fmt.settings(trial.config, 46)}" if named else None,
+            label=_curve_label(trial) if named else None,
         )
         if trial.status in ("diverged", "failed"):
             axes.plot(x[-1:], y[-1:], "x", color=INK, markersize=6, zorder=11)
@@ -180,6 +197,11 @@ def curves(result: Any, metric: str, trials: Sequence[Any]) -> Figure:
 def _known(trials: Sequence[Any]) -> str:
     names = sorted({name for t in trials for e in t.history for name in e["metrics"]})
     return ", ".join(names) if names else "none, for no epoch has finished"
+
+
+def _curve_label(trial: Any) -> str:
+    lines = textwrap.wrap(fmt.settings(trial.config), 40, max_lines=3, placeholder=" …")
+    return "\n".join([f"trial {trial.number}", *lines])
 
 
 def _mark_best(axes: Axes, trial: Any, result: Any, metric: str) -> None:

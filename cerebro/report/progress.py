@@ -142,9 +142,7 @@ class Lines:
             for name in columns
         )
         rate = f"  {row.rows_per_second:,.0f} rows/s" if row.rows_per_second else ""
-        left = (
-            "" if snapshot.seconds_left is None else f", {fmt.duration(snapshot.seconds_left)} left"
-        )
+        left = f", {fmt.about(snapshot.seconds_left)} left" if snapshot.seconds_left else ""
         return (
             f"{snapshot.share_done:4.0%}{left}: trial {row.number} epoch {row.epoch}/{row.epochs}"
             f"{values}{rate}"
@@ -287,9 +285,9 @@ def _status_line(snapshot: Snapshot, width: int) -> RenderableType:
     text.append("━" * full, style="cyan")
     text.append("━" * (length - full), style="bright_black")
     text.append(f" {snapshot.share_done:4.0%} done", style="bold")
-    text.append(f"   {fmt.duration(snapshot.seconds)} so far")
-    if snapshot.seconds_left is not None:
-        text.append(f", {fmt.duration(snapshot.seconds_left)} left")
+    text.append(f"   {fmt.about(snapshot.seconds)} so far")
+    if snapshot.seconds_left:
+        text.append(f", {fmt.about(snapshot.seconds_left)} left")
     text.append(f"   {_workers(snapshot.workers)} {snapshot.busy:.0%} busy")
     return text
 

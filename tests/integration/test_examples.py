@@ -10,7 +10,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 SMALL = {
-    "digits_cnn": ["--epochs", "1", "--trials", "2", "--workers", "2"],
+    "digits_cnn": ["--epochs", "1", "--trials", "2", "--workers", "0"],
     "ragged_text": ["--epochs", "1", "--trials", "2", "--workers", "1"],
     "tabular": ["--epochs", "1", "--workers", "0"],
     "sklearn_partial_fit": ["--epochs", "1", "--trials", "2", "--workers", "1"],
@@ -53,10 +53,14 @@ def test_notebook(tmp_path: Path) -> None:
         cell.source = cell.source.replace("epochs=8", "epochs=1").replace(
             "n_trials=8", "n_trials=2"
         )
+        cell.source = cell.source.replace(
+            "progress=False,\n)\nresult", "workers=1, progress=False)\nresult"
+        )
     client = nbclient.NotebookClient(
         notebook, timeout=200, resources={"metadata": {"path": str(tmp_path)}}
     )
     client.execute()
+    assert any("workers=1" in cell.source for cell in notebook.cells)
     shown = [out for cell in notebook.cells for out in cell.get("outputs", [])]
     assert sum("image/png" in out.get("data", {}) for out in shown) == 2
     assert any("text/html" in out.get("data", {}) for out in shown)

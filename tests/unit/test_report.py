@@ -149,6 +149,11 @@ def test_duration(seconds: float | None, text: str) -> None:
     assert fmt.duration(seconds) == text
 
 
+def test_about() -> None:
+    values = [0.2, 4.01, 59.5, 3601, None]
+    assert [fmt.about(v) for v in values] == ["1 s", "5 s", "1:00", "1:00:01", "-"]
+
+
 @pytest.mark.parametrize(
     ("nbytes", "text"), [(999, "999 bytes"), (1200, "1.2 kB"), (2_500_000_000, "2.5 GB")]
 )
@@ -192,7 +197,7 @@ def test_lines_write_each_epoch_once() -> None:
     lines.finished(snapshot([row(0, 1, 0.5, status="finished")], share_done=1.0, best=0), None)
     assert out.getvalue().splitlines() == [
         "started with 2 workers, kept in runs/x",
-        " 25%, 30.0 s left: trial 0 epoch 1/4  train loss 0.5000  val loss 0.2500"
+        " 25%, 30 s left: trial 0 epoch 1/4  train loss 0.5000  val loss 0.2500"
         "  accuracy 0.5000  12,346 rows/s",
         "1 finished after 10.0 s; 2 workers 90% busy; best: trial 0",
     ]
@@ -257,7 +262,7 @@ def test_table_has_the_columns_that_matter() -> None:
     text = render(snapshot([row(0, 2, 0.75, rows_per_second=5000.0, worker=1)], best=0), 120)
     for part in ("train loss", "val loss", "accuracy", "rows/s", "worker", "★ 0", "2/4", "0.7500"):
         assert part in text
-    for part in ("5,000", "lr=0.1", "25% done", "30.0 s left", "2 workers 90% busy"):
+    for part in ("5,000", "lr=0.1", "25% done", "30 s left", "2 workers 90% busy"):
         assert part in text
 
 

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -200,7 +201,7 @@ def test_ctrl_c_keeps_what_is_finished(folder: Path) -> None:
     assert "stopped" in shown
 
 
-def test_demo_quick(tmp_path: Path) -> None:
+def test_demo_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     done = cerebro(tmp_path, "demo", "--quick", "--workers", "2", "--run", "runs/demo")
     assert "1,797 handwritten digits" in done.stdout
@@ -209,11 +210,8 @@ def test_demo_quick(tmp_path: Path) -> None:
     for name in ("curves.png", "gantt.png"):
         assert (tmp_path / "runs" / "demo" / name).read_bytes().startswith(b"\x89PNG")
     lines = done.stdout.split("in Python:")[1].split("or from here:")[0]
-    code = "\n".join(line.strip() for line in lines.splitlines())
-    opened = subprocess.run(
-        [sys.executable, "-c", code + "\nprint(type(net).__name__)"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert opened.stdout.strip() == "Sequential", opened.stderr
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec("\n".join(line.strip() for line in lines.splitlines()), names)
+    assert type(names["net"]).__name__ == "Sequential"
+    assert names["result"].best.evaluate()["accuracy"] > 0.5
