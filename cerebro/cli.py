@@ -12,6 +12,7 @@ import os
 import shlex
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -35,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    warnings.showwarning = _show_warning
     show_traceback = "--traceback" in arguments or bool(os.environ.get("CEREBRO_TRACEBACK"))
     try:
         options = _parser().parse_args([a for a in arguments if a != "--traceback"])
@@ -52,6 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         print(f"error: {one_line(error)}", file=sys.stderr)
         return 1
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Write a warning as one line, without the source line that Python adds."""
+    print(f"warning: {message}", file=sys.stderr)
 
 
 def one_line(error: BaseException) -> str:
@@ -348,7 +355,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _settings(module: Any, file: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Merge the file's settings with the options, which win."""
-    from cerebro import store
+    from cerebro.settings import new_run_folder
 
     settings = dict(getattr(module, "settings", {}))
     for name, value in vars(options).items():
@@ -359,7 +366,7 @@ def _settings(module: Any, file: Path, options: argparse.Namespace) -> dict[str,
     if isinstance(settings.get("validation"), str):
         settings["validation"] = _validation(settings["validation"])
     if settings.get("run") is None:
-        settings["run"] = store.default_run_path()
+        settings["run"] = new_run_folder(None, "error")  # known even if Ctrl-C comes
     if "epochs" not in settings:
         raise InputError(
             f"how many epochs? Give --epochs, or settings = dict(epochs=...) in {file}"

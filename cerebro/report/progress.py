@@ -48,7 +48,10 @@ class Progress(Protocol):
         """Say what changed; called for every event."""
 
     def finished(self, snapshot: Snapshot, result: Any) -> None:
-        """Say that the run is over, well or not."""
+        """Say that the run is over."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was, whatever happened; may be called more than once."""
 
 
 class Silent:
@@ -61,6 +64,9 @@ class Silent:
         """Do nothing."""
 
     def finished(self, snapshot: Snapshot, result: Any) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
         """Do nothing."""
 
 
@@ -136,6 +142,9 @@ class Lines:
         self.update(snapshot)
         self._write(closing(snapshot))
 
+    def close(self) -> None:
+        """Do nothing: every line is complete."""
+
     def _epoch_line(self, snapshot: Snapshot, row: TrialRow, columns: Sequence[str]) -> str:
         values = "".join(
             f"  {fmt.heading(name)} {fmt.metric(fmt.metric_value(row.metrics, name))}"
@@ -198,8 +207,12 @@ class Table:
         try:
             self._draw(snapshot)
         finally:
-            self._live.stop()
+            self.close()
         self._console.print(closing(snapshot), soft_wrap=True)
+
+    def close(self) -> None:
+        """Stop drawing and show the cursor again."""
+        self._live.stop()
 
     def _draw(self, snapshot: Snapshot) -> None:
         self._drawn = self._clock()
