@@ -271,6 +271,8 @@ def run_search(settings: Settings, space: Space, searcher: str | Searcher) -> Re
             error.result = Result(settings.folder, build=settings.build)
         raise
     finally:
+        if not clean:
+            progress.close()
         executor.close(kill=not clean)
         store.set_meta("ended", time.time())
         store.close()

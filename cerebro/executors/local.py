@@ -15,12 +15,16 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
+import io
 import os
+import pickle
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import types
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -28,10 +32,38 @@ from typing import Any
 import cloudpickle
 
 from cerebro import _core
-from cerebro.errors import WorkerError
+from cerebro.errors import InputError, WorkerError
 from cerebro.unit import CheckTask, Event, RunContext, Task, WorkerLost
 
 EXIT_SECONDS = 5.0
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Sends all modules by name, also those of a type of their own, such as ``torch.classes``."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType:
+            return importlib.import_module, (obj.__name__,)
+        return super().reducer_override(obj)
+
+
+def packed(context: RunContext) -> bytes:
+    """Pickle what workers are told about the run, ``build`` included.
+
+    Raises
+    ------
+    InputError
+        If ``build`` holds something that cannot leave this process.
+    """
+    out = io.BytesIO()
+    try:
+        _Pickler(out).dump(context)
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        raise InputError(
+            f"build cannot be sent to worker processes ({error}): make what it needs inside of "
+            "it, or train in this process with workers=0"
+        ) from error
+    return out.getvalue()
 
 
 @dataclass
@@ -148,7 +180,7 @@ class LocalExecutor:
         self._next = 0
 
     def start(self, context: RunContext) -> list[int]:
-        self._context = cloudpickle.dumps(context)
+        self._context = packed(context)
         return [self._start_worker() for _ in range(self._count)]
 
     def submit(self, worker: int, task: Task | CheckTask) -> None:
