@@ -110,7 +110,7 @@ cer_beat_open(int fd, cer_beat **out, cer_error *err)
 
     *out = NULL;
     if (beat == NULL)
-        return cer_fail(err, CER_NOMEM, "no memory for a beat page");
+        return cer_fail(err, CER_NOMEM, "out of memory making a beat page");
     code = init_condition(&beat->wake);
     if (code != 0) {
         cer_free(beat);

@@ -68,7 +68,7 @@ cer_metrics_begin(cer_metrics *metrics, const char *name, size_t name_len,
     cer_metric *metric = find(metrics, name, name_len);
 
     if (metric == NULL)
-        return cer_fail(err, CER_NOMEM, "no memory for metrics");
+        return cer_fail(err, CER_NOMEM, "out of memory summing metrics");
     metric->sum = sum;
     metric->weight = weight;
     return CER_OK;
@@ -81,7 +81,7 @@ cer_metrics_add(cer_metrics *metrics, const char *name, size_t name_len,
     cer_metric *metric = find(metrics, name, name_len);
 
     if (metric == NULL)
-        return cer_fail(err, CER_NOMEM, "no memory for metrics");
+        return cer_fail(err, CER_NOMEM, "out of memory summing metrics");
     metric->sum += value * weight;
     metric->weight += weight;
     return CER_OK;

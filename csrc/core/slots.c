@@ -112,12 +112,12 @@ write_record(cer_slots *slots, int slot, const cer_slots_info *info)
                           memory_order_release);
 }
 
-/* Nothing of the slot is written before this is. */
+/* Nothing of the slot is written before this is: an exchange, as it also keeps
+ * what follows from moving up. */
 static void
 invalidate_record(cer_slots *slots, int slot)
 {
-    atomic_store(&slots->page->records[slot].check, 0);
-    atomic_thread_fence(memory_order_seq_cst);
+    (void)atomic_exchange(&slots->page->records[slot].check, 0);
 }
 
 /* The newest slot with a valid record, or -1. Should the newest be damaged, the
@@ -184,7 +184,7 @@ cer_slots_open(const char *stem, bool create, cer_slots **out, cer_error *err)
 
     *out = NULL;
     if (slots == NULL)
-        return cer_fail(err, CER_NOMEM, "no memory for slots");
+        return cer_fail(err, CER_NOMEM, "out of memory opening slots");
     slots->begun = -1;
     slots->page_file = (cer_map)CER_MAP_INIT;
     slots->paths[0] = with_suffix(stem, ".a");
@@ -192,7 +192,7 @@ cer_slots_open(const char *stem, bool create, cer_slots **out, cer_error *err)
     slots->page_path = with_suffix(stem, ".slots");
     if (slots->paths[0] == NULL || slots->paths[1] == NULL ||
         slots->page_path == NULL) {
-        status = cer_fail(err, CER_NOMEM, "no memory for slots");
+        status = cer_fail(err, CER_NOMEM, "out of memory opening slots");
         goto done;
     }
     status = cer_fsio_map_write(slots->page_path, create ? PAGE_BYTES : 0,
@@ -247,7 +247,7 @@ map_slot(cer_slots *slots, int slot, bool create, cer_error *err)
     cer_status status;
 
     if (map == NULL)
-        return cer_fail(err, CER_NOMEM, "no memory for slots");
+        return cer_fail(err, CER_NOMEM, "out of memory opening slots");
     status = cer_fsio_map_write(slots->paths[slot], 0, create, &map->file, err);
     if (status != CER_OK) {
         cer_free(map);

@@ -141,7 +141,8 @@ cer_state_writer_add(cer_state_writer *writer, const char *path,
                  sizeof(added)) ||
         !reserve((void **)&writer->dims, &writer->dims_capacity, writer->n_dims,
                  (size_t)ndim * 2, sizeof(int64_t)))
-        return cer_fail(err, CER_NOMEM, "no memory to pack a state");
+        return cer_fail(err, CER_NOMEM,
+                        "out of memory: a state cannot be packed");
     tensor.path_at = writer->paths.len;
     tensor.path_len = path_len;
     tensor.dims_at = writer->n_dims;
@@ -267,7 +268,8 @@ write_header(cer_state_writer *writer, const char *structure,
             cer_text_add_char(header, ' ');
     }
     if (header->failed)
-        return cer_fail(err, CER_NOMEM, "no memory to pack a state");
+        return cer_fail(err, CER_NOMEM,
+                        "out of memory: a state cannot be packed");
     if (header->len - 8 > CER_STATE_MAX_HEADER)
         return cer_fail(err, CER_STATE,
                         "what is not tensors makes the state's header %zu "
@@ -290,7 +292,8 @@ cer_state_writer_finish(cer_state_writer *writer, const char *structure,
         writer->copies = cer_calloc(writer->n, sizeof(cer_copy));
         if (writer->keys == NULL || writer->copies == NULL ||
             writer->paths.failed)
-            return cer_fail(err, CER_NOMEM, "no memory to pack a state");
+            return cer_fail(err, CER_NOMEM,
+                            "out of memory: a state cannot be packed");
     }
     status = sort_paths(writer, err);
     if (status == CER_OK)
@@ -358,7 +361,7 @@ corrupt(const parser *p, const char *what)
 static cer_status
 no_memory(const parser *p)
 {
-    return cer_fail(p->err, CER_NOMEM, "no memory to read %s", p->name);
+    return cer_fail(p->err, CER_NOMEM, "out of memory reading %s", p->name);
 }
 
 /* The next token; CER_CORRUPT unless it is of that kind. */

@@ -1,0 +1,167 @@
+#include "runner.h"
+
+#include <errno.h>
+#include <math.h>
+
+#include "beat.h"
+#include "check.h"
+#include "scratch.h"
+
+/* --- metrics -------------------------------------------------------------- */
+static void
+metrics_are_weighted(void)
+{
+    cer_metrics metrics = {0};
+
+    for (int batch = 0; batch < 3; batch++) {
+        CHECK_EQ_INT(
+            cer_metrics_add(&metrics, "loss", 4, 1.5 * batch, 10, NULL),
+            CER_OK);
+        CHECK_EQ_INT(cer_metrics_add(&metrics, "acc", 3, 0.25, 4, NULL),
+                     CER_OK);
+    }
+    CHECK_EQ_INT(metrics.n, 2);
+    CHECK_EQ_STR(metrics.items[0].name, "loss");
+    CHECK(metrics.items[0].sum == 45 && metrics.items[0].weight == 30);
+    CHECK(metrics.items[1].sum == 3 && metrics.items[1].weight == 12);
+    cer_metrics_clear(&metrics);
+    CHECK_EQ_INT(metrics.n, 0);
+}
+
+static void
+metrics_may_come_in_any_order(void)
+{
+    cer_metrics metrics = {0};
+    char name[8];
+
+    for (int i = 0; i < 1000; i++) {
+        int n = (i * 7) % 40;
+
+        (void)snprintf(name, sizeof name, "m%d", n);
+        CHECK_EQ_INT(cer_metrics_add(&metrics, name, strlen(name), n, 1, NULL),
+                     CER_OK);
+    }
+    CHECK_EQ_INT(metrics.n, 40);
+    for (size_t i = 0; i < 40; i++) {
+        (void)snprintf(name, sizeof name, "m%d", (int)(i * 7 % 40));
+        CHECK_EQ_STR(metrics.items[i].name, name);
+        CHECK(metrics.items[i].weight == 25);
+    }
+    CHECK_EQ_INT(cer_metrics_begin(&metrics, "m3", 2, -1, 2, NULL), CER_OK);
+    CHECK_EQ_INT(cer_metrics_add(&metrics, "m3", 2, 2, 3, NULL), CER_OK);
+    for (size_t i = 0; i < 40; i++) {
+        if (strcmp(metrics.items[i].name, "m3") == 0)
+            CHECK(metrics.items[i].sum == 5 && metrics.items[i].weight == 5);
+    }
+    cer_metrics_clear(&metrics);
+}
+
+static double
+read_as(cer_dtype dtype, const void *element)
+{
+    double value = -99;
+
+    CHECK(cer_metric_read(dtype, element, &value));
+    return value;
+}
+
+static void
+elements_are_read(void)
+{
+    CHECK(read_as(CER_BOOL, &(uint8_t){1}) == 1);
+    CHECK(read_as(CER_I8, &(int8_t){-128}) == -128);
+    CHECK(read_as(CER_U16, &(uint16_t){65535}) == 65535);
+    CHECK(read_as(CER_I32, &(int32_t){INT32_MIN}) == INT32_MIN);
+    CHECK(read_as(CER_U64, &(uint64_t){UINT64_MAX}) == 18446744073709551616.0);
+    CHECK(read_as(CER_F32, &(float){0.1f}) == (double)0.1f);
+    CHECK(read_as(CER_F64, &(double){0.1}) == 0.1);
+    CHECK(read_as(CER_BF16, &(uint16_t){0x3f80}) == 1);
+    CHECK(read_as(CER_BF16, &(uint16_t){0xff80}) == -(double)INFINITY);
+    CHECK(read_as(CER_F16, &(uint16_t){0x3c00}) == 1);
+    CHECK(read_as(CER_F16, &(uint16_t){0x0001}) == ldexp(1, -24));
+    CHECK(read_as(CER_F16, &(uint16_t){0x7bff}) == 65504);
+    CHECK(read_as(CER_F16, &(uint16_t){0xfc00}) == -(double)INFINITY);
+    CHECK(isnan(read_as(CER_F16, &(uint16_t){0x7e00})));
+    CHECK(signbit(read_as(CER_F16, &(uint16_t){0x8000})));
+    CHECK(!cer_metric_read(CER_C64, "12345678", &(double){0}));
+}
+
+/* --- beats ---------------------------------------------------------------- */
+
+/* Waits until the thread has beaten `n` times more. */
+static void
+wait_for_beats(cer_beat *beat, uint64_t n)
+{
+    cer_beat_page *page = cer_beat_page_of(beat);
+    uint64_t until = atomic_load(&page->beats) + n;
+
+    while (atomic_load(&page->beats) < until)
+        continue;
+}
+
+static void
+a_page_is_shared_by_its_descriptor(void)
+{
+    int before = scratch_descriptors();
+    cer_beat *beat, *other;
+
+    CHECK_EQ_INT(cer_beat_open(-1, &beat, NULL), CER_OK);
+    CHECK_EQ_INT(cer_beat_open(cer_beat_fd(beat), &other, NULL), CER_OK);
+    CHECK_EQ_INT(cer_beat_fd(beat), cer_beat_fd(other));
+    atomic_store(&cer_beat_page_of(beat)->cancel, 1);
+    CHECK_EQ_INT(atomic_load(&cer_beat_page_of(other)->cancel), 1);
+    CHECK_EQ_INT(cer_beat_start(other, 1, NULL), CER_OK);
+    wait_for_beats(beat, 3);
+    cer_beat_close(other);
+    cer_beat_close(beat);
+    cer_beat_close(NULL);
+    CHECK_EQ_INT(scratch_descriptors(), before);
+}
+
+static void
+beating_starts_and_stops(void)
+{
+    cer_error err = {0};
+    cer_beat *beat;
+    uint64_t beats;
+
+    CHECK_EQ_INT(cer_beat_open(-1, &beat, NULL), CER_OK);
+    cer_beat_stop(beat);
+    CHECK_EQ_INT(cer_beat_start(beat, 0, &err), CER_INVALID);
+    CHECK_EQ_INT(cer_beat_start(beat, 1, NULL), CER_OK);
+    wait_for_beats(beat, 2);
+    cer_beat_stop(beat);
+    beats = atomic_load(&cer_beat_page_of(beat)->beats);
+    CHECK_EQ_INT(cer_beat_start(beat, 3600000, NULL), CER_OK);
+    wait_for_beats(beat, 0);
+    CHECK_EQ_INT(cer_beat_start(beat, 1, NULL), CER_OK); /* wakes it */
+    wait_for_beats(beat, 2);
+    cer_beat_stop(beat);
+    CHECK(atomic_load(&cer_beat_page_of(beat)->beats) > beats);
+    cer_beat_close(beat);
+}
+
+static void
+what_is_no_page_is_refused(void)
+{
+    cer_error err = {0};
+    cer_beat *beat;
+    char zeros[CER_BEAT_BYTES] = "";
+    FILE *file;
+
+    CHECK_EQ_INT(cer_beat_open(250, &beat, &err), CER_IO);
+    CHECK_EQ_INT(err.os_errno, EBADF);
+    scratch_write("short", "x", 1);
+    file = fopen(scratch("short"), "r+b");
+    CHECK_EQ_INT(cer_beat_open(fileno(file), &beat, &err), CER_INVALID);
+    (void)fclose(file);
+    scratch_write("zeros", zeros, sizeof zeros);
+    file = fopen(scratch("zeros"), "r+b");
+    CHECK_EQ_INT(cer_beat_open(fileno(file), &beat, &err), CER_INVALID);
+    CHECK(beat == NULL);
+    (void)fclose(file);
+}
+
+CHECK_MAIN(metrics_are_weighted, metrics_may_come_in_any_order,
+           elements_are_read, a_page_is_shared_by_its_descriptor,
+           beating_starts_and_stops, what_is_no_page_is_refused)

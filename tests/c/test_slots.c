@@ -1,0 +1,291 @@
+#include "slots.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+#include "check.h"
+#include "scratch.h"
+
+/* Packs `nbytes` bytes of `value`. */
+static cer_status
+pack(cer_slots *slots, uint32_t attempt, uint64_t position, size_t nbytes,
+     int value, cer_error *err)
+{
+    uint8_t *to = NULL;
+    cer_status status = cer_slots_begin(slots, attempt, nbytes, &to, err);
+
+    if (status != CER_OK)
+        return status;
+    memset(to, value, nbytes);
+    return cer_slots_commit(slots, position, err);
+}
+
+/* Whether the newest state is at `position` and is `nbytes` of `value`. */
+static void
+check_newest(cer_slots *slots, uint64_t position, size_t nbytes, int value)
+{
+    cer_slots_view view;
+    size_t same = 0;
+
+    CHECK_EQ_INT(cer_slots_look(slots, NULL, &view, NULL), CER_OK);
+    CHECK_EQ_INT(view.info.position, position);
+    CHECK_EQ_INT(view.info.nbytes, nbytes);
+    while (same < nbytes && view.bytes[same] == value)
+        same++;
+    CHECK_EQ_INT(same, nbytes);
+    cer_slots_map_release(view.map);
+}
+
+static cer_slots *
+open_slots(const char *name)
+{
+    cer_slots *slots = NULL;
+    cer_error err = {0};
+
+    if (cer_slots_open(scratch(name), true, &slots, &err) != CER_OK)
+        CHECK_EQ_STR(err.message, "");
+    return slots;
+}
+
+static void
+commits_flip_between_the_slots(void)
+{
+    int descriptors = scratch_descriptors();
+    cer_slots *slots = open_slots("flip"), *other = open_slots("flip");
+    cer_slots_info info;
+
+    CHECK(!cer_slots_committed(slots, &info));
+    for (uint64_t p = 1; p <= 9; p++) {
+        size_t nbytes = (size_t)(p % 3 + 1) * 5000;
+
+        CHECK_EQ_INT(pack(p % 2 ? slots : other, 3, p, nbytes, (int)p, NULL),
+                     CER_OK);
+        CHECK(cer_slots_committed(other, &info));
+        CHECK_EQ_INT(info.position, p);
+        CHECK_EQ_INT(info.attempt, 3);
+        check_newest(slots, p, nbytes, (int)p);
+        check_newest(other, p, nbytes, (int)p);
+    }
+    cer_slots_close(slots);
+    cer_slots_close(other);
+    cer_slots_close(NULL);
+    CHECK_EQ_INT(scratch_descriptors(), descriptors);
+}
+
+static void
+files_are_as_long_as_their_state(void)
+{
+    static const size_t sizes[] = {100, 5000, 1, 5000, 4096, 4097, 1, 1};
+    cer_slots *slots = open_slots("length");
+    char buffer[8000];
+
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        CHECK_EQ_INT(pack(slots, 0, i, sizes[i], 'x', NULL), CER_OK);
+        CHECK_EQ_INT(scratch_read(i % 2 ? "length.b" : "length.a", buffer,
+                                  sizeof buffer),
+                     sizes[i]);
+    }
+    cer_slots_close(slots);
+}
+
+/* What a begin without a commit leaves is the state before it. */
+static void
+an_unfinished_pack_changes_nothing(void)
+{
+    cer_slots *slots = open_slots("unfinished");
+    uint8_t *to;
+    uint64_t first = 1;
+    cer_slots_view view;
+
+    CHECK_EQ_INT(pack(slots, 0, 1, 1000, 1, NULL), CER_OK);
+    CHECK_EQ_INT(pack(slots, 0, 2, 1000, 2, NULL), CER_OK);
+    CHECK_EQ_INT(cer_slots_begin(slots, 0, 9000, &to, NULL), CER_OK);
+    memset(to, 3, 4000);
+    check_newest(slots, 2, 1000, 2);
+    CHECK_EQ_INT(cer_slots_look(slots, &first, &view, NULL), CER_STATE);
+    cer_slots_close(slots);
+    slots = open_slots("unfinished");
+    check_newest(slots, 2, 1000, 2);
+    CHECK_EQ_INT(cer_slots_commit(slots, 3, NULL), CER_STATE);
+    CHECK_EQ_INT(pack(slots, 0, 3, 9000, 3, NULL), CER_OK);
+    check_newest(slots, 3, 9000, 3);
+    cer_slots_close(slots);
+}
+
+static void
+fences_refuse_begins_and_commits(void)
+{
+    cer_slots *late = open_slots("fence"), *coordinator = open_slots("fence");
+    cer_error err = {0};
+    uint8_t *to;
+
+    CHECK_EQ_INT(pack(late, 1, 1, 10, 1, NULL), CER_OK);
+    CHECK_EQ_INT(cer_slots_begin(late, 1, 10, &to, NULL), CER_OK);
+    cer_slots_fence(coordinator, 2);
+    CHECK_EQ_INT(cer_slots_commit(late, 2, &err), CER_STATE);
+    CHECK(strstr(err.message, "attempt 1 may not pack") != NULL);
+    CHECK(strstr(err.message, "attempt 2 has begun") != NULL);
+    CHECK_EQ_INT(cer_slots_begin(late, 1, 10, &to, NULL), CER_STATE);
+    check_newest(coordinator, 1, 10, 1);
+    CHECK_EQ_INT(cer_slots_begin(late, 2, 10, &to, NULL), CER_OK);
+    cer_slots_fence(coordinator, 1); /* never lowered */
+    cer_slots_fence(coordinator, 2); /* not above the one that has begun */
+    memset(to, 2, 10);
+    CHECK_EQ_INT(cer_slots_commit(late, 2, NULL), CER_OK);
+    check_newest(coordinator, 2, 10, 2);
+    cer_slots_fence(coordinator, UINT32_MAX);
+    CHECK_EQ_INT(cer_slots_begin(late, UINT32_MAX - 1, 10, &to, NULL),
+                 CER_STATE);
+    CHECK_EQ_INT(pack(late, UINT32_MAX, 3, 10, 3, NULL), CER_OK);
+    check_newest(coordinator, 3, 10, 3);
+    cer_slots_close(late);
+    cer_slots_close(coordinator);
+}
+
+static void
+two_at_once_are_caught_at_the_commit(void)
+{
+    cer_slots *one = open_slots("two"), *two = open_slots("two");
+    cer_error err = {0};
+    uint8_t *to;
+
+    CHECK_EQ_INT(cer_slots_begin(one, 0, 10, &to, NULL), CER_OK);
+    CHECK_EQ_INT(pack(two, 0, 1, 10, 1, NULL), CER_OK);
+    CHECK_EQ_INT(cer_slots_commit(one, 1, &err), CER_STATE);
+    CHECK(strstr(err.message, "another process packed") != NULL);
+    cer_slots_close(one);
+    cer_slots_close(two);
+}
+
+static void
+views_outlive_everything(void)
+{
+    cer_slots *slots = open_slots("views");
+    cer_slots_view view;
+
+    CHECK_EQ_INT(pack(slots, 0, 1, 5000, 1, NULL), CER_OK);
+    CHECK_EQ_INT(cer_slots_look(slots, NULL, &view, NULL), CER_OK);
+    CHECK_EQ_INT(pack(slots, 0, 2, 5000, 2, NULL), CER_OK);
+    CHECK_EQ_INT(view.bytes[4999], 1);
+    CHECK_EQ_INT(pack(slots, 0, 3, 50000, 3, NULL), CER_OK);
+    CHECK_EQ_INT(view.bytes[4999], 3); /* the second pack since */
+    cer_slots_close(slots);
+    CHECK_EQ_INT(view.bytes[0], 3);
+    cer_slots_map_release(view.map);
+}
+
+static void
+the_newest_state_is_saved(void)
+{
+    cer_slots *slots = open_slots("save");
+    struct rlimit limit, small;
+    char buffer[8000];
+
+    CHECK_EQ_INT(cer_slots_save(slots, scratch("saved"), NULL), CER_STATE);
+    CHECK_EQ_INT(pack(slots, 0, 1, 6000, 'a', NULL), CER_OK);
+    CHECK_EQ_INT(pack(slots, 0, 2, 5000, 'b', NULL), CER_OK);
+    scratch_write("saved", buffer, sizeof buffer);
+    CHECK_EQ_INT(cer_slots_save(slots, scratch("saved"), NULL), CER_OK);
+    CHECK_EQ_INT(scratch_read("saved", buffer, sizeof buffer), 5000);
+    CHECK(buffer[0] == 'b' && buffer[4999] == 'b');
+    CHECK_EQ_INT(cer_slots_save(slots, scratch("no/where"), NULL), CER_IO);
+    /* A file that may not grow that far is removed again. */
+    (void)signal(SIGXFSZ, SIG_IGN);
+    (void)getrlimit(RLIMIT_FSIZE, &limit);
+    small = limit;
+    small.rlim_cur = 1000;
+    (void)setrlimit(RLIMIT_FSIZE, &small);
+    CHECK_EQ_INT(cer_slots_save(slots, scratch("saved"), NULL), CER_IO);
+    CHECK_EQ_INT(pack(slots, 0, 3, 7000, 'c', NULL), CER_IO);
+    (void)setrlimit(RLIMIT_FSIZE, &limit);
+    CHECK_EQ_INT(scratch_read("saved", buffer, sizeof buffer), -1);
+    check_newest(slots, 2, 5000, 'b');
+    CHECK_EQ_INT(pack(slots, 0, 3, 7000, 'c', NULL), CER_OK);
+    check_newest(slots, 3, 7000, 'c');
+    cer_slots_close(slots);
+}
+
+static void
+pages_are_checked(void)
+{
+    static uint8_t page[4096];
+    cer_slots *slots = NULL;
+    cer_error err = {0};
+
+    CHECK_EQ_INT(cer_slots_open(scratch("none"), false, &slots, &err), CER_IO);
+    CHECK_EQ_INT(err.os_errno, ENOENT);
+    scratch_write("page.slots", page, 100);
+    CHECK_EQ_INT(cer_slots_open(scratch("page"), false, &slots, &err),
+                 CER_CORRUPT);
+    scratch_write("page.slots", page, sizeof page);
+    CHECK_EQ_INT(cer_slots_open(scratch("page"), false, &slots, &err),
+                 CER_CORRUPT);
+    /* A maker was killed before it had written the version. */
+    memcpy(page, "CERSLOTS", 8);
+    scratch_write("page.slots", page, sizeof page);
+    slots = open_slots("page");
+    cer_slots_close(slots);
+    page[8] = 2; /* a later version */
+    scratch_write("page.slots", page, sizeof page);
+    CHECK_EQ_INT(cer_slots_open(scratch("page"), true, &slots, &err),
+                 CER_CORRUPT);
+    page[8] = 1;
+    page[64] = 3; /* no such slot */
+    scratch_write("page.slots", page, sizeof page);
+    CHECK_EQ_INT(cer_slots_open(scratch("page"), true, &slots, &err),
+                 CER_CORRUPT);
+    CHECK(slots == NULL);
+}
+
+/* Packs without end; every byte of the state at position p is p mod 256. */
+static void
+pack_for_ever(const char *stem, uint64_t position)
+{
+    cer_slots *slots;
+
+    if (cer_slots_open(stem, false, &slots, NULL) != CER_OK)
+        _exit(1);
+    for (;;) {
+        position++;
+        if (pack(slots, 0, position, 30000 + position % 5 * 4096,
+                 (int)(position % 256), NULL) != CER_OK)
+            _exit(1);
+    }
+}
+
+static void
+a_killed_process_leaves_a_whole_state(void)
+{
+    cer_slots *slots = open_slots("killed");
+    cer_slots_info info = {0};
+    uint64_t last = 0;
+    uint32_t random = 12345;
+
+    for (int round = 0; round < 40; round++) {
+        pid_t child = fork();
+
+        if (child == 0)
+            pack_for_ever(scratch("killed"), last);
+        while (!cer_slots_committed(slots, &info) || info.position < last + 3)
+            continue;
+        random = random * 1664525 + 1013904223;
+        for (volatile uint32_t spin = random >> 14; spin > 0; spin--)
+            continue;
+        CHECK_EQ_INT(kill(child, SIGKILL), 0);
+        CHECK_EQ_INT(waitpid(child, NULL, 0), child);
+        CHECK(cer_slots_committed(slots, &info));
+        CHECK(info.position >= last + 3);
+        last = info.position;
+        check_newest(slots, last, 30000 + last % 5 * 4096, (int)(last % 256));
+    }
+    cer_slots_close(slots);
+}
+
+CHECK_MAIN(commits_flip_between_the_slots, files_are_as_long_as_their_state,
+           an_unfinished_pack_changes_nothing, fences_refuse_begins_and_commits,
+           two_at_once_are_caught_at_the_commit, views_outlive_everything,
+           the_newest_state_is_saved, pages_are_checked,
+           a_killed_process_leaves_a_whole_state)
