@@ -7,6 +7,7 @@ import contextlib
 import gc
 import json
 import math
+import os
 import struct
 import subprocess
 import sys
@@ -586,7 +587,7 @@ def test_equal_states_have_equal_bytes_in_another_process() -> None:
             capture_output=True,
             text=True,
             check=True,
-            env={"PYTHONHASHSEED": seed},
+            env={**os.environ, "PYTHONHASHSEED": seed},
         ).stdout
         for seed in ("1", "2")
     }
