@@ -234,14 +234,18 @@ class Store:
         return group
 
     def _commit(self, connection: sqlite3.Connection, rows: list[Row]) -> None:
-        publish_states([row.publish for row in rows if row.publish is not None])
+        pairs = [row.publish for row in rows if row.publish is not None]
+        retired = {file for row in rows for file in row.retire}
+        # What a later row of the group retires again needs no fsync: short epochs
+        # follow each other faster than a disk can keep up.
+        publish_states([pair for pair in pairs if pair[1] not in retired])
+        retired.update(temporary for temporary, final in pairs if final in retired)
         if rows:
             with connection:
                 for row in rows:
                     connection.execute(row.sql, row.values)
-        for row in rows:
-            for file in row.retire:
-                file.unlink(missing_ok=True)
+        for file in retired:
+            file.unlink(missing_ok=True)
 
 
 def release_waiters(group: list[Row | threading.Event | None]) -> None:

@@ -90,3 +90,18 @@ def test_a_store_of_a_later_version_is_refused(tmp_path):
     connection.close()
     with pytest.raises(CorruptDataError, match="version 99"), reader(tmp_path):
         pass
+
+
+def test_a_state_retired_before_it_was_published_leaves_nothing(tmp_path):
+    store = Store.create(tmp_path, {})
+    for epoch in range(50):
+        temporary, final = tmp_path / f"{epoch}.new", tmp_path / f"{epoch}.state"
+        temporary.write_bytes(b"x")
+        store.add_epoch(0, epoch, {}, 0.5, "hash", final.name, (temporary, final))
+        if epoch:
+            store.retire_state(0, epoch - 1, tmp_path / f"{epoch - 1}.state")
+    store.close()
+    assert [f.name for f in tmp_path.iterdir() if FILE not in f.name] == ["49.state"]
+    with reader(tmp_path) as connection:
+        kept = connection.execute("SELECT epoch FROM epochs WHERE state_file NOT NULL").fetchall()
+    assert [row["epoch"] for row in kept] == [49]
