@@ -218,6 +218,7 @@ class Dataset:
         framework: str = "torch",
         device: str = "cpu",
         start: int = 0,
+        threads: int | None = None,
     ) -> Batches:
         """Return an iterable of batches, each a dict of tensors by column.
 
@@ -243,6 +244,8 @@ class Dataset:
             Where the tensors are.
         start
             How many batches to skip.
+        threads
+            Threads that gather ahead; None: as many as there are idle cores, at most 2.
         """
         from cerebro.data.batches import Batches
 
@@ -257,6 +260,7 @@ class Dataset:
             framework=framework,
             device=device,
             start=start,
+            threads=threads,
         )
 
     def _in_order(self, batch_size: int, framework: str, device: str = "cpu") -> Batches:

@@ -1,18 +1,16 @@
-/* Short rows are worth a loop of their own: calling memcpy for each costs more
- * than the copying, and each is a cache miss that can be asked for ahead (156
- * bytes out of 20 MB: 8.4 us for 256 rows without, 3.5 with). Long rows are
- * left to memcpy, which runs at the memory's speed; asking ahead, non-temporal
- * stores and sorting the rows were tried and do not pay there. */
+/* What costs in gathering short rows is waiting for memory: each is several
+ * cache misses at an address that no hardware foresees. Asking for the rows
+ * ahead, about AHEAD_BYTES of them, doubles the speed: 256 rows of 156 bytes
+ * out of 156 MB take 7.6 us without, 3.6 with. From some kilobytes a row on the
+ * hardware does as well by itself, and memcpy runs at the memory's speed;
+ * non-temporal stores and sorting the rows do not pay at any size. */
 #include "gather.h"
 
 #include <string.h>
 
-enum {
-    SHORT_ROW = 512, /* bytes */
-    AHEAD = 8,       /* rows asked for before they are copied */
-    CACHE_LINE = 64,
-};
+enum { AHEAD_BYTES = 10240, MOST_AHEAD = 64, LEAST_AHEAD = 3, LONG_ROW = 6144 };
 
+/* Values that fit a register; columns of them are small. */
 #define GATHER(type)                                                           \
     static void gather_##type(type *dst, const type *src,                      \
                               const uint32_t *rows, size_t n)                  \
@@ -25,44 +23,31 @@ GATHER(uint16_t)
 GATHER(uint32_t)
 GATHER(uint64_t)
 
-static inline void
-copy16(uint8_t *dst, const uint8_t *src)
+static size_t
+rows_ahead(size_t row_bytes)
 {
-    memcpy(dst, src, 16); /* one load and one store */
-}
+    size_t ahead = AHEAD_BYTES / row_bytes;
 
-static inline void
-ask_for(const uint8_t *row, size_t row_bytes)
-{
-    for (size_t k = 0; k < row_bytes; k += CACHE_LINE)
-        __builtin_prefetch(row + k);
-    __builtin_prefetch(row + row_bytes - 1);
-}
-
-/* 16 bytes or more: whole blocks, the last one overlapping its neighbour. */
-static void
-gather_short(uint8_t *dst, const uint8_t *src, size_t row_bytes,
-             const uint32_t *rows, size_t n)
-{
-    size_t last = row_bytes - 16;
-
-    for (size_t i = 0; i < n; i++, dst += row_bytes) {
-        const uint8_t *row = src + (size_t)rows[i] * row_bytes;
-
-        if (i + AHEAD < n)
-            ask_for(src + (size_t)rows[i + AHEAD] * row_bytes, row_bytes);
-        for (size_t k = 0; k < last; k += 16)
-            copy16(dst + k, row + k);
-        copy16(dst + last, row + last);
-    }
+    if (row_bytes > LONG_ROW)
+        return 0;
+    if (ahead > MOST_AHEAD)
+        return MOST_AHEAD;
+    return ahead < LEAST_AHEAD ? LEAST_AHEAD : ahead;
 }
 
 static void
 gather_any(uint8_t *dst, const uint8_t *src, size_t row_bytes,
            const uint32_t *rows, size_t n)
 {
-    for (size_t i = 0; i < n; i++, dst += row_bytes)
-        memcpy(dst, src + (size_t)rows[i] * row_bytes, row_bytes);
+    size_t ahead = rows_ahead(row_bytes);
+
+    for (size_t i = 0; i < n && i < ahead; i++)
+        cer_gather_ask(src + rows[i] * row_bytes, row_bytes);
+    for (size_t i = 0; i < n; i++, dst += row_bytes) {
+        if (ahead != 0 && i + ahead < n)
+            cer_gather_ask(src + rows[i + ahead] * row_bytes, row_bytes);
+        memcpy(dst, src + rows[i] * row_bytes, row_bytes);
+    }
 }
 
 void
@@ -85,9 +70,6 @@ cer_gather_rows(void *dst, const void *src, size_t row_bytes,
         gather_uint64_t(dst, src, rows, n);
         return;
     default:
-        if (row_bytes >= 16 && row_bytes <= SHORT_ROW)
-            gather_short(dst, src, row_bytes, rows, n);
-        else
-            gather_any(dst, src, row_bytes, rows, n);
+        gather_any(dst, src, row_bytes, rows, n);
     }
 }

@@ -9,4 +9,17 @@
 void cer_gather_rows(void *dst, const void *src, size_t row_bytes,
                      const uint32_t *rows, size_t n);
 
+/* Asks for memory that will be read soon, into the second-level cache: the
+ * first level takes few requests at a time. */
+static inline void
+cer_gather_ask(const uint8_t *row, size_t bytes)
+{
+    enum { CACHE_LINE = 64 };
+
+    for (size_t k = 0; k < bytes; k += CACHE_LINE)
+        __builtin_prefetch(row + k, 0, 2);
+    if (bytes != 0)
+        __builtin_prefetch(row + bytes - 1, 0, 2);
+}
+
 #endif

@@ -6,7 +6,11 @@
 #include "pointwise.h"
 #include "rng.h"
 
-enum { BLOCK_BYTES = 16384 }; /* rows gathered before a pointwise chain */
+enum {
+    BLOCK_BYTES = 16384, /* rows gathered before a pointwise chain */
+    ROWS_AHEAD = 16,     /* ragged rows asked for before they are copied, */
+    ASKED_BYTES = 1024,  /* with their first bytes */
+};
 
 /* A crop or a mirroring, with the image's size before it. */
 typedef struct move {
@@ -28,6 +32,7 @@ struct cer_transform {
      * `fill_values` results. */
     size_t n_fills, fill_values;
     uint8_t *fills;
+    bool fill_is_a_byte; /* the first fill is one byte over and over */
     size_t height, width, channels; /* of an image before it moves */
     size_t n_moves;
     move moves[CER_MAX_OPS];
@@ -246,6 +251,7 @@ set_fills(maker *m)
         for (size_t at = first; at < per_fill; at += first)
             memcpy(fill + at, fill, first);
     }
+    t->fill_is_a_byte = memcmp(t->fills, t->fills + 1, per_fill - 1) == 0;
     return CER_OK;
 }
 
@@ -625,6 +631,10 @@ put_fill(const cer_transform *t, uint8_t *dst, size_t n)
 
     if (all == 0)
         return;
+    if (t->fill_is_a_byte) {
+        memset(dst, t->fills[0], all);
+        return;
+    }
     memcpy(dst, t->fills, t->out.bytes);
     while (done < all) { /* doubling what is there */
         size_t m = done < all - done ? done : all - done;
@@ -632,6 +642,23 @@ put_fill(const cer_transform *t, uint8_t *dst, size_t n)
         memcpy(dst + done, dst, m);
         done += m;
     }
+}
+
+static const uint8_t *
+row_values(const cer_transform *t, const uint8_t *src, const int64_t *offsets,
+           uint32_t row)
+{
+    return src + (size_t)offsets[row] * t->in_bytes;
+}
+
+static void
+ask_for_row(const cer_transform *t, const uint8_t *src, const int64_t *offsets,
+            uint32_t row)
+{
+    size_t bytes = row_length(t, offsets, row) * t->in_bytes;
+
+    cer_gather_ask(row_values(t, src, offsets, row),
+                   bytes < ASKED_BYTES ? bytes : ASKED_BYTES);
 }
 
 void
@@ -643,8 +670,9 @@ cer_transform_ragged(const cer_transform *t, void *dst, uint8_t *mask,
 
     for (size_t i = 0; i < n; i++, mask += length) {
         size_t m = row_length(t, offsets, rows[i]);
-        const uint8_t *values = src + (size_t)offsets[rows[i]] * t->in_bytes;
 
+        if (i + ROWS_AHEAD < n)
+            ask_for_row(t, src, offsets, rows[i + ROWS_AHEAD]);
         lengths[i] = (int64_t)m;
         if (length == 0)
             continue;
@@ -653,9 +681,11 @@ cer_transform_ragged(const cer_transform *t, void *dst, uint8_t *mask,
         if (t->out.bytes == 0)
             continue;
         if (t->values != NULL)
-            cer_pointwise_run(t->values, to, values, m * t->n_values);
+            cer_pointwise_run(t->values, to,
+                              row_values(t, src, offsets, rows[i]),
+                              m * t->n_values);
         else
-            memcpy(to, values, m * t->in_bytes);
+            memcpy(to, row_values(t, src, offsets, rows[i]), m * t->in_bytes);
         put_fill(t, to + m * t->out.bytes, length - m);
         to += length * t->out.bytes;
     }

@@ -1,6 +1,6 @@
 /* py_loader.c -- Loader: an iterator of batches, dicts of tensors. */
 #define NO_IMPORT_ARRAY
-#include "py_loader.h"
+#include "module.h"
 
 #include <numpy/arrayobject.h>
 #include <structmember.h>
@@ -603,8 +603,8 @@ as_dict(loader_object *self, cer_batch *batch)
     return dict;
 }
 
-PyObject *
-py_loader_next(PyObject *object)
+static PyObject *
+loader_next(PyObject *object)
 {
     loader_object *self = (loader_object *)object;
     cer_batch *batch = NULL;
@@ -646,44 +646,17 @@ loader_close(PyObject *object, PyObject *Py_UNUSED(args))
     Py_RETURN_NONE;
 }
 
-int
-py_loader_check(core_state *state, PyObject *object)
-{
-    if (PyObject_TypeCheck(object, state->loader_type))
-        return 0;
-    PyErr_Format(PyExc_TypeError, "expected a Loader, not %.100s",
-                 Py_TYPE(object)->tp_name);
-    return -1;
-}
-
-size_t
-py_loader_last_rows(PyObject *object)
-{
-    return (size_t)((loader_object *)object)->last_rows;
-}
-
-size_t
-py_loader_batches(PyObject *object)
-{
-    return cer_loader_batches(((loader_object *)object)->loader);
-}
-
-size_t
-py_loader_rows(PyObject *object)
-{
-    return cer_loader_rows(((loader_object *)object)->loader);
-}
-
 static Py_ssize_t
 loader_length(PyObject *object)
 {
-    return (Py_ssize_t)py_loader_batches(object);
+    return (Py_ssize_t)cer_loader_batches(((loader_object *)object)->loader);
 }
 
 static PyObject *
 loader_get_rows(PyObject *object, void *Py_UNUSED(closure))
 {
-    return PyLong_FromSize_t(py_loader_rows(object));
+    return PyLong_FromSize_t(
+        cer_loader_rows(((loader_object *)object)->loader));
 }
 
 static PyObject *
@@ -723,7 +696,7 @@ static PyType_Slot loader_slots[] = {
     {Py_tp_traverse, loader_traverse},
     {Py_tp_clear, loader_clear},
     {Py_tp_iter, PyObject_SelfIter},
-    {Py_tp_iternext, py_loader_next},
+    {Py_tp_iternext, loader_next},
     {Py_tp_methods, loader_methods},
     {Py_tp_members, loader_members},
     {Py_tp_getset, loader_getset},
