@@ -225,25 +225,7 @@ def test_memory_stays_flat(parts: Any) -> None:
             assert process.memory_info().rss - before < 2_000_000
 
 
-def test_a_forked_child_is_told(parts: Any) -> None:
-    made = loader(parts, threads=1)
-    made.begin([0], 0)
-    batch = next(made)
-    child = os.fork()
-    if child == 0:
-        try:
-            next(made)
-        except ValueError as error:
-            del batch, made
-            os._exit(0 if "after a fork" in str(error) else 2)
-        os._exit(1)
-    assert os.waitpid(child, 0)[1] == 0
-    assert len(list(made)) == 5
-
-
-def test_interrupted_by_a_signal_in_the_main_thread(tmp_path: Path) -> None:
-    """The loader's threads leave Ctrl-C to the main thread."""
-    code = """
+PRELUDE = """
 import os, signal, sys
 import numpy as np
 from cerebro import _core
@@ -253,18 +235,46 @@ shard = _core.ShardReader(".", 100, [("x", "int64", (), False, {"x.npy": size})]
 made = _core.Loader([(shard, (0, 100))], [{"name": "x", "ops": []}], batch_size=2,
                     framework="numpy", threads=2)
 made.begin([0], 0)
+"""
+
+
+def run_python(folder: Path, code: str) -> str:
+    """In a process of its own; what it printed."""
+    result = subprocess.run(
+        [sys.executable, "-c", PRELUDE + code],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(Path(_core.__file__).parent.parent)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_a_forked_child_is_told(tmp_path: Path) -> None:
+    code = """
+batch = next(made)
+child = os.fork()
+if child == 0:
+    try:
+        next(made)
+    except ValueError as error:
+        del batch, made
+        os._exit(0 if "after a fork" in str(error) else 2)
+    os._exit(1)
+print(os.waitpid(child, 0)[1], len(list(made)))
+"""
+    assert run_python(tmp_path, code) == "0 49\n"
+
+
+def test_interrupted_by_a_signal_in_the_main_thread(tmp_path: Path) -> None:
+    """The loader's threads leave Ctrl-C to the main thread."""
+    code = """
 try:
     for batch in made:
         os.kill(os.getpid(), signal.SIGINT)
 except KeyboardInterrupt:
     print("interrupted", len(list(made)) > 0)
 """
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(Path(_core.__file__).parent.parent)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert result.stdout == "interrupted True\n", result.stderr
+    assert run_python(tmp_path, code) == "interrupted True\n"
