@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from cerebro.data import Dataset
 from cerebro.environment import usable_cores
 from cerebro.errors import InputError
@@ -90,19 +92,20 @@ def split_validation(data: Any, validation: Any) -> tuple[Dataset, Dataset | Non
 
     `validation` is a data set, a fraction (the last part of the split) or None.
     """
-    if isinstance(data, (str, Path)):
+    if isinstance(data, (str, os.PathLike)):
         data = Dataset(data)
     if not isinstance(data, Dataset):
         raise InputError(
             f"data must be a cerebro.Dataset, not {type(data).__name__}: write one with "
             "cerebro.shard(arrays, folder)"
         )
-    if isinstance(validation, (str, Path)):
+    if isinstance(validation, (str, os.PathLike)):
         validation = Dataset(validation)
     if validation is None or isinstance(validation, Dataset):
         return data, validation
-    if isinstance(validation, float) and 0 < validation < 1:
-        train, held_out = data.split(1 - validation, validation)
+    if isinstance(validation, (float, np.floating)) and 0 < validation < 1:
+        share = float(validation)
+        train, held_out = data.split(1 - share, share)
         return train, held_out
     raise InputError(
         f"validation must be a cerebro.Dataset, a fraction between 0 and 1, or None, not "
