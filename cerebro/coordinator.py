@@ -38,6 +38,8 @@ class LiveTrial:
     epoch_seconds: float = 0.0
     rows_per_second: float | None = None
     worker: int | None = None
+    last_worker: int | None = None
+    """Whoever wrote the state that is committed."""
     deaths: Counter[tuple[int, int]] = field(default_factory=Counter)
     kept: dict[int, str] = field(default_factory=dict)
 
@@ -64,6 +66,7 @@ class Coordinator:
         self.trials: dict[int, LiveTrial] = {}
         self._progress = progress
         self._result = result
+        result._settle = store.flush
         self._started = time.perf_counter()
         self._wall_started = time.time()
         self._schedule = self._make_schedule()
@@ -236,9 +239,10 @@ class Coordinator:
             seconds=event.seconds,
             rows=event.rows,
             batches=event.batches,
-            hopped=event.hopped,
+            hopped=event.loaded and trial.last_worker not in (None, event.worker),
             state_bytes=event.state_bytes,
         )
+        trial.last_worker = event.worker
         if self.settings.callbacks:
             means = {name: s / w for name, (s, w) in event.sums.items() if w}
             self._tell("on_unit_end", self._view(trial), means)
@@ -367,7 +371,7 @@ class Coordinator:
 
     def _remove_slots(self, number: int) -> None:
         for suffix in (".a", ".b", ".slots"):
-            Path(self.context.state_dir, f"{number:06d}{suffix}").unlink(missing_ok=True)
+            Path(self.context.state_dir, f"{number}{suffix}").unlink(missing_ok=True)
 
     def _end_stopped_trials(self) -> None:
         for trial in self.trials.values():

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from cerebro import _core
 from cerebro.errors import InputError
 
 if TYPE_CHECKING:
@@ -35,33 +34,26 @@ def export(
     return target
 
 
-def _weights(model: Any) -> dict[str, Any]:
-    """The model's weights by name: a net's own, or the whole state."""
-    net = getattr(model, "net", None)
-    state = model.state_dict() if net is None else net.state_dict()
-    if not isinstance(state, dict):
-        raise InputError(f"{type(model).__name__}.state_dict() is no mapping")
-    return state
-
-
 def _safetensors(trial: Trial, model: Any, target: Path) -> None:
+    net = getattr(model, "net", None)
+    if net is None:
+        # The whole state, as in the run's own files: tensors under their paths.
+        target.write_bytes(_core.pack_state(model.state_dict()))
+        return
     try:
-        import safetensors.numpy
         import safetensors.torch
     except ImportError as error:
         raise InputError("this format needs safetensors: pip install safetensors") from error
-    net = getattr(model, "net", None)
-    if net is not None:
-        safetensors.torch.save_model(net, str(target))  # tied weights once
-    else:
-        arrays = {name: np.ascontiguousarray(value) for name, value in _weights(model).items()}
-        safetensors.numpy.save_file(arrays, str(target))
+    safetensors.torch.save_model(net, str(target))  # tied weights once
 
 
 def _torch(trial: Trial, model: Any, target: Path) -> None:
-    import torch
-
-    torch.save(_weights(model), target)
+    try:
+        import torch
+    except ImportError as error:
+        raise InputError("this format needs PyTorch: pip install torch") from error
+    net = getattr(model, "net", None)
+    torch.save(model.state_dict() if net is None else net.state_dict(), target)
 
 
 def _onnx(trial: Trial, model: Any, target: Path) -> None:

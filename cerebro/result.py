@@ -6,9 +6,11 @@ another day, in another process or while the run goes on is the same object.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +20,7 @@ from cerebro.data import Dataset
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.recipe import Recipe
 from cerebro.store import FILE, decode, read_meta, reader
-from cerebro.trial import EpochRecord, Status, TrialRecord
+from cerebro.trial import EpochRecord, Status, TrialRecord, score
 from cerebro.unit import RunContext
 
 if TYPE_CHECKING:
@@ -105,7 +107,7 @@ class Trial:
     @property
     def log(self) -> str:
         """What the trial printed and logged."""
-        path = self._result.path / "trials" / f"{self.number:06d}.log"
+        path = self._result.path / "trials" / f"{self.number}.log"
         try:
             return path.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
@@ -128,8 +130,9 @@ class Trial:
         Returns
         -------
         object
-            What ``build`` returns, for `cerebro.torch.Model` with ``.net``. The
-            caller's random generators are left alone.
+            What ``build`` returns, for `cerebro.torch.Model` with ``.net``, which is in
+            evaluation mode as after any validation. The caller's random generators are
+            left alone.
 
         Raises
         ------
@@ -158,6 +161,11 @@ class Trial:
                 context, self.number, self.config, info, accepts_info(context.build)
             )
             load_tree(LiveModel(model, torch, progress=EpochProgress()), packed)
+        # Dropout and batch norm would otherwise train on in the user's predictions;
+        # train_batch goes back to training by itself.
+        net: Any = getattr(model, "net", None)
+        if torch and hasattr(net, "eval"):
+            net.eval()
         return model
 
     def state_path(self, epoch: Literal["best", "last"] | int = "best") -> Path:
@@ -177,30 +185,50 @@ class Trial:
     ) -> dict[str, float]:
         """Return the mean metrics of the best epoch's model over a data set.
 
+        Done as in the run (batches, threads, generators), so that for the run's
+        validation data these are the recorded metrics, bit for bit.
+
         Parameters
         ----------
         data
-            A `cerebro.Dataset`; default: the run's validation data.
+            A `cerebro.Dataset` or the path of one; default: the run's validation data.
+        build
+            The run's ``build``, where it cannot be imported again.
         """
         from cerebro.data.batches import make_loader
-        from cerebro.worker import evaluate_model
+        from cerebro.torch_settings import compute_settings
+        from cerebro.worker import evaluate_model, evaluation_seed
 
         model = self.load(build=build)
         target = self._result._data_for(data)
+        settings = self._result.settings
         loader = make_loader(
             target,
-            self._batch_size(),
-            seed=self._result._meta["settings"]["seed"],
+            settings["eval_batch_size"] or self._batch_size(),
+            seed=settings["seed"],
             shuffle=False,
             framework=getattr(model, "framework", "dlpack"),
             augment=False,
         )
         loader.begin(range(target.num_shards), 0)
-        with generators.preserved(_torch_imported()):
+        epoch = self._epoch_record("best").epoch
+        seed = evaluation_seed(settings["seed"], self.number, epoch)
+        with (
+            generators.preserved(_torch_imported(), seed),
+            compute_settings(settings["threads"], settings["deterministic"]),
+        ):
             return evaluate_model(model, loader)[1]
 
     def predict(self, data: Any, *, build: Callable[..., Any] | None = None) -> Any:
         """Return the best epoch's predictions for a data set's rows, in row order.
+
+        Parameters
+        ----------
+        data
+            A `cerebro.Dataset` or the path of one, or what the model's own ``predict``
+            takes.
+        build
+            The run's ``build``, where it cannot be imported again.
 
         Raises
         ------
@@ -209,8 +237,11 @@ class Trial:
         """
         from cerebro.predict import predict
 
+        if isinstance(data, (str, os.PathLike)):
+            data = Dataset(data)
+        model = self.load(build=build)
         with generators.preserved(_torch_imported()):
-            return predict(self.load(build=build), data, self._batch_size())
+            return predict(model, data, self._batch_size())
 
     def export(
         self,
@@ -264,6 +295,7 @@ class Trial:
     def _read_state(self, record: EpochRecord) -> bytes:
         assert record.state_file is not None
         path = self._result.path / "states" / record.state_file
+        self._result._settle()  # in a callback: what was just finished
         packed = path.read_bytes()
         if _core.hash_state(packed) != record.state_hash:
             raise CorruptDataError(
@@ -303,10 +335,12 @@ class Result:
         self._build = build
         self._data: dict[str, Dataset] = {}
         self._trials: list[Trial] | None = None
+        self._settle: Callable[[], None] = lambda: None
         self.refresh()
 
     def refresh(self) -> None:
         """Read the store again; useful while the run goes on."""
+        self._settle()
         with reader(self._path) as connection:
             self._meta = read_meta(connection)
             self._records = read_trials(connection)
@@ -376,12 +410,9 @@ class Result:
 
     def top(self, n: int) -> list[Trial]:
         """Return the `n` best trials, best first; trials without a metric are left out."""
-        sign = 1.0 if self.mode == "min" else -1.0
-        ranked = [
-            t for t in self.trials if t._record.best_epoch(self.metric, self.mode) is not None
-        ]
-        ranked = [t for t in ranked if t.metrics.get(self.metric) is not None]
-        return sorted(ranked, key=lambda t: (sign * t.metrics[self.metric], t.number))[:n]
+        scores = [score(t.metrics, self.metric, self.mode) for t in self.trials]
+        ranked = sorted((s, number) for number, s in enumerate(scores) if s is not None)
+        return [self.trials[number] for _, number in ranked[:n]]
 
     def summary(self) -> str:
         """Return a table of the trials, best first, for terminals."""
@@ -487,7 +518,8 @@ class Result:
     # --- for the library itself ------------------------------------------
 
     def _trial_of(self, record: TrialRecord) -> Trial:
-        return Trial(self, record)
+        """Return a trial as it is now; the record goes on."""
+        return Trial(self, replace(record, epochs=[replace(epoch) for epoch in record.epochs]))
 
     def _units(self) -> list[dict[str, Any]]:
         """Every unit that ran; times in seconds since the run's start."""
@@ -543,7 +575,7 @@ class Result:
     def _data_for(self, data: Any) -> Dataset:
         """The data set to evaluate on: the given one, or the run's validation data."""
         if data is not None:
-            return Dataset(data) if isinstance(data, (str, Path)) else data
+            return Dataset(data) if isinstance(data, (str, os.PathLike)) else data
         if self._meta["validation"] is None:
             raise InputError("the run has no validation data: give data=")
         return self._dataset("validation")
@@ -620,11 +652,15 @@ def read_trials(connection: Any) -> list[TrialRecord]:
             error=row["error"],
             traceback=row["traceback"],
         )
+    metrics: dict[tuple[int, int], dict[str, float]] = {}
+    for row in connection.execute("SELECT * FROM metrics ORDER BY rowid"):
+        value = math.nan if row["value"] is None else row["value"]
+        metrics.setdefault((row["trial"], row["epoch"]), {})[row["name"]] = value
     for row in connection.execute("SELECT * FROM epochs ORDER BY trial, epoch"):
         records[row["trial"]].epochs.append(
             EpochRecord(
                 epoch=row["epoch"],
-                metrics=decode(row["metrics"]),
+                metrics=metrics.get((row["trial"], row["epoch"]), {}),
                 seconds=row["seconds"],
                 state_hash=row["state_hash"],
                 state_file=row["state_file"],

@@ -10,7 +10,8 @@ The tables are plain SQLite, readable without Cerebro:
 
 ``meta``    key, JSON value: settings, data, build, environment, status
 ``trials``  number, JSON configuration, status, epochs asked for, error, parent
-``epochs``  trial, epoch, JSON metrics, seconds, state hash, file of the state
+``epochs``  trial, epoch, seconds, state hash, file of the state
+``metrics`` trial, epoch, name, value: ``train_*``, ``val_*`` and the short names
 ``units``   one row per unit that ran: where, when, how many rows
 ``events``  what else happened: workers lost, retries, warnings
 """
@@ -31,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from cerebro import _core
+from cerebro.environment import is_network_file_system
 from cerebro.errors import CorruptDataError, InputError
 
 FILE = "run.sqlite"
@@ -51,12 +53,18 @@ CREATE TABLE trials (
 CREATE TABLE epochs (
     trial INTEGER NOT NULL,
     epoch INTEGER NOT NULL,
-    metrics TEXT NOT NULL,
     seconds REAL NOT NULL,
     state_hash TEXT NOT NULL,
     state_file TEXT,
     PRIMARY KEY (trial, epoch)
 ) WITHOUT ROWID;
+CREATE TABLE metrics (
+    trial INTEGER NOT NULL,
+    epoch INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    value REAL,  -- NULL stands for NaN, which SQLite does not have
+    PRIMARY KEY (trial, epoch, name)
+);
 CREATE TABLE units (
     id INTEGER PRIMARY KEY,
     trial INTEGER NOT NULL,
@@ -84,12 +92,16 @@ CREATE TABLE events (
 
 @dataclass
 class Row:
-    """One statement to commit, the state it publishes and the states it retires."""
+    """One statement to commit, the state it publishes and the states it retires.
+
+    ``metrics`` are rows of their table that belong to the same transaction.
+    """
 
     sql: str
     values: tuple[Any, ...]
     publish: tuple[Path, Path] | None = None
     retire: tuple[Path, ...] = field(default=())
+    metrics: tuple[tuple[int, int, str, float], ...] = field(default=())
 
 
 class Store:
@@ -99,6 +111,7 @@ class Store:
         self._folder = folder
         self._queue: queue.SimpleQueue[Row | threading.Event | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
+        self._closed = False
         self._thread = threading.Thread(target=self._write, name="cerebro-store", daemon=True)
         self._thread.start()
 
@@ -172,8 +185,10 @@ class Store:
     ) -> None:
         """Record a finished epoch once its state is durable under its final name."""
         self._check()
-        values = (trial, epoch, encode(metrics), seconds, state_hash, state_file)
-        self._queue.put(Row("INSERT INTO epochs VALUES (?, ?, ?, ?, ?, ?)", values, publish))
+        values = (trial, epoch, seconds, state_hash, state_file)
+        pairs = tuple((trial, epoch, name, value) for name, value in metrics.items())
+        sql = "INSERT INTO epochs VALUES (?, ?, ?, ?, ?)"
+        self._queue.put(Row(sql, values, publish, metrics=pairs))
 
     def retire_state(self, trial: int, epoch: int, file: Path) -> None:
         """Forget a kept state, then delete its file."""
@@ -186,6 +201,8 @@ class Store:
 
     def flush(self) -> None:
         """Wait until everything handed over is durable."""
+        if self._closed:
+            return
         done = threading.Event()
         self._queue.put(done)
         done.wait()
@@ -193,6 +210,7 @@ class Store:
 
     def close(self) -> None:
         """Commit what is left and end the writing thread."""
+        self._closed = True
         self._queue.put(None)
         self._thread.join()
         self._check()
@@ -211,7 +229,7 @@ class Store:
         group: list[Row | threading.Event | None] = []
         try:
             with contextlib.closing(sqlite3.connect(self._folder / FILE)) as connection:
-                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute(f"PRAGMA journal_mode = {journal_mode(self._folder)}")
                 connection.execute("PRAGMA synchronous = FULL")
                 while None not in group:
                     group = self._gather()
@@ -244,6 +262,10 @@ class Store:
             with connection:
                 for row in rows:
                     connection.execute(row.sql, row.values)
+                    if row.metrics:
+                        connection.executemany(
+                            "INSERT INTO metrics VALUES (?, ?, ?, ?)", row.metrics
+                        )
         for file in retired:
             file.unlink(missing_ok=True)
 
@@ -252,6 +274,11 @@ def release_waiters(group: list[Row | threading.Event | None]) -> None:
     for item in group:
         if isinstance(item, threading.Event):
             item.set()
+
+
+def journal_mode(folder: Path) -> str:
+    """WAL, which needs memory shared between readers; a rollback journal on network disks."""
+    return "DELETE" if is_network_file_system(folder) else "WAL"
 
 
 def default_run_path() -> Path:

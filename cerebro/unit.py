@@ -100,8 +100,6 @@ class UnitDone:
     seconds: float
     loaded: bool
     """Whether the state was unpacked: it was not live on this worker."""
-    hopped: bool
-    """Whether another worker wrote the state."""
     state_bytes: int
     metrics: dict[str, float] | None = None
     """At an epoch's end: ``train_*``, ``val_*`` and the short names."""

@@ -182,7 +182,6 @@ class UnitRunner:
             started=started,
             seconds=time.perf_counter() - clock,
             loaded=loaded,
-            hopped=loaded and task.position > 0,
             state_bytes=live.state_bytes,
             metrics=metrics,
             state_hash=state_hash,
@@ -329,7 +328,7 @@ class UnitRunner:
         self._verified.add(key)
 
     def _stem(self, trial: int) -> str:
-        return str(Path(self.context.state_dir, f"{trial:06d}"))
+        return str(Path(self.context.state_dir, f"{trial}"))
 
     def _slots_of(self, trial: int) -> _core.Slots:
         slots = self._slots.pop(trial, None)
@@ -340,7 +339,7 @@ class UnitRunner:
 
     @contextlib.contextmanager
     def _output_of(self, trial: int) -> Iterator[None]:
-        path = Path(self.context.log_dir, f"{trial:06d}.log")
+        path = Path(self.context.log_dir, f"{trial}.log")
         if self._own_process:
             with redirected_fds(path):
                 yield
@@ -522,7 +521,7 @@ def load_tree(live: LiveModel, buffer: Any) -> None:
 
 def epoch_state_file(trial: int, epoch: int) -> str:
     """Name of the file that keeps a trial's state after an epoch."""
-    return f"{trial:06d}-epoch-{epoch:04d}.safetensors"
+    return f"{trial}-epoch-{epoch}.safetensors"
 
 
 def describe(error: BaseException) -> str:

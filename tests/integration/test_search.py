@@ -226,7 +226,7 @@ def test_keep_decides_which_states_stay(data, tmp_path):
     for keep, kept in (("last", [2]), ("all", [0, 1, 2])):
         result = run(data, tmp_path / keep, epochs=3, n_trials=1, keep=keep)
         files = sorted(f.name for f in (result.path / "states").iterdir())
-        assert files == [f"000000-epoch-{epoch:04d}.safetensors" for epoch in kept]
+        assert files == [f"0-epoch-{epoch}.safetensors" for epoch in kept]
     with pytest.raises(InputError, match=r"no state of epoch 0; kept are 2"):
         cerebro.open(tmp_path / "last").trials[0].load(0)
 
