@@ -97,12 +97,12 @@ def test_every_float16_is_read_exactly() -> None:
         np.bool_(True),
         np.array(0.25),
         np.array([2], dtype=np.int32),
-        torch.tensor(0.5, requires_grad=True),
+        torch.nn.Parameter(torch.tensor(0.5)),
         torch.ones(2, dtype=torch.complex64).conj().imag[0] - 1,
     ],
 )
 def test_numbers_of_all_kinds(value: Any) -> None:
-    number = float(value.item() if isinstance(value, np.ndarray) else value)
+    number = float(value.item() if hasattr(value, "item") else value)
     assert run([value]).sums["m"] == (number, 1.0)
 
 
