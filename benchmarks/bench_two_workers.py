@@ -1,0 +1,110 @@
+"""What feeding costs when every core trains: ``python -m benchmarks.bench_two_workers``.
+
+Two processes, one compute thread each, train the same small CNN on rows of
+12,288 bytes: from Cerebro's loader (inline, as in workers) and from batches that
+were made beforehand. Both do the same at the same time, in alternating rounds.
+Bar: 0.97 of the steps per second on batches made beforehand.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import Bench, parser
+
+BATCH = 128
+WORKERS = 2
+
+
+def child(number: int, folder: str, rounds: int, barrier: Any, answers: Any) -> None:
+    """Train in alternating rounds; answer with steps per second of both kinds."""
+    import torch
+
+    import cerebro
+    from cerebro.data.batches import make_loader
+
+    torch.set_num_threads(1)
+    torch.manual_seed(number)
+    data = cerebro.Dataset(folder)
+    loader = make_loader(data, BATCH, seed=number, framework="torch", threads=0)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 5, stride=4),
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(8 * 15 * 15, 10),
+    )
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+
+    def train(batch: dict[str, torch.Tensor]) -> None:
+        optimizer.zero_grad()
+        x = batch["x"].to(torch.float32)
+        torch.nn.functional.cross_entropy(net(x), batch["y"]).backward()
+        optimizer.step()
+
+    loader.begin([0], 0)
+    # As many different batches as stay out of the caches, as fresh ones do.
+    ready = [{name: t.clone() for name, t in batch.items()} for batch in loader]
+    speeds: dict[str, list[float]] = {"ready": [], "loader": []}
+    for i in range(rounds + 1):
+        for kind in ("ready", "loader"):
+            loader.begin([0], i)
+            barrier.wait()
+            start = time.perf_counter()
+            for batch in ready if kind == "ready" else loader:
+                train(batch)
+            if i > 0:
+                speeds[kind].append(len(ready) / (time.perf_counter() - start))
+    answers.put(speeds)
+
+
+def main() -> None:
+    arguments = parser(__doc__ or "").parse_args()
+    rows = 4_000 if arguments.quick else 20_000
+    rng = np.random.default_rng(0)
+    context = multiprocessing.get_context("spawn")
+    barrier, answers = context.Barrier(WORKERS), context.Queue()
+    with tempfile.TemporaryDirectory(prefix="cerebro-bench-") as folder:
+        import cerebro
+
+        path = Path(folder, "data")
+        source = {
+            "x": rng.integers(0, 255, (rows, 3, 64, 64), dtype=np.uint8),
+            "y": rng.integers(0, 10, rows),
+        }
+        cerebro.shard(source, path, shards=1, progress=False)
+        children = [
+            context.Process(
+                target=child, args=(n, str(path), 3 * arguments.rounds, barrier, answers)
+            )
+            for n in range(WORKERS)
+        ]
+        for process in children:
+            process.start()
+        speeds = [answers.get() for _ in children]
+        for process in children:
+            process.join()
+    ratios = [a / b for s in speeds for a, b in zip(s["loader"], s["ready"], strict=True)]
+    bench = Bench("bench_two_workers", arguments.json)
+    ready = statistics.median(v for s in speeds for v in s["ready"])
+    fed = statistics.median(v for s in speeds for v in s["loader"])
+    bench.add("batches made beforehand, 12,288-byte rows", ready, "steps/s")
+    bench.add(
+        "Cerebro's loader inside",
+        fed,
+        "steps/s",
+        reference="beforehand",
+        ratio=statistics.median(ratios),
+        bar=">= 0.97",
+    )
+    bench.report()
+
+
+if __name__ == "__main__":
+    main()
