@@ -4,6 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "copy.h"
+#include "json.h"
+
 #define METADATA "__metadata__"
 #define STRUCTURE_KEY "cerebro"
 

@@ -18,10 +18,7 @@
 #define CER_STATE_H
 
 #include "base.h"
-#include "copy.h"
 #include "dtype.h"
-#include "hash.h"
-#include "json.h"
 
 #define CER_STATE_MAX_DIMS 64
 #define CER_STATE_MAX_HEADER 100000000 /* what other readers take */

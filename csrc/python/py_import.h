@@ -6,6 +6,7 @@
 #ifndef CER_PY_IMPORT_H
 #define CER_PY_IMPORT_H
 
+#include "copy.h"
 #include "py_state.h"
 
 #include <numpy/ndarraytypes.h>

@@ -1,6 +1,7 @@
 /* py_pack.c -- walks a nested Python value: tensors go to a cer_state_writer
  * under their paths, everything else into the structure, as JSON. */
 #define NO_IMPORT_ARRAY
+#include "json.h"
 #include "py_state.h"
 
 #include <numpy/arrayobject.h>

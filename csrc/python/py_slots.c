@@ -1,4 +1,5 @@
 /* py_slots.c -- Slots: the two mapped slots of a trial. */
+#include "copy.h"
 #include "hash.h"
 #include "py_state.h"
 #include "slots.h"

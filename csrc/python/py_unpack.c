@@ -2,6 +2,7 @@
  * structure, which must be exactly of the form that py_pack.c writes, and makes
  * a tensor for every place that names one, or finds the live one. */
 #define NO_IMPORT_ARRAY
+#include "json.h"
 #include "py_import.h"
 
 #include <math.h>
