@@ -35,6 +35,7 @@ class LiveTrial:
 
     record: TrialRecord
     position: int = 0
+    dispatches: int = 0
     epoch_seconds: float = 0.0
     rows_per_second: float | None = None
     worker: int | None = None
@@ -203,7 +204,9 @@ class Coordinator:
                 shard=shard,
                 attempt=attempt,
                 position=trial.position,
+                dispatch=trial.dispatches,
             )
+            trial.dispatches += 1
             self._in_flight[number] = task
             self.executor.submit(number, task)
 

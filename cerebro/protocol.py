@@ -59,6 +59,9 @@ class Model(Protocol):
 
     ``framework``
         What batches are made of: "torch", "numpy", "jax" or "dlpack" (default).
+    ``loads_in_place``
+        True if a state may be copied into the tensors that `state_dict` returns
+        (they are the model's own and nobody else's), which spares new memory.
     ``bind_info(info)``
         Once, after `build`.
     ``begin_epoch(epoch)``, ``end_epoch(epoch, metrics)``

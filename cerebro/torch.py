@@ -110,6 +110,7 @@ class Model:
     """
 
     framework = "torch"
+    loads_in_place = True
 
     def __init__(
         self,

@@ -72,6 +72,9 @@ class Task:
     attempt: int
     position: int
     """Units of the trial that are committed before this one."""
+    dispatch: int = 0
+    """How often the trial has been handed to a worker before: it never goes down,
+    so that slots can refuse a worker that was given up for dead."""
     keep_state: bool = True
     """Whether a state at an epoch's end is written to ``epoch_dir``."""
 

@@ -163,7 +163,7 @@ class UnitRunner:
                     live.model.end_epoch(task.epoch, metrics)
             live.generators = generators.capture(live.torch)
             live.state_bytes = slots.pack(
-                pack_tree(live), attempt=task.attempt, position=task.position + 1
+                pack_tree(live), attempt=task.dispatch, position=task.position + 1
             )
         live.position = task.position + 1
         self._last_trial = task.trial
@@ -513,7 +513,11 @@ def pack_tree(live: LiveModel) -> dict[str, Any]:
 def load_tree(live: LiveModel, buffer: Any) -> None:
     """Load a packed state into a live model."""
     framework: Literal["torch", "numpy"] = "torch" if live.torch else "numpy"
-    tree = _core.unpack_state(buffer, framework)
+    tree: Any = None
+    if getattr(live.model, "loads_in_place", False):
+        tree = _core.load_into(buffer, pack_tree(live))  # None where it does not fit
+    if tree is None:
+        tree = _core.unpack_state(buffer, framework)
     live.model.load_state_dict(tree["model"])
     live.generators = tree["generators"]
     live.progress = EpochProgress.from_state(tree["progress"])
