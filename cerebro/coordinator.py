@@ -77,6 +77,7 @@ class Coordinator:
         self._first: Suggestion | None = first
         self._exhausted = False
         self._out_of_time = False
+        self._first_unit: float | None = None  # when it was dispatched
         self._busy_seconds = 0.0
         self._units_done = 0
         self._units_planned = 0
@@ -123,17 +124,17 @@ class Coordinator:
     def snapshot(self) -> Snapshot:
         """What progress displays draw."""
         seconds = self._now()
-        planned = max(1, self._units_planned)
-        share = min(1.0, self._units_done / planned)
+        share = min(1.0, self._units_done / max(1, self._units_planned))
+        # Workers' start-up is not training: it counts neither as work nor as idleness.
+        training = 0.0 if self._first_unit is None else seconds - self._first_unit
+        capacity = training * max(1, len(self._schedule_worker))
         settings = self.settings
         return Snapshot(
             trials=[self._row(trial) for trial in self.trials.values()],
             share_done=share,
             seconds=seconds,
-            seconds_left=seconds * (1 - share) / share if share > 0.02 else None,
-            busy=min(1.0, self._busy_seconds / (seconds * max(1, len(self._schedule_worker))))
-            if seconds > 0
-            else 0.0,
+            seconds_left=training * (1 - share) / share if share > 0.02 else None,
+            busy=min(1.0, self._busy_seconds / capacity) if capacity > 0 else 0.0,
             workers=len(self._schedule_worker),
             best=self._best(),
             metric=settings.metric,
@@ -207,6 +208,8 @@ class Coordinator:
                 dispatch=trial.dispatches,
             )
             trial.dispatches += 1
+            if self._first_unit is None:
+                self._first_unit = self._now()
             self._in_flight[number] = task
             self.executor.submit(number, task)
 
