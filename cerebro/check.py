@@ -253,7 +253,9 @@ def differences(
         left = dict(walk(straight.live.model.state_dict(), "state_dict()"))
         right = dict(walk(hopped.live.model.state_dict(), "state_dict()"))
         changed = [path for path in left if not same(left[path], right.get(path))]
-        named = ", ".join(changed[:3]) or "the random generators"
+        named = ", ".join(changed[:3]) or (
+            "a random generator (a model that draws from PyTorch's says framework = 'torch')"
+        )
         problems.append(f"after a hop training went on differently: {named} differs")
     left = dict(walk(straight.live.model, "model"))
     right = dict(walk(hopped.live.model, "model"))

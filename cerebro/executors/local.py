@@ -128,7 +128,8 @@ class WarmWorkers:
         with self._lock:
             if self._pid != os.getpid():  # after a fork they are the parent's
                 self._idle, self._pid = [], os.getpid()
-            for worker in list(self._idle):
+            # The one used last has its libraries imported and its caches warm.
+            for worker in reversed(list(self._idle)):
                 if worker.process.poll() is not None:
                     self._idle.remove(worker)
                 elif worker.threads == threads:
