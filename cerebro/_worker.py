@@ -12,11 +12,12 @@ import signal
 import sys
 import threading
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Literal
 
 import cloudpickle
 
 from cerebro import _core
+from cerebro.errors import CorruptDataError
 from cerebro.unit import CheckDone, CheckTask, Event, RunContext, Task, UnitFailed
 from cerebro.worker import UnitRunner, describe
 
@@ -35,6 +36,10 @@ def main(arguments: list[str]) -> int:
             pass
     except (EOFError, ConnectionResetError, BrokenPipeError):
         pass
+    except BaseException as error:
+        # The coordinator hears that the socket closed; a traceback would be for nobody.
+        print(f"cerebro: a worker process ends: {describe(error)}", file=sys.stderr)
+        return 1
     finally:
         beat.stop()
     return 0
@@ -49,6 +54,7 @@ class Worker:
         self._runner: UnitRunner | None = None
         self._number = -1
         self._trouble = ""  # why this run could not begin here
+        self._data_trouble = False
 
     def handle(self, message: tuple[Any, ...]) -> bool:
         kind, *rest = message
@@ -62,23 +68,26 @@ class Worker:
         return True
 
     def _begin(self, number: int, path: list[str], directory: str, context: bytes) -> None:
-        # The parent's imports must be found here, before its code is unpacked.
-        sys.path[:] = path
-        os.chdir(directory)
         self._number = number
         self._trouble = ""
+        self._data_trouble = False
+        # The parent's imports must be found here, before its code is unpacked.
+        sys.path[:] = path
         try:
+            os.chdir(directory)
             run: RunContext = cloudpickle.loads(context)
             self._runner = UnitRunner(run, worker=number, beat=self._beat, own_process=True)
         except Exception as error:
             self._trouble = f"a worker cannot load the run: {describe(error)}"
+            self._data_trouble = isinstance(error, CorruptDataError)
 
     def _execute(self, task: Task | CheckTask) -> Event:
         if self._runner is not None:
             return self._runner.execute(task)
         if isinstance(task, CheckTask):
             return CheckDone(self._number, (), error=self._trouble)
-        return UnitFailed(self._number, task, "error", self._trouble)
+        kind: Literal["data", "error"] = "data" if self._data_trouble else "error"
+        return UnitFailed(self._number, task, kind, self._trouble)
 
     def _end(self) -> None:
         if self._runner is not None:
@@ -93,6 +102,8 @@ def exit_with_parent(fd: int) -> None:
     while True:
         for _, event in poll.poll():
             if event & (select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)):
+                if os.getpgrp() == os.getpid():  # and with it what its trials started
+                    os.killpg(0, signal.SIGKILL)
                 os._exit(0)
 
 

@@ -143,12 +143,18 @@ def raise_if_broken(result: Check) -> None:
 
 def hop_problems(runner: UnitRunner, config: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Run the comparison in a worker; return problems and metric names."""
+    from cerebro.worker import describe
+
+    runner.context.check_files()
     straight = _Rehearsal(runner, config)
     straight.train(0)
     before = straight.packed()
     straight.train(1)
     hopped = _Rehearsal(runner, config)
-    hopped.load(before)
+    try:
+        hopped.load(before)
+    except Exception as error:
+        return [f"load_state_dict does not take what state_dict gave: {describe(error)}"], []
     hopped.train(1)
     metrics = straight.validate()
     problems = differences(straight, hopped, metrics, hopped.validate())

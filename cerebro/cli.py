@@ -8,18 +8,22 @@ with ``error:`` and says what to do), 130 on Ctrl-C. ``--traceback``, or
 from __future__ import annotations
 
 import argparse
+import difflib
+import inspect
 import os
 import shlex
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cerebro.errors import CerebroError, InputError
+from cerebro import errors
+from cerebro.errors import CerebroError, InputError, text_of
 
 INTERRUPTED = 130
+MESSAGE_LIMIT = 2000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,11 +67,11 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 def one_line(error: BaseException) -> str:
     """Say what went wrong in one line; errors from elsewhere say what kind they are."""
+    text = text_of(error, MESSAGE_LIMIT)
     if isinstance(error, OSError) and error.strerror:
         named = error.filename is not None
-        text = f"{error.filename}: {error.strerror}" if named else error.strerror
-    else:
-        text = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
+        reason = f"{error.filename}: {error.strerror}" if named else error.strerror
+        text = errors.one_line(reason, MESSAGE_LIMIT)
     if isinstance(error, (CerebroError, OSError)):
         return text or type(error).__name__
     place = _place(error)
@@ -357,7 +361,14 @@ def _settings(module: Any, file: Path, options: argparse.Namespace) -> dict[str,
     """Merge the file's settings with the options, which win."""
     from cerebro.settings import new_run_folder
 
-    settings = dict(getattr(module, "settings", {}))
+    settings = getattr(module, "settings", {})
+    if not isinstance(settings, Mapping):
+        raise InputError(
+            f"{file}: settings must be a dictionary of cerebro.search's keywords, such as "
+            f"settings = dict(epochs=10), not {type(settings).__name__}"
+        )
+    settings = dict(settings)
+    _refuse_unknown(settings, file)
     for name, value in vars(options).items():
         if name not in ("command", "file") and value is not None:
             settings[name] = value
@@ -372,6 +383,18 @@ def _settings(module: Any, file: Path, options: argparse.Namespace) -> dict[str,
             f"how many epochs? Give --epochs, or settings = dict(epochs=...) in {file}"
         )
     return settings
+
+
+def _refuse_unknown(settings: dict[Any, Any], file: Path) -> None:
+    """Name the first setting that cerebro.search does not take, and what may be meant."""
+    from cerebro.search import search
+
+    known = list(inspect.signature(search).parameters)[3:]
+    for name in settings:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
+            raise InputError(f"{file}: settings has {name!r}, which search does not take: {hint}")
 
 
 def _validation(text: str) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -118,7 +118,7 @@ class Coordinator:
                     self._worker_lost(event)
             self._ask()
             self._show()
-        self._end_stopped_trials()
+        self.end_open_trials()
         self._raise_if_all_failed()
 
     def snapshot(self) -> Snapshot:
@@ -260,12 +260,7 @@ class Coordinator:
         metrics = event.metrics
         assert metrics is not None and event.state_hash is not None
         if self.settings.metric not in metrics:
-            self._end_trial(
-                trial,
-                "failed",
-                f"the model reports no metric {self.settings.metric!r}; it reports "
-                f"{', '.join(sorted(metrics))}",
-            )
+            self._end_trial(trial, "failed", self._no_metric(metrics))
             return
         epoch = event.task.epoch
         file = event.state_file
@@ -292,6 +287,13 @@ class Coordinator:
         ):
             self._end_trial(trial, "stopped")
 
+    def _no_metric(self, metrics: Mapping[str, float]) -> str:
+        names = ", ".join(sorted(metrics)) or "none"
+        return (
+            f"the model reports no metric {self.settings.metric!r}; it reports {names}: return it "
+            "from train_batch and eval_batch, or choose another metric="
+        )
+
     def _unit_failed(self, event: UnitFailed) -> None:
         trial = self.trials[event.task.trial]
         worker = self._schedule_worker[event.worker]
@@ -301,6 +303,8 @@ class Coordinator:
         trial.worker = None
         if event.kind == "data":
             raise CorruptDataError(event.message)
+        if event.kind == "storage":
+            raise OSError(event.message)
         if event.kind == "cancelled":
             return
         status: Status = "diverged" if event.kind == "diverged" else "failed"
@@ -312,6 +316,9 @@ class Coordinator:
         task = self._in_flight.pop(event.worker, None)
         self._schedule.remove_worker(ours, self._now())
         if task is not None:
+            if event.reason.endswith("SIGBUS"):
+                # It touched the mapping of a file that was cut: the trial is not to blame.
+                self.context.check_files()
             trial = self.trials[task.trial]
             trial.worker = None
             unit = (task.epoch, task.step)
@@ -379,7 +386,8 @@ class Coordinator:
         for suffix in (".a", ".b", ".slots"):
             Path(self.context.state_dir, f"{number}{suffix}").unlink(missing_ok=True)
 
-    def _end_stopped_trials(self) -> None:
+    def end_open_trials(self) -> None:
+        """Mark the trials that the run left unfinished as stopped."""
         for trial in self.trials.values():
             if trial.record.status not in ENDED:
                 self._set_status(trial, "stopped")
@@ -496,9 +504,9 @@ def check_batch_size(config: dict[str, Any], default: int | None, trial: int) ->
         raise InputError(
             "batch_size is missing: give it to search(batch_size=...) or put it into the space"
         )
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
         raise InputError(
-            f"trial {trial}: batch_size must be a whole number of at least 1, not {value!r}"
+            f"trial {trial}: batch_size must be a whole number from 1 to {2**31 - 1}, not {value!r}"
         )
 
 

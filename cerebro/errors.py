@@ -13,6 +13,29 @@ if TYPE_CHECKING:
     from cerebro.result import Result
 
 
+MESSAGE_LIMIT = 500
+
+
+def one_line(text: str, limit: int = MESSAGE_LIMIT) -> str:
+    """Make text one printable line of at most about `limit` characters.
+
+    Line breaks become spaces; control characters and lone surrogates, which a
+    terminal or a store would choke on, become escapes.
+    """
+    joined = " ".join(text[: 20 * limit].split())
+    if len(joined) > limit:
+        joined = f"{joined[: 2 * limit // 3]} ... {joined[-limit // 3 :]}"
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in joined)
+
+
+def text_of(error: BaseException, limit: int = MESSAGE_LIMIT) -> str:
+    """What an exception says, as `one_line`; never raises."""
+    try:
+        return one_line(str(error), limit)
+    except Exception:
+        return "(its text cannot be shown)"
+
+
 class CerebroError(Exception):
     """Base class of what Cerebro raises."""
 

@@ -142,6 +142,14 @@ def accepts_info(build: Callable[..., Any]) -> bool:
         raise InputError(
             "build must take the configuration: def build(config) or build(config, info)"
         )
+    required = [p for p in positional if p.default is inspect.Parameter.empty]
+    named = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    if len(required) > 2 or named:
+        names = ", ".join(p.name for p in [*required, *named])
+        raise InputError(
+            f"build takes ({names}), but it is called as build(config) or build(config, info): "
+            "give the other parameters defaults"
+        )
     # A second parameter that is not called info and has a default is the user's own.
     return len(positional) >= 2 and (
         positional[1].name == "info" or positional[1].default is inspect.Parameter.empty

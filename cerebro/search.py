@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import cerebro.environment as environment
 from cerebro.check import Check, raise_if_broken
 from cerebro.coordinator import Coordinator, check_batch_size
-from cerebro.errors import InputError, RunError
+from cerebro.errors import InputError, RunError, text_of
 from cerebro.executors.base import Executor
 from cerebro.executors.inline import InlineExecutor
 from cerebro.executors.local import LocalExecutor
@@ -23,6 +26,8 @@ from cerebro.result import Result
 from cerebro.searchers import make_searcher
 from cerebro.searchers.base import Searcher, Suggestion
 from cerebro.settings import (
+    MAX_SEED,
+    MAX_THREADS,
     Settings,
     check_build,
     check_columns,
@@ -184,7 +189,7 @@ def search(
     train, held_out = split_validation(data, validation)
     check_columns(train, held_out)
     folder = new_run_folder(run, if_exists)
-    the_threads = whole_number("threads", threads, 1) or 1
+    the_threads = whole_number("threads", threads, 1, MAX_THREADS) or 1
     settings = Settings(
         build=build,
         train=train,
@@ -201,7 +206,7 @@ def search(
         width=whole_number("width", 8 if width is None else width, 1) or 8,
         workers=worker_count(workers, the_threads),
         threads=the_threads,
-        seed=whole_number("seed", seed, 0) or 0,
+        seed=whole_number("seed", seed, 0, MAX_SEED) or 0,
         folder=folder,
         keep=keep,
         max_retries=whole_number("max_retries", max_retries, 0) or 0,
@@ -244,42 +249,87 @@ def run_search(settings: Settings, space: Space, searcher: str | Searcher) -> Re
         )
     progress = make_progress(settings.progress)
     executor = settings.executor or default_executor(settings)
-    make_folders(settings)
     context = run_context(settings)
-    store = Store.create(settings.folder, run_record(settings))
-    clean = False
+    coordinator = store = None
     try:
+        # First of all: what cannot be sent to a worker is found before a file is made.
+        workers = executor.start(context)
+        store = make_run(settings)
         result = Result(settings.folder, build=settings.build)
         coordinator = Coordinator(
             settings, context, the_searcher, executor, store, progress, result, first
         )
         coordinator._tell("on_run_start", result)
-        workers = executor.start(context)
-        check_first(executor, workers, first.config)
+        check_first(executor, workers, first.config, context)
         coordinator.run(workers)
-        clean = True
-        status = "stopped" if coordinator._out_of_time else "finished"
-        store.set_meta("status", status)
-    except KeyboardInterrupt:
-        store.set_meta("status", "stopped")
-        raise
-    except BaseException as error:
-        store.set_meta("status", "failed")
-        store.set_meta("error", str(error))
-        if isinstance(error, RunError):
-            store.flush()
-            error.result = Result(settings.folder, build=settings.build)
-        raise
-    finally:
-        if not clean:
-            progress.close()
-        executor.close(kill=not clean)
+        executor.close()
+        store.set_meta("status", "stopped" if coordinator._out_of_time else "finished")
         store.set_meta("ended", time.time())
         store.close()
+    except BaseException as error:
+        abandon(error, executor, progress, store, coordinator)
+        if isinstance(error, RunError) and store is not None:
+            with contextlib.suppress(Exception):
+                error.result = Result(settings.folder, build=settings.build)
+        raise
     result = Result(settings.folder, build=settings.build)
     progress.finished(coordinator.snapshot(), result)
     coordinator._tell("on_run_end", result)
     return result
+
+
+def abandon(
+    error: BaseException,
+    executor: Executor,
+    progress: Any,
+    store: Store | None,
+    coordinator: Coordinator | None,
+) -> None:
+    """Leave a run that ends badly: no process stays, what is finished is kept.
+
+    Every step is tried whatever becomes of the others, and none hides `error`.
+    """
+    steps: list[Callable[[], None]] = [lambda: executor.close(kill=True), progress.close]
+    if store is not None:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        record = {"status": "stopped" if interrupted else "failed", "ended": time.time()}
+        if not interrupted:
+            record["error"] = text_of(error, 2000)
+        if coordinator is not None:
+            steps.append(coordinator.end_open_trials)
+        steps += [partial(store.set_meta, *item) for item in record.items()]
+        steps.append(store.close)
+    for step in steps:
+        with contextlib.suppress(Exception):
+            step()
+
+
+def make_run(settings: Settings) -> Store:
+    """Make the run's folder and its store; if that fails, nothing is left of them."""
+    folder = settings.folder
+    existed = folder.exists()
+    try:
+        make_folders(settings)
+        return Store.create(folder, run_record(settings))
+    except BaseException as error:
+        remove_run(folder, keep=existed)
+        if isinstance(error, OSError):
+            raise OSError(
+                f"cannot make the run folder {folder}: {error.strerror or error}: choose another "
+                "run= that can be written and has room"
+            ) from error
+        raise
+
+
+def remove_run(folder: Path, *, keep: bool) -> None:
+    """Remove what was made of a run, and its folder unless it was there before."""
+    for name in ("states", "trials", "control"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        for file in folder.glob("run.sqlite*"):
+            file.unlink()
+        if not keep:
+            folder.rmdir()
 
 
 def default_executor(settings: Settings) -> Executor:
@@ -288,7 +338,9 @@ def default_executor(settings: Settings) -> Executor:
     return LocalExecutor(settings.workers, settings.threads)
 
 
-def check_first(executor: Executor, workers: Sequence[int], config: Mapping[str, Any]) -> None:
+def check_first(
+    executor: Executor, workers: Sequence[int], config: Mapping[str, Any], context: RunContext
+) -> None:
     """Try the first configuration before anything is trained; see `cerebro.check`.
 
     The first worker checks; meanwhile the others import what the model needs.
@@ -300,8 +352,12 @@ def check_first(executor: Executor, workers: Sequence[int], config: Mapping[str,
         for event in executor.wait(None):
             pending.discard(event.worker)
             if not isinstance(event, CheckDone):
+                context.check_files()
                 reason = getattr(event, "reason", event)
-                raise RunError(f"a worker was lost while it tried the first model: {reason}")
+                raise RunError(
+                    f"a worker was lost while it tried the first configuration: {reason} (does "
+                    "build end the process, or is memory short?)"
+                )
             # Where the configuration itself does not work, its trial will say so.
             if event.error is None:
                 raise_if_broken(Check(list(event.problems), list(event.metrics), dict(config)))

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from cerebro.stopping import EarlyStopping
 
 
+MAX_WORKERS = 4096
+MAX_THREADS = 4096
+MAX_SEED = 2**64 - 1
+
+
 @dataclass(frozen=True)
 class Settings:
     """What `cerebro.search` was asked to do; every field is valid."""
@@ -67,17 +72,21 @@ class Settings:
         return {name: getattr(self, name) for name in names}
 
 
-def whole_number(name: str, value: Any, least: int, *, optional: bool = False) -> int | None:
+def whole_number(
+    name: str, value: Any, least: int, most: int = 2**31 - 1, *, optional: bool = False
+) -> int | None:
     """Check an integer argument."""
     if value is None and optional:
         return None
     try:
         number = int(value)
         wrong = isinstance(value, bool) or number != value or number < least
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         wrong = True
     if wrong:
         raise InputError(f"{name} must be a whole number of at least {least}, not {value!r}")
+    if number > most:
+        raise InputError(f"{name} must be at most {most}, not {value!r}")
     return number
 
 
@@ -133,15 +142,17 @@ def new_run_folder(run: str | os.PathLike[str] | None, if_exists: str) -> Path:
     if run is None:
         return default_run_path()
     folder = Path(run)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"run={str(run)!r} is a file: choose another run=, a folder")
+    if folder.exists() and any(folder.iterdir()):
         if if_exists == "resume":
             raise InputError(
                 f"run folder {folder} exists, and resuming a run is not available in this "
                 "version: choose another run="
             )
         raise InputError(
-            f"run folder {folder} exists already: choose another run=, or open it with "
-            "cerebro.open()"
+            f"run folder {folder} exists already: choose another run=, delete it, or open it "
+            "with cerebro.open()"
         )
     return folder
 
@@ -150,7 +161,7 @@ def worker_count(workers: Any, threads: int) -> int:
     """Workers to start: as asked, or one for every `threads` cores."""
     if workers is None:
         return max(1, usable_cores() // threads)
-    count = whole_number("workers", workers, 0)
+    count = whole_number("workers", workers, 0, MAX_WORKERS)
     assert count is not None
     return count
 

@@ -120,14 +120,15 @@ class Store:
         """Make the store of a new run, complete and durable before it has its name."""
         temporary = folder / (FILE + ".new")
         temporary.unlink(missing_ok=True)
-        with contextlib.closing(sqlite3.connect(temporary)) as connection:
-            connection.executescript(SCHEMA)
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            connection.executemany(
-                "INSERT INTO meta VALUES (?, ?)",
-                [(key, encode(value)) for key, value in meta.items()],
-            )
-            connection.commit()
+        rows = [(key, encode(value)) for key, value in meta.items()]
+        try:
+            with contextlib.closing(sqlite3.connect(temporary)) as connection:
+                connection.executescript(SCHEMA)
+                connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+                connection.executemany("INSERT INTO meta VALUES (?, ?)", rows)
+                connection.commit()
+        except sqlite3.Error as error:
+            raise OSError(f"{temporary}: {error}") from error
         temporary.rename(folder / FILE)
         _core.fsync_directory(str(folder))
         return cls(folder)
@@ -217,11 +218,14 @@ class Store:
 
     def _put(self, sql: str, *values: Any) -> None:
         self._check()
-        self._queue.put(Row(sql, values))
+        self._queue.put(Row(sql, tuple(storable(value) for value in values)))
 
     def _check(self) -> None:
         if self._error is not None:
-            raise OSError(f"cannot write {self._folder / FILE}: {self._error}") from self._error
+            raise OSError(
+                f"cannot write {self._folder / FILE}: {self._error} (the run's folder must be "
+                "writable and needs room: free some, and choose another run=)"
+            ) from self._error
 
     # --- the writing thread ----------------------------------------------
 
@@ -268,6 +272,13 @@ class Store:
                         )
         for file in retired:
             file.unlink(missing_ok=True)
+
+
+def storable(value: Any) -> Any:
+    """Escape lone surrogates, which a path or an error may hold and UTF-8 cannot."""
+    if not isinstance(value, str) or value.isascii():
+        return value
+    return value.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def release_waiters(group: list[Row | threading.Event | None]) -> None:

@@ -59,6 +59,19 @@ class RunContext:
     def units_per_epoch(self) -> int:
         return self.train.num_shards + (self.validation is not None)
 
+    def check_files(self) -> None:
+        """Find data files that were cut or removed since they were opened.
+
+        Raises
+        ------
+        CorruptDataError
+            Naming the first of them.
+        """
+        for view in (self.train, self.validation):
+            for shard in range(0 if view is None else view.num_shards):
+                assert view is not None
+                view._check_sizes(shard)
+
 
 @dataclass(frozen=True)
 class Task:
@@ -117,8 +130,9 @@ class UnitDone:
 class UnitFailed:
     worker: int
     task: Task
-    kind: Literal["error", "diverged", "cancelled", "data"]
-    """``data``: a file is damaged or missing; the trial is not to blame."""
+    kind: Literal["error", "diverged", "cancelled", "data", "storage"]
+    """``data``: a file is damaged or missing; ``storage``: the run's own files cannot be
+    written. The trial is to blame for neither."""
     message: str
     traceback: str = ""
     dropped: tuple[int, ...] = ()

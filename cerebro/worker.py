@@ -15,6 +15,7 @@ packing its state, not for unpacking it. What a unit does, in order:
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import math
 import os
@@ -31,7 +32,14 @@ from cerebro import _core, generators
 from cerebro.data.batches import make_loader
 from cerebro.environment import set_torch_flags
 from cerebro.epoch_progress import EpochProgress
-from cerebro.errors import CorruptDataError, InputError, StateError, UnitCancelled
+from cerebro.errors import (
+    CorruptDataError,
+    InputError,
+    StateError,
+    UnitCancelled,
+    one_line,
+    text_of,
+)
 from cerebro.protocol import Info, check_model, whole_pass
 from cerebro.recipe import accepts_info
 from cerebro.torch_settings import compute_settings
@@ -72,18 +80,38 @@ class TrialLog(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        if self._file is None:
-            self._file = self._path.open("a", buffering=1, encoding="utf-8")
-        return self._file.write(text)
+        with storing():
+            if self._file is None:
+                self._file = self._path.open(
+                    "a", buffering=1, encoding="utf-8", errors="backslashreplace"
+                )
+            return self._file.write(text)
 
     def close(self) -> None:
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # a full disk: what is left is lost
+                self._file.close()
         super().close()
 
 
 class Diverged(Exception):
     """A loss that is no finite number."""
+
+
+class StorageError(OSError):
+    """The run's own files cannot be written; no trial is to blame."""
+
+
+@contextlib.contextmanager
+def storing() -> Iterator[None]:
+    """Tell failures to write the run's files from those of the user's code."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"{error.strerror or error} (the run's folder must be writable and needs room for "
+            "states: free some, or choose another run= or state_dir=)"
+        ) from error
 
 
 class UnitRunner:
@@ -126,23 +154,35 @@ class UnitRunner:
     # --- units -----------------------------------------------------------
 
     def run(self, task: Task) -> UnitDone | UnitFailed:
-        """Run one unit; never raises for what the user's code or data did."""
-        context = self.context
-        with self._output_of(task.trial):
-            try:
-                return self._run(task)
-            except UnitCancelled as error:
-                return self._failed(task, "cancelled", str(error))
-            except Diverged as error:
-                return self._failed(task, "diverged", str(error))
-            except (CorruptDataError, FileNotFoundError) as error:
-                if isinstance(error, CorruptDataError) or _names_data(error, context):
-                    return self._failed(task, "data", str(error))
-                return self._failed(task, "error", describe(error), traceback.format_exc())
-            except Exception as error:
-                text = traceback.format_exc()
-                print(text, file=sys.stderr)
-                return self._failed(task, "error", describe(error), text)
+        """Run one unit; never raises for what the user's code, data or disk did."""
+        try:
+            with self._output_of(task.trial):
+                try:
+                    return self._run(task)
+                except (Exception, SystemExit) as error:
+                    return self._failure(task, error)
+        except StorageError as error:  # not even the log can be written
+            return self._failure(task, error)
+
+    def _failure(self, task: Task, error: BaseException) -> UnitFailed:
+        """Say who is to blame: the trial, the data, or the disk that the run is on."""
+        self._live.pop(task.trial, None)  # its state is somewhere in the middle
+        kind: Literal["error", "diverged", "cancelled", "data", "storage"] = "error"
+        if isinstance(error, UnitCancelled):
+            kind = "cancelled"
+        elif isinstance(error, Diverged):
+            kind = "diverged"
+        elif isinstance(error, CorruptDataError) or _names_data(error, self.context):
+            kind = "data"
+        elif isinstance(error, StorageError) or _is_full(error):
+            kind = "storage"
+        if kind != "error":
+            return UnitFailed(self.worker, task, kind, text_of(error, 2000), "", (task.trial,))
+        text = clipped(traceback.format_exc())
+        with contextlib.suppress(OSError, ValueError):
+            print(text, file=sys.stderr)
+        cause = describe(error) + missing_name(error, task.config, self.context.train.columns)
+        return UnitFailed(self.worker, task, kind, cause, text, (task.trial,))
 
     def _run(self, task: Task) -> UnitDone:
         context = self.context
@@ -162,9 +202,11 @@ class UnitRunner:
                 if hasattr(live.model, "end_epoch"):
                     live.model.end_epoch(task.epoch, metrics)
             live.generators = generators.capture(live.torch)
-            live.state_bytes = slots.pack(
-                pack_tree(live), attempt=task.dispatch, position=task.position + 1
-            )
+            tree = pack_tree(live)
+            with storing():
+                live.state_bytes = slots.pack(
+                    tree, attempt=task.dispatch, position=task.position + 1
+                )
         live.position = task.position + 1
         self._last_trial = task.trial
         state_hash = state_file = None
@@ -172,7 +214,8 @@ class UnitRunner:
             state_hash = slots.hash()
             if task.keep_state:
                 state_file = epoch_state_file(task.trial, task.epoch)
-                slots.save(str(Path(context.epoch_dir, state_file + ".new")))
+                with storing():
+                    slots.save(str(Path(context.epoch_dir, state_file + ".new")))
         return UnitDone(
             worker=self.worker,
             task=task,
@@ -287,10 +330,6 @@ class UnitRunner:
             drop_last=context.drop_last,
         )
 
-    def _failed(self, task: Task, kind: Any, message: str, text: str = "") -> UnitFailed:
-        self._live.pop(task.trial, None)  # its state is somewhere in the middle
-        return UnitFailed(self.worker, task, kind, message, text, (task.trial,))
-
     # --- data and files --------------------------------------------------
 
     def _loader(self, model: Any, batch_size: int, *, training: bool) -> _core.Loader:
@@ -318,12 +357,13 @@ class UnitRunner:
         return loader
 
     def _verify(self, training: bool, shard: int) -> None:
-        """Check a shard's checksums at its first use in this run."""
+        """Check a shard's checksums at its first use in this run, its files' sizes always."""
         key = (training, shard)
-        if not self.context.verify or key in self._verified:
-            return
         data = self.context.train if training else self.context.validation
         assert data is not None
+        if not self.context.verify or key in self._verified:
+            data._check_sizes(shard)
+            return
         data._verify_shard(shard)
         self._verified.add(key)
 
@@ -333,7 +373,8 @@ class UnitRunner:
     def _slots_of(self, trial: int) -> _core.Slots:
         slots = self._slots.pop(trial, None)
         if slots is None:
-            slots = _core.Slots(self._stem(trial), True)
+            with storing():
+                slots = _core.Slots(self._stem(trial), True)
         self._slots[trial] = slots
         return slots
 
@@ -367,7 +408,7 @@ class UnitRunner:
                     self._build(0, task.config)
                     return CheckDone(self.worker, ())
                 problems, metrics = hop_problems(self, task.config)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return CheckDone(self.worker, (), error=describe(error))
         return CheckDone(self.worker, tuple(problems), metrics=tuple(metrics))
 
@@ -530,42 +571,76 @@ def epoch_state_file(trial: int, epoch: int) -> str:
 
 def describe(error: BaseException) -> str:
     """One line: the exception's type, its text and the user's line that raised it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    here = str(Path(__file__).parent)
-    outside = [f for f in frames if not f.filename.startswith(here)]
-    text = " ".join(str(error).split())
-    cause = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    text = text_of(error)
     if isinstance(error, InputError):
         return text
+    cause = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    here = str(Path(__file__).parent)
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [f for f in frames if not f.filename.startswith(here)]
     if not outside:
         return cause
-    where = outside[-1] if len(outside) == 1 else outside[0]
-    return f"{cause} ({Path(where.filename).name}:{where.lineno} in {where.name})"
+    return f"{cause} ({Path(outside[0].filename).name}:{outside[0].lineno} in {outside[0].name})"
 
 
-def _names_data(error: FileNotFoundError, context: RunContext) -> bool:
-    folders = {str(context.train.path)}
-    if context.validation is not None:
-        folders.add(str(context.validation.path))
-    return any(folder in str(error) for folder in folders)
+def missing_name(
+    error: BaseException, config: Mapping[str, Any], columns: Mapping[str, Any]
+) -> str:
+    """Say which names there are, if the user's code asked for one that is not."""
+    if not isinstance(error, KeyError) or not error.args or not isinstance(error.args[0], str):
+        return ""
+    functions = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
+    if "build_model" in functions:
+        what, names = "the configuration has", list(config)
+    elif functions & {"_train", "_evaluate"}:
+        what, names = "a batch has", list(columns)
+    else:
+        return ""
+    return "" if error.args[0] in names else one_line(f"; {what} {', '.join(names) or 'nothing'}")
+
+
+def clipped(text: str, limit: int = 20_000) -> str:
+    """Leave out the middle of a text that is too long to keep."""
+    if len(text) <= limit:
+        return text
+    return f"{text[: limit // 2]}\n... {len(text) - limit} characters ...\n{text[-limit // 2 :]}"
+
+
+def _is_full(error: BaseException) -> bool:
+    """Whether a disk is full, wherever that was noticed: in a print, say."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _names_data(error: BaseException, context: RunContext) -> bool:
+    """Whether an error is about a file of the run's data that is gone."""
+    if not isinstance(error, FileNotFoundError):
+        return False
+    views = [context.train] + ([context.validation] if context.validation is not None else [])
+    return any(str(view.path) in str(error) for view in views)
 
 
 @contextlib.contextmanager
 def redirected_fds(path: Path) -> Iterator[None]:
     """Append what the process writes to file descriptors 1 and 2 to a file."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with storing():
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    flush_output()
     saved = os.dup(1), os.dup(2)
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
         yield
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush_output()
         os.dup2(saved[0], 1)
         os.dup2(saved[1], 2)
         os.close(saved[0])
         os.close(saved[1])
+
+
+def flush_output() -> None:
+    """Write out what is printed so far; what a full disk does not take is lost."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()

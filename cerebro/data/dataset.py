@@ -459,6 +459,20 @@ class Dataset:
                     "set again"
                 )
 
+    def _check_sizes(self, shard: int) -> None:
+        """Find files that were cut or removed since they were opened; costs a few system calls.
+
+        Touching the mapping of a file that was cut would end the process.
+        """
+        folder = self._path / shard_folder(shard)
+        for name, entry in self._shards[shard].files.items():
+            try:
+                whole = (folder / name).stat().st_size == entry.bytes
+            except OSError:
+                whole = False
+            if not whole:
+                self._open_shard(shard)  # says what is wrong with it
+
     # --- inside ---------------------------------------------------------------------------------
 
     @property

@@ -25,7 +25,8 @@ import subprocess
 import sys
 import threading
 import types
-from dataclasses import dataclass
+import weakref
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -66,7 +67,20 @@ def packed(context: RunContext) -> bytes:
     return out.getvalue()
 
 
-@dataclass
+open_workers: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
+
+
+def _close_sockets_in_fork() -> None:
+    """Give up a fork's copies of the sockets: workers leave when the last copy closes."""
+    for worker in list(open_workers):
+        with contextlib.suppress(OSError):
+            worker.connection.close()
+
+
+os.register_at_fork(after_in_child=_close_sockets_in_fork)
+
+
+@dataclass(eq=False)
 class WorkerProcess:
     """One worker process, its socket and the page it beats in."""
 
@@ -74,6 +88,10 @@ class WorkerProcess:
     connection: Connection
     beat: _core.BeatPage
     threads: int
+    owner: int = field(default_factory=os.getpid)
+
+    def __post_init__(self) -> None:
+        open_workers.add(self)
 
     @classmethod
     def spawn(cls, threads: int) -> WorkerProcess:
@@ -105,15 +123,22 @@ class WorkerProcess:
 
     def stop(self, *, kill: bool) -> None:
         """End the process and wait for it; it is given time to finish unless killed."""
+        if self.owner != os.getpid():  # in a fork of its parent
+            return
         if kill:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.send_signal(signal.SIGKILL)
+            self._kill()
         self.connection.close()
         try:
             self.process.wait(EXIT_SECONDS)
         except subprocess.TimeoutExpired:
-            self.process.kill()
+            self._kill()
             self.process.wait()
+
+    def _kill(self) -> None:
+        """Kill the worker and what its trials started: it leads a session of its own."""
+        if self.process.poll() is None:  # not reaped, so that the number is still its own
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
 
 
 class WarmWorkers:
@@ -236,16 +261,20 @@ class LocalExecutor:
     def _start_worker(self) -> int:
         number = self._next
         self._next += 1
+        message = ("begin", number, list(sys.path), os.getcwd(), self._context)  # noqa: PTH109
         warm = None if self._fresh else warm_workers.take(self._threads)
-        process = warm or WorkerProcess.spawn(self._threads)
-        self._workers[number] = process
-        try:
-            process.send(("begin", number, list(sys.path), os.getcwd(), self._context))  # noqa: PTH109
-        except OSError as error:
-            del self._workers[number]
-            process.stop(kill=True)
-            raise WorkerError(f"a worker process died while it was started: {error}") from error
-        return number
+        for process in [warm, None]:
+            # A warm worker may have died since its last run; a new one is started then.
+            the_process = process or WorkerProcess.spawn(self._threads)
+            self._workers[number] = the_process
+            try:
+                the_process.send(message)
+                return number
+            except OSError as error:
+                del self._workers[number]
+                the_process.stop(kill=True)
+                cause = error
+        raise WorkerError(f"a worker process died while it was started: {cause}") from cause
 
     def _end_run(self, process: WorkerProcess) -> bool:
         """Have an idle worker release the run's files; False if it cannot."""
