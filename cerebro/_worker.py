@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from multiprocessing.connection import Connection
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import cloudpickle
 
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
         while worker.handle(cloudpickle.loads(connection.recv_bytes())):
             pass
     except (EOFError, ConnectionResetError, BrokenPipeError):
-        pass
+        leave()
     except BaseException as error:
         # The coordinator hears that the socket closed; a traceback would be for nobody.
         print(f"cerebro: a worker process ends: {describe(error)}", file=sys.stderr)
@@ -102,9 +102,14 @@ def exit_with_parent(fd: int) -> None:
     while True:
         for _, event in poll.poll():
             if event & (select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)):
-                if os.getpgrp() == os.getpid():  # and with it what its trials started
-                    os.killpg(0, signal.SIGKILL)
-                os._exit(0)
+                leave()
+
+
+def leave() -> NoReturn:
+    """End this process, and with it what its trials started."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
 
 
 if __name__ == "__main__":

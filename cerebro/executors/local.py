@@ -136,7 +136,7 @@ class WorkerProcess:
 
     def _kill(self) -> None:
         """Kill the worker and what its trials started: it leads a session of its own."""
-        if self.process.poll() is None:  # not reaped, so that the number is still its own
+        if self.process.returncode is None:  # not reaped, so that the number is still its own
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
 
