@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,11 +15,20 @@ from cerebro.environment import usable_cores
 from cerebro.errors import InputError
 from cerebro.metrics import metric_mode
 from cerebro.recipe import accepts_info
+from cerebro.stopping import EarlyStopping
 from cerebro.store import default_run_path
 
 if TYPE_CHECKING:
     from cerebro.executors.base import Executor
-    from cerebro.stopping import EarlyStopping
+
+HOOKS = (
+    "on_run_start",
+    "on_trial_start",
+    "on_unit_end",
+    "on_epoch_end",
+    "on_trial_end",
+    "on_run_end",
+)
 
 
 MAX_WORKERS = 4096
@@ -69,7 +78,8 @@ class Settings:
             "executor", "points",
         }  # fmt: skip
         names = [f.name for f in fields(self) if f.name not in left_out]
-        return {name: getattr(self, name) for name in names}
+        record = {name: getattr(self, name) for name in names}
+        return {**record, "stop": None if self.stop is None else asdict(self.stop)}
 
 
 def whole_number(
@@ -134,6 +144,40 @@ def check_columns(train: Dataset, validation: Dataset | None) -> None:
         )
     if validation.num_rows == 0:
         raise InputError(f"validation ({validation.path}) has no rows")
+
+
+def check_stop(stop: Any) -> EarlyStopping | None:
+    """`stop` is a rule, not a number of epochs."""
+    if stop is None or isinstance(stop, EarlyStopping):
+        return stop
+    raise InputError(
+        f"stop must be a cerebro.EarlyStopping, not {stop!r}: give "
+        "stop=cerebro.EarlyStopping('val_loss', patience=3)"
+    )
+
+
+def check_callbacks(callbacks: Any) -> tuple[Any, ...]:
+    """Callbacks are objects that each have a hook: a misspelt one would never be called."""
+    if not isinstance(callbacks, (list, tuple)):
+        raise InputError(f"callbacks must be a list of callbacks, not {callbacks!r}")
+    for callback in callbacks:
+        if not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
+            raise InputError(
+                f"the callback {callback!r} has none of the methods {', '.join(HOOKS)}"
+            )
+    return tuple(callbacks)
+
+
+def check_executor(executor: Any) -> Executor | None:
+    """An executor has the methods of `cerebro.executors.base.Executor`."""
+    missing = [
+        name
+        for name in ("start", "submit", "wait", "replace", "close")
+        if not callable(getattr(executor, name, None))
+    ]
+    if executor is not None and missing:
+        raise InputError(f"executor={executor!r} is no executor: it has no {missing[0]}() method")
+    return executor  # type: ignore[no-any-return]
 
 
 def new_run_folder(run: str | os.PathLike[str] | None, if_exists: str) -> Path:

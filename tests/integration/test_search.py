@@ -313,7 +313,9 @@ def test_an_exception_in_a_callback_ends_the_run_cleanly(data, tmp_path):
 
     with pytest.raises(LookupError, match="not again"):
         run(data, tmp_path / "run", workers=1, callbacks=[Broken()])
-    assert cerebro.open(tmp_path / "run").status == "failed"
+    opened = cerebro.open(tmp_path / "run")
+    assert opened.status == "failed"
+    assert {trial.status for trial in opened.trials} == {"stopped"}
 
 
 def test_early_stopping_ends_a_trial(data, tmp_path):
@@ -382,6 +384,10 @@ BAD = [
     ({"keep": "some"}, "keep must be one of"),
     ({"time_limit": -1}, "time_limit must be a positive number"),
     ({"if_exists": "maybe"}, "if_exists must be one of"),
+    ({"stop": 3}, "stop must be a cerebro.EarlyStopping, not 3"),
+    ({"callbacks": print}, "callbacks must be a list"),
+    ({"callbacks": ["on_epoch_end"]}, "has none of the methods on_run_start"),
+    ({"executor": 5}, "executor=5 is no executor"),
 ]
 
 
