@@ -143,6 +143,7 @@ class Trial:
         """
         from cerebro.epoch_progress import EpochProgress
         from cerebro.recipe import accepts_info
+        from cerebro.torch_settings import flags_of_run
         from cerebro.worker import LiveModel, build_model, load_tree, make_info
 
         record = self._epoch_record(epoch)
@@ -156,7 +157,7 @@ class Trial:
             batch_size=self._batch_size(),
             drop_last=context.drop_last,
         )
-        with generators.preserved(_torch_imported()):
+        with generators.preserved(_torch_imported()), flags_of_run(context.torch_flags):
             model, torch = build_model(
                 context, self.number, self.config, info, accepts_info(context.build)
             )
@@ -196,7 +197,7 @@ class Trial:
             The run's ``build``, where it cannot be imported again.
         """
         from cerebro.data.batches import make_loader
-        from cerebro.torch_settings import compute_settings
+        from cerebro.torch_settings import compute_settings, flags_of_run
         from cerebro.worker import evaluate_model, evaluation_seed
 
         model = self.load(build=build)
@@ -215,6 +216,7 @@ class Trial:
         seed = evaluation_seed(settings["seed"], self.number, epoch)
         with (
             generators.preserved(_torch_imported(), seed),
+            flags_of_run(self._result.environment.get("torch", {})),
             compute_settings(settings["threads"], settings["deterministic"]),
         ):
             return evaluate_model(model, loader)[1]

@@ -575,6 +575,37 @@ def test_threads_are_per_worker_and_workers_do_not_matter(data, tmp_path, thread
     assert not torch.are_deterministic_algorithms_enabled()
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_callers_torch_settings_hold_in_the_run_and_afterwards(data, tmp_path, workers):
+    class Flags(Linear):
+        def eval_batch(self, batch):
+            wide = torch.get_default_dtype() == torch.float64
+            precise = torch.get_float32_matmul_precision() == "high"
+            return {"loss": 0.0, "flags": 2.0 * wide + precise}
+
+    def build(config):
+        model = Flags("torch", 0.1)
+        model.dtype = torch.zeros(1).dtype
+        return model
+
+    precision = torch.get_float32_matmul_precision()
+    torch.set_default_dtype(torch.float64)
+    torch.set_float32_matmul_precision("high")
+    try:
+        wide = run(data, tmp_path / "wide", build, workers=workers, n_trials=1)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_float32_matmul_precision(precision)
+    usual = run(data, tmp_path / "usual", build, workers=workers, n_trials=1)
+    assert (wide.best.metrics["flags"], usual.best.metrics["flags"]) == (3.0, 0.0)
+    assert (wide.best.evaluate()["flags"], usual.best.evaluate()["flags"]) == (3.0, 0.0)
+    assert (wide.best.load().dtype, usual.best.load().dtype) == (torch.float64, torch.float32)
+    assert (torch.get_default_dtype(), torch.get_float32_matmul_precision()) == (
+        torch.float32,
+        precision,
+    )
+
+
 def test_the_callers_generators_and_folder_are_left_alone(data, tmp_path):
     random.seed(1)
     np.random.seed(1)
