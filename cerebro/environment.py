@@ -14,7 +14,8 @@ import math
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,24 @@ def set_torch_flags(flags: Mapping[str, Any]) -> None:
         flags["deterministic_algorithms"], warn_only=flags["deterministic_warn_only"]
     )
     torch.set_flush_denormal(flags["flush_denormal"])
+
+
+@contextmanager
+def flags_of_run(flags: Mapping[str, Any]) -> Iterator[None]:
+    """Run with the process-wide settings that a run was trained with, then put the caller's back.
+
+    Does nothing while PyTorch is not imported: `cerebro.worker.build_model` sees to
+    the first import.
+    """
+    before = torch_flags()
+    if not before or not flags or before == flags:
+        yield
+        return
+    set_torch_flags(flags)
+    try:
+        yield
+    finally:
+        set_torch_flags(before)
 
 
 def _torch_capability() -> str | None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from cerebro import _core, generators
 from cerebro.coordinator import best_trial
 from cerebro.data import Dataset
+from cerebro.environment import flags_of_run
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.recipe import Recipe
 from cerebro.store import FILE, decode, read_meta, reader
@@ -143,7 +144,6 @@ class Trial:
         """
         from cerebro.epoch_progress import EpochProgress
         from cerebro.recipe import accepts_info
-        from cerebro.torch_settings import flags_of_run
         from cerebro.worker import LiveModel, build_model, load_tree, make_info
 
         record = self._epoch_record(epoch)
@@ -197,7 +197,7 @@ class Trial:
             The run's ``build``, where it cannot be imported again.
         """
         from cerebro.data.batches import make_loader
-        from cerebro.torch_settings import compute_settings, flags_of_run
+        from cerebro.torch_settings import compute_settings
         from cerebro.worker import evaluate_model, evaluation_seed
 
         model = self.load(build=build)

@@ -6,11 +6,9 @@ They change the bits that a model computes, so they hold inline as in workers.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
-
-from cerebro.environment import set_torch_flags, torch_flags
+from typing import Literal
 
 
 @contextmanager
@@ -41,21 +39,3 @@ def compute_settings(threads: int, deterministic: Literal["warn"] | bool) -> Ite
             torch.set_num_threads(before_threads)
         if deterministic is True and before != (True, False):
             torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-
-
-@contextmanager
-def flags_of_run(flags: Mapping[str, Any]) -> Iterator[None]:
-    """Run with the process-wide settings that a run was trained with, then put the caller's back.
-
-    Does nothing while PyTorch is not imported: `cerebro.worker.build_model` sees to
-    the first import.
-    """
-    before = torch_flags()
-    if not before or not flags or before == flags:
-        yield
-        return
-    set_torch_flags(flags)
-    try:
-        yield
-    finally:
-        set_torch_flags(before)
