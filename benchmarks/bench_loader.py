@@ -5,7 +5,7 @@ Cerebro, ``index_select`` and the C loop take them in the same order (shard by s
 within), so that all have the same luck with the cache; a ``DataLoader`` shuffles by itself. The C
 loop copies rows into a buffer for each thread and hands them to nobody.
 
-    python benchmarks/bench_loader.py [--quick] [--json FILE]
+    python -m benchmarks.bench_loader [--quick] [--json FILE]
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import harness
 import numpy as np
 import torch
 
 import cerebro.data
+from benchmarks import harness
 from cerebro import _core
 from cerebro.data.batches import make_loader
 from cerebro.transforms import Normalize, Scale, ToCHW
