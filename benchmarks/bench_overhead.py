@@ -73,18 +73,8 @@ def context(build_model: object, data: cerebro.Dataset, folder: str) -> RunConte
     return RunContext(
         build=build_model,  # type: ignore[arg-type]
         train=data,
-        validation=None,
-        seed=0,
         epochs=1000,
         batch_size=BATCH,
-        eval_batch_size=None,
-        drop_last=False,
-        stagger=True,
-        threads=1,
-        loader_threads=0,
-        deterministic="warn",
-        live_models=1,
-        live_bytes=0,
         state_dir=folder,
         epoch_dir=folder,
         log_dir=folder,

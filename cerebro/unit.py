@@ -37,21 +37,21 @@ class RunContext:
 
     build: Callable[..., Any]
     train: Dataset
-    validation: Dataset | None
-    seed: int
-    epochs: int
-    batch_size: int | None
-    eval_batch_size: int | None
-    drop_last: bool
-    stagger: bool
-    threads: int
-    loader_threads: int
-    deterministic: Literal["warn"] | bool
-    live_models: int | None
-    live_bytes: int
     state_dir: str
     epoch_dir: str
     log_dir: str
+    validation: Dataset | None = None
+    seed: int = 0
+    epochs: int = 1
+    batch_size: int | None = None
+    eval_batch_size: int | None = None
+    drop_last: bool = False
+    stagger: bool = True
+    threads: int = 1
+    loader_threads: int = 0
+    deterministic: Literal["warn"] | bool = "warn"
+    live_models: int | None = 1
+    live_bytes: int = 0
     torch_flags: Mapping[str, Any] = field(default_factory=dict)
     verify: bool = True
 
