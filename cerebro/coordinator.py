@@ -259,7 +259,9 @@ class Coordinator:
         record = trial.record
         metrics = event.metrics
         assert metrics is not None and event.state_hash is not None
-        if self.settings.metric not in metrics:
+        if not self._is_reported(metrics):
+            if event.state_file is not None:
+                Path(self.context.epoch_dir, event.state_file + ".new").unlink(missing_ok=True)
             self._end_trial(trial, "failed", self._no_metric(metrics))
             return
         epoch = event.task.epoch
@@ -287,11 +289,23 @@ class Coordinator:
         ):
             self._end_trial(trial, "stopped")
 
+    def _is_reported(self, metrics: Mapping[str, float]) -> bool:
+        """Whether what ranks trials is there: with validation, from validation."""
+        name = self.settings.metric
+        only_training = f"train_{name}" in metrics and f"val_{name}" not in metrics
+        return name in metrics and not (only_training and self.context.validation is not None)
+
     def _no_metric(self, metrics: Mapping[str, float]) -> str:
+        name = self.settings.metric
+        if name in metrics:
+            return (
+                f"the model reports no metric {name!r} in validation: return it from eval_batch "
+                f"too, or rank by metric='train_{name}'"
+            )
         names = ", ".join(sorted(metrics)) or "none"
         return (
-            f"the model reports no metric {self.settings.metric!r}; it reports {names}: return it "
-            "from train_batch and eval_batch, or choose another metric="
+            f"the model reports no metric {name!r}; it reports {names}: return it from train_batch "
+            "and eval_batch, or choose another metric="
         )
 
     def _unit_failed(self, event: UnitFailed) -> None:

@@ -108,7 +108,7 @@ class Trial:
     @property
     def log(self) -> str:
         """What the trial printed and logged."""
-        path = self._result.path / "trials" / f"{self.number}.log"
+        path = self._result._folder / "trials" / f"{self.number}.log"
         try:
             return path.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
@@ -179,7 +179,7 @@ class Trial:
         """
         record = self._epoch_record(epoch)
         assert record.state_file is not None
-        return self._result.path / "states" / record.state_file
+        return self._result._folder / "states" / record.state_file
 
     def evaluate(
         self, data: Any = None, *, build: Callable[..., Any] | None = None
@@ -296,9 +296,12 @@ class Trial:
 
     def _read_state(self, record: EpochRecord) -> bytes:
         assert record.state_file is not None
-        path = self._result.path / "states" / record.state_file
+        path = self._result._folder / "states" / record.state_file
         self._result._settle()  # in a callback: what was just finished
-        packed = path.read_bytes()
+        try:
+            packed = path.read_bytes()
+        except FileNotFoundError as error:
+            raise CorruptDataError(f"{path} is missing: the run kept it, put it back") from error
         if _core.hash_state(packed) != record.state_hash:
             raise CorruptDataError(
                 f"{path} is not the state of trial {self.number}, epoch {record.epoch}: its "
@@ -334,6 +337,7 @@ class Result:
         self, path: str | os.PathLike[str], *, build: Callable[..., Any] | None = None
     ) -> None:
         self._path = Path(path)
+        self._folder = self._path.absolute()  # the working directory may change
         self._build = build
         self._data: dict[str, Dataset] = {}
         self._trials: list[Trial] | None = None
@@ -343,7 +347,7 @@ class Result:
     def refresh(self) -> None:
         """Read the store again; useful while the run goes on."""
         self._settle()
-        with reader(self._path) as connection:
+        with reader(self._folder) as connection:
             self._meta = read_meta(connection)
             self._records = read_trials(connection)
         self._trials = None
@@ -487,11 +491,8 @@ class Result:
             for record in trial._record.epochs:
                 if record.state_file is None:
                     continue
-                path = self._path / "states" / record.state_file
-                try:
-                    trial._read_state(record)
-                except FileNotFoundError as error:
-                    raise CorruptDataError(f"{path} is missing") from error
+                path = self._folder / "states" / record.state_file
+                trial._read_state(record)
                 lines.append(f"{path}: trial {trial.number}, epoch {record.epoch}")
         for name in ("data", "validation"):
             if self._meta[name] is not None:
@@ -525,7 +526,7 @@ class Result:
 
     def _units(self) -> list[dict[str, Any]]:
         """Every unit that ran; times in seconds since the run's start."""
-        with reader(self._path) as connection:
+        with reader(self._folder) as connection:
             rows = connection.execute("SELECT * FROM units ORDER BY started, id").fetchall()
         shards = self._meta["num_shards"]
         return [
@@ -598,9 +599,9 @@ class Result:
             "deterministic": settings["deterministic"],
             "live_models": 1,
             "live_bytes": 0,
-            "state_dir": str(self._path / "states"),
-            "epoch_dir": str(self._path / "states"),
-            "log_dir": str(self._path / "trials"),
+            "state_dir": str(self._folder / "states"),
+            "epoch_dir": str(self._folder / "states"),
+            "log_dir": str(self._folder / "trials"),
             "torch_flags": self._meta["environment"].get("torch", {}),
         }
         if "train" not in changes:

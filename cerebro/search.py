@@ -273,9 +273,10 @@ def run_search(settings: Settings, space: Space, searcher: str | Searcher) -> Re
         abandon(error, executor, progress, store, coordinator)
         if isinstance(error, RunError) and store is not None:
             with contextlib.suppress(Exception):
-                error.result = Result(settings.folder, build=settings.build)
+                result.refresh()
+                error.result = result
         raise
-    result = Result(settings.folder, build=settings.build)
+    result.refresh()
     progress.finished(coordinator.snapshot(), result)
     coordinator._tell("on_run_end", result)
     return result

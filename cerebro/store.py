@@ -108,7 +108,7 @@ class Store:
     """The writing side of a run's store; see the module's text."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder = folder.absolute()  # the working directory may change
         self._queue: queue.SimpleQueue[Row | threading.Event | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._closed = False
@@ -332,7 +332,7 @@ def reader(folder: Path) -> Iterator[sqlite3.Connection]:
     file = folder / FILE
     if not file.exists():
         raise InputError(f"{folder} is no run: it has no {FILE}")
-    uri = f"{file.resolve().as_uri()}?mode={'ro' if not os.access(folder, os.W_OK) else 'rw'}"
+    uri = f"{file.resolve().as_uri()}?{_access(file)}"
     try:
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
             connection.row_factory = sqlite3.Row
@@ -344,6 +344,13 @@ def reader(folder: Path) -> Iterator[sqlite3.Connection]:
             yield connection
     except sqlite3.DatabaseError as error:
         raise CorruptDataError(f"{file} cannot be read: {error}") from error
+
+
+def _access(file: Path) -> str:
+    """How SQLite is to open a store: where nothing can be written, it must not look for a WAL."""
+    if os.access(file.parent, os.W_OK):
+        return "mode=rw"
+    return "mode=ro" if file.with_name(FILE + "-wal").exists() else "mode=ro&immutable=1"
 
 
 def read_meta(connection: sqlite3.Connection) -> dict[str, Any]:
