@@ -8,6 +8,7 @@ is the executor's. What it adds is the bookkeeping between them.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ from cerebro.unit import RunContext, Task, UnitDone, UnitFailed, WorkerLost
 
 PROGRESS_SECONDS = 0.25
 ALIKE_FAILURES = 3
+TIMED_WIDTH = 64
 
 
 @dataclass
@@ -149,7 +151,7 @@ class Coordinator:
         asked = False
         while not self._exhausted and not self._out_of_time and self._active < self._width():
             suggestion, self._first = self._first or self.searcher.suggest(), None
-            if suggestion is DONE:
+            if suggestion is DONE or self._has_all_trials():
                 self._exhausted = True
             elif suggestion is None:
                 break
@@ -163,13 +165,20 @@ class Coordinator:
         """Trials live at a time: a searcher that listens gets `width`, others need no limit."""
         if self.searcher.adaptive:
             return self.settings.width
-        # A searcher without end must not be asked for all its trials at once.
-        return 2**31 if self.settings.n_trials is not None or self._is_grid() else 64
+        # A search that only time ends must not be asked for all its trials at once.
+        timed = self.settings.n_trials is None and self.settings.time_limit is not None
+        return TIMED_WIDTH if timed else sys.maxsize
 
-    def _is_grid(self) -> bool:
-        return self.settings.searcher_name == "grid"
+    def _has_all_trials(self) -> bool:
+        n_trials = self.settings.n_trials
+        return n_trials is not None and len(self.trials) >= n_trials
 
     def _add_trial(self, suggestion: Suggestion) -> None:
+        if suggestion.trial is not None or suggestion.parent is not None:
+            raise InputError(
+                "the searcher resumes or clones a trial, which this version cannot do: suggest "
+                "new configurations only"
+            )
         number = len(self.trials)
         # As it will be read back, so that a replay sees the same configuration.
         config = decode(encode(suggestion.config))
@@ -281,6 +290,10 @@ class Coordinator:
         self._retire_states(trial)
         self._tell("on_epoch_end", self._view(trial), metrics)
         decision = self.searcher.report(record.number, epoch, metrics)
+        if decision is Decision.PAUSE:
+            raise InputError(
+                "the searcher pauses a trial, which this version cannot do: continue or stop it"
+            )
         if epoch + 1 >= record.target_epochs:
             self._end_trial(trial, "finished")
         elif decision is Decision.STOP or (

@@ -469,3 +469,56 @@ def test_a_script_needs_no_main_guard(data, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "best 0.1 (3,)\n"
+
+
+class Endless:
+    """A searcher of a user: never done, and bent on whatever `decision` says."""
+
+    adaptive = False
+
+    def __init__(self, decision=cerebro.Decision.CONTINUE, **suggestion):
+        self.decision = decision
+        self.suggestion = suggestion
+        self.reports = []
+
+    def setup(self, space, **settings):
+        self.settings = settings
+
+    def suggest(self):
+        return cerebro.Suggestion({"lr": 0.01}, **self.suggestion)
+
+    def report(self, trial, epoch, metrics):
+        self.reports.append((trial, epoch))
+        return self.decision
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def test_a_searcher_of_ones_own_ends_at_n_trials(data, tmp_path):
+    searcher = Endless()
+    result = run(data, tmp_path / "run", searcher=searcher, n_trials=3)
+    assert [t.status for t in result.trials] == ["finished"] * 3
+    assert sorted(searcher.reports) == [(t, e) for t in range(3) for e in range(2)]
+
+
+def test_a_searcher_stops_trials(data, tmp_path):
+    searcher = Endless(cerebro.Decision.STOP)
+    result = run(data, tmp_path / "run", searcher=searcher, n_trials=2)
+    assert [(t.status, t.epoch) for t in result.trials] == [("stopped", 1)] * 2
+
+
+@pytest.mark.parametrize(
+    ("searcher", "message"),
+    [
+        (Endless(cerebro.Decision.PAUSE), "pauses a trial"),
+        (Endless(parent=0), "resumes or clones"),
+        (Endless(trial=0), "resumes or clones"),
+    ],
+)
+def test_what_searchers_cannot_ask_for_yet_is_refused(data, tmp_path, searcher, message):
+    with pytest.raises(InputError, match=message):
+        run(data, tmp_path / "run", searcher=searcher, n_trials=2)
