@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 from cerebro import errors
 from cerebro.errors import CerebroError, InputError, text_of
+from cerebro.interrupts import uninterrupted
 
 INTERRUPTED = 130
 MESSAGE_LIMIT = 2000
@@ -409,6 +410,11 @@ def _validation(text: str) -> Any:
 
 def _interrupted(path: Any) -> int:
     """Say what an interrupted run has kept."""
+    with uninterrupted():
+        return _say_what_is_kept(path)
+
+
+def _say_what_is_kept(path: Any) -> int:
     import cerebro
 
     try:

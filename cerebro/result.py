@@ -348,7 +348,11 @@ class Result:
         """Read the store again; useful while the run goes on."""
         self._settle()
         with reader(self._folder) as connection:
-            self._meta = read_meta(connection)
+            meta = read_meta(connection)
+            # Whatever is read later is looked for now, where a loss is told as damage.
+            _ = [meta[key] for key in ("status", "build", "data", "environment", "num_shards")]
+            _ = [meta["settings"][key] for key in ("metric", "mode", "select")]
+            self._meta = meta
             self._records = read_trials(connection)
         self._trials = None
 

@@ -20,6 +20,7 @@ from cerebro.errors import InputError, RunError, text_of
 from cerebro.executors.base import Executor
 from cerebro.executors.inline import InlineExecutor
 from cerebro.executors.local import LocalExecutor
+from cerebro.interrupts import uninterrupted
 from cerebro.recipe import Recipe
 from cerebro.report.progress import make_progress
 from cerebro.result import Result
@@ -303,9 +304,10 @@ def abandon(
             steps.append(coordinator.end_open_trials)
         steps += [partial(store.set_meta, *item) for item in record.items()]
         steps.append(store.close)
-    for step in steps:
-        with contextlib.suppress(Exception):
-            step()
+    with uninterrupted():
+        for step in steps:
+            with contextlib.suppress(Exception):
+                step()
 
 
 def make_run(settings: Settings) -> Store:

@@ -344,6 +344,10 @@ def reader(folder: Path) -> Iterator[sqlite3.Connection]:
             yield connection
     except sqlite3.DatabaseError as error:
         raise CorruptDataError(f"{file} cannot be read: {error}") from error
+    except (json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError) as error:
+        raise CorruptDataError(
+            f"{file} is damaged: a row cannot be read ({type(error).__name__}: {error})"
+        ) from error
 
 
 def _access(file: Path) -> str:

@@ -466,6 +466,10 @@ def test_commands_on_what_is_no_run(tmp_path, finished, capfd, monkeypatch):
     os.truncate(tmp_path / "cut" / "run.sqlite", 5000)
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "run.sqlite").write_text("this is no database at all, " * 100)
+    shutil.copytree(finished[0], tmp_path / "odd")
+    with contextlib.closing(sqlite3.connect(tmp_path / "odd" / "run.sqlite")) as connection:
+        connection.execute("UPDATE trials SET config = '{\"lr\": 0.' WHERE number = 1")
+        connection.commit()
     (tmp_path / "nothing").mkdir()
     (tmp_path / "nothing" / "run.sqlite").write_bytes(b"")
     for arguments, message in [
@@ -474,6 +478,7 @@ def test_commands_on_what_is_no_run(tmp_path, finished, capfd, monkeypatch):
         (["show", "empty"], "empty is no run"),
         (["show", "cut"], "cut/run.sqlite"),
         (["show", "text"], "text/run.sqlite"),
+        (["show", "odd"], "odd/run.sqlite is damaged: a row cannot be read"),
         (["show", "nothing"], "nothing/run.sqlite"),
         (["show", finished[0], "--trial", "9"], "--trial 9: .* has trials 0 to 3"),
         (["replay", "missing", "--trial", "0"], "missing"),
