@@ -160,7 +160,8 @@ def search(
         True turns on PyTorch's checks for operations without a deterministic
         version; ``"warn"`` does so on devices where such operations exist.
     state_dir
-        Where states of live trials are kept; default: in the run's folder.
+        Where states of live trials are kept, such as a local disk or a memory file
+        system; a folder of this run alone. Default: in the run's folder.
     callbacks
         Objects with any of ``on_run_start on_trial_start on_unit_end
         on_epoch_end on_trial_end on_run_end``; called in this process.
@@ -218,7 +219,7 @@ def search(
         stagger=bool(stagger),
         live_models=whole_number("live_models", live_models, 1, optional=True),
         deterministic=deterministic,
-        state_dir=Path(state_dir) if state_dir is not None else folder / "states",
+        state_dir=slots_folder(folder, state_dir),
         callbacks=check_callbacks(callbacks),
         progress=progress,
         executor=check_executor(executor),
@@ -393,6 +394,19 @@ def positive(name: str, value: Any) -> float | None:
     if not number > 0:
         raise InputError(f"{name} must be a positive number, not {value!r}")
     return number
+
+
+def slots_folder(run: Path, state_dir: str | os.PathLike[str] | None) -> Path:
+    """Where live trials keep their states; not where another run has left some."""
+    if state_dir is None:
+        return run / "states"
+    folder = Path(state_dir)
+    if any(folder.glob("*.slots")):
+        raise InputError(
+            f"state_dir {folder} holds the states of another run: give every run a folder of "
+            "its own, or empty it if that run is over"
+        )
+    return folder
 
 
 def make_folders(settings: Settings) -> None:

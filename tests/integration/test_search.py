@@ -410,6 +410,13 @@ def test_models_that_cannot_travel_are_refused(data, tmp_path, build, message):
         run(data, tmp_path / "run", build)
 
 
+def test_a_state_dir_in_use_is_refused(data, tmp_path):
+    (tmp_path / "slots").mkdir()
+    (tmp_path / "slots" / "0.slots").touch()
+    with pytest.raises(InputError, match="holds the states of another run"):
+        run(data, tmp_path / "run", state_dir=tmp_path / "slots")
+
+
 def test_an_existing_run_is_not_touched(data, tmp_path):
     first = run(data, tmp_path / "run", n_trials=1)
     with pytest.raises(InputError, match="exists already"):
