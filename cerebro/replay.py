@@ -6,7 +6,6 @@ import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from cerebro import _core, environment
@@ -14,6 +13,7 @@ from cerebro.data import Dataset
 from cerebro.errors import CorruptDataError, InputError, RunError
 from cerebro.executors.local import LocalExecutor
 from cerebro.result import Result, Trial
+from cerebro.settings import whole_number
 from cerebro.unit import RunContext, Task, UnitDone, UnitFailed
 
 
@@ -88,7 +88,8 @@ def replay(
     build
         The run's ``build``, where it cannot be imported again.
     data
-        The run's training data, where it has been moved.
+        The run's training data, or the whole data set that it is part of, where it has
+        been moved; a path will do.
     epochs
         How many epochs to train; default: all that the run has.
 
@@ -103,8 +104,9 @@ def replay(
         If the run, the trial or ``build`` cannot be found.
     """
     result = run if isinstance(run, Result) else Result(run, build=build)
-    number = trial.number if isinstance(trial, Trial) else trial
-    if not 0 <= number < len(result.trials):
+    number = trial.number if isinstance(trial, Trial) else whole_number("trial", trial, 0)
+    epochs = whole_number("epochs", epochs, 1, optional=True)
+    if number is None or number >= len(result.trials):
         raise InputError(
             f"{result.path} has no trial {number}: it has 0 to {len(result.trials) - 1}"
         )
@@ -114,7 +116,7 @@ def replay(
         raise InputError(
             f"trial {number} of {result.path} has finished no epoch: nothing to replay"
         )
-    if isinstance(data, (str, Path)):
+    if isinstance(data, (str, os.PathLike)):
         data = Dataset(data)
     with tempfile.TemporaryDirectory(prefix="cerebro-replay-") as folder:
         context = result._context(

@@ -20,6 +20,7 @@ from cerebro.data import Dataset
 from cerebro.environment import flags_of_run
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.recipe import Recipe
+from cerebro.settings import whole_number
 from cerebro.store import FILE, decode, read_meta, reader
 from cerebro.trial import EpochRecord, Status, TrialRecord, score
 from cerebro.unit import RunContext
@@ -284,7 +285,7 @@ class Trial:
             best = self.best_epoch
             wanted = records[-1].epoch if best is None else best
         else:
-            wanted = epoch
+            wanted = whole_number("epoch", epoch, 0) or 0
         found = next((r for r in records if r.epoch == wanted), None)
         if found is None or found.state_file is None:
             kept = [str(r.epoch) for r in records if r.state_file is not None]
@@ -301,7 +302,10 @@ class Trial:
         try:
             packed = path.read_bytes()
         except FileNotFoundError as error:
-            raise CorruptDataError(f"{path} is missing: the run kept it, put it back") from error
+            raise CorruptDataError(
+                f"{path} is missing: it was deleted, or a run that goes on has replaced it by a "
+                "better one (refresh() reads the run again)"
+            ) from error
         if _core.hash_state(packed) != record.state_hash:
             raise CorruptDataError(
                 f"{path} is not the state of trial {self.number}, epoch {record.epoch}: its "
@@ -568,21 +572,35 @@ class Result:
         return self._data[name]
 
     def _view(self, name: str, moved: Dataset | None) -> Dataset | None:
-        """The run's data, or what now stands in its place; `moved` says where it is."""
+        """The run's data, or what now stands in its place; `moved` says where it is.
+
+        Of a whole data set the rows that the run trained on are taken: what was given
+        to `search` with a fraction to validate on can be given here.
+        """
         spec = self._meta[name]
         if spec is None:
             return None
         if moved is not None:
             if name == "data":
-                return moved
-            if spec["path"] == self._meta["data"]["path"]:
+                if not moved._is_whole():
+                    return moved
+                transforms = moved.spec()["transforms"] or spec["transforms"]
+                spec = {**spec, "path": str(moved.path), "transforms": transforms}
+            elif spec["path"] == self._meta["data"]["path"]:
                 spec = {**spec, "path": str(moved.path)}
         return Dataset.from_spec(spec, check=False)
 
     def _data_for(self, data: Any) -> Dataset:
         """The data set to evaluate on: the given one, or the run's validation data."""
+        if isinstance(data, (str, os.PathLike)):
+            return Dataset(data)
+        if isinstance(data, Dataset):
+            return data
         if data is not None:
-            return Dataset(data) if isinstance(data, (str, os.PathLike)) else data
+            raise InputError(
+                f"evaluate needs a cerebro.Dataset, not {type(data).__name__}: write one with "
+                "cerebro.shard(arrays, folder), or use load() and your own code"
+            )
         if self._meta["validation"] is None:
             raise InputError("the run has no validation data: give data=")
         return self._dataset("validation")

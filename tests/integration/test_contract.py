@@ -25,7 +25,7 @@ import pytest
 
 import cerebro
 from cerebro import _core
-from cerebro.errors import InputError
+from cerebro.errors import CorruptDataError, InputError
 
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional
@@ -309,6 +309,21 @@ def test_any_kept_epoch_can_be_loaded(result):
         trial.load(7)
 
 
+def test_what_cannot_be_loaded_or_evaluated_is_said(data, tmp_path):
+    result = run(data, tmp_path / "run", n_trials=1)
+    with pytest.raises(InputError, match="epoch must be a whole number of at least 0, not 'first'"):
+        result.best.load("first")
+    with pytest.raises(InputError, match=r"evaluate needs a cerebro\.Dataset, not dict"):
+        result.best.evaluate({"x": np.zeros((3, 6))})
+    with pytest.raises(InputError, match="trial must be a whole number of at least 0, not 'a'"):
+        cerebro.replay(result, "a")
+    with pytest.raises(InputError, match="has no trial 1: it has 0 to 0"):
+        cerebro.replay(result, 1)
+    result.best.state_path().unlink()
+    with pytest.raises(CorruptDataError, match=r"0-epoch-1\.safetensors is missing"):
+        result.best.load()
+
+
 def test_exports_open_without_cerebro(result, tmp_path):
     weights = result.best.load().net.state_dict()
     safetensors = pytest.importorskip("safetensors.torch")
@@ -331,7 +346,9 @@ def test_paths_work_where_data_sets_do(data, result, tmp_path):
     assert set(a.best.metrics) == set(b.best.metrics)
     assert len(result.best.predict(data.path)) == len(result.best.predict(str(data.path))) == 213
     assert result.best.evaluate(data.path) == result.best.evaluate(data)
-    assert cerebro.replay(str(result.path), 0, data=data.split(0.75, 0.25)[0], epochs=1).identical
+    assert cerebro.replay(
+        str(result.path), np.int64(0), data=data.path, epochs=np.int64(1)
+    ).identical
 
 
 def test_a_run_as_a_table(result):
