@@ -67,6 +67,8 @@ def test_a_state_that_cannot_be_published_leaves_no_row(tmp_path):
     store.add_epoch(0, 0, {"loss": 1.0}, 0.5, "hash", "state", missing)
     with pytest.raises(OSError, match="cannot write"):
         store.flush()
+    with pytest.raises(OSError, match="cannot write"):
+        store.close()
     with reader(tmp_path) as connection:
         assert connection.execute("SELECT count(*) FROM epochs").fetchone()[0] == 0
 
