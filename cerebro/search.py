@@ -47,6 +47,9 @@ from cerebro.stopping import EarlyStopping
 from cerebro.store import Store
 from cerebro.unit import CheckDone, CheckTask, RunContext
 
+MAX_START_LOSSES = 2
+"""Workers that may die while they try the first configuration."""
+
 
 def search(
     build: Callable[..., Any],
@@ -265,7 +268,7 @@ def run_search(settings: Settings, space: Space, searcher: str | Searcher) -> Re
             settings, context, the_searcher, executor, store, progress, result, first
         )
         coordinator._tell("on_run_start", result)
-        check_first(executor, workers, first.config, context)
+        workers = check_first(executor, workers, first.config, context)
         coordinator.run(workers)
         executor.close()
         store.set_meta("status", "stopped" if coordinator._out_of_time else "finished")
@@ -347,27 +350,38 @@ def default_executor(settings: Settings) -> Executor:
 
 def check_first(
     executor: Executor, workers: Sequence[int], config: Mapping[str, Any], context: RunContext
-) -> None:
+) -> list[int]:
     """Try the first configuration before anything is trained; see `cerebro.check`.
 
-    The first worker checks; meanwhile the others import what the model needs.
+    The first worker checks; meanwhile the others import what the model needs. A
+    worker that is lost is replaced. Returns the workers that are ready.
     """
-    for worker in workers:
-        executor.submit(worker, CheckTask(config, build_only=worker != workers[0]))
-    pending = set(workers)
+    ready: list[int] = []
+    losses = 0
+    pending = {worker: CheckTask(config, build_only=worker != workers[0]) for worker in workers}
+    for worker, task in pending.items():
+        executor.submit(worker, task)
     while pending:
         for event in executor.wait(None):
-            pending.discard(event.worker)
-            if not isinstance(event, CheckDone):
-                context.check_files()
+            task = pending.pop(event.worker)
+            if isinstance(event, CheckDone):
+                ready.append(event.worker)
+                # Where the configuration itself does not work, its trial will say so.
+                if event.error is None:
+                    raise_if_broken(Check(list(event.problems), list(event.metrics), dict(config)))
+                continue
+            context.check_files()
+            losses += 1
+            if losses > MAX_START_LOSSES:
                 reason = getattr(event, "reason", event)
                 raise RunError(
-                    f"a worker was lost while it tried the first configuration: {reason} (does "
+                    f"workers were lost while they tried the first configuration: {reason} (does "
                     "build end the process, or is memory short?)"
                 )
-            # Where the configuration itself does not work, its trial will say so.
-            if event.error is None:
-                raise_if_broken(Check(list(event.problems), list(event.metrics), dict(config)))
+            worker = executor.replace(event.worker)
+            pending[worker] = task
+            executor.submit(worker, task)
+    return sorted(ready)
 
 
 def refuse_unavailable(*, unit_timeout: Any, asynchronous: Any, devices: Any) -> None:

@@ -379,8 +379,9 @@ class UnitRunner:
         return slots
 
     @contextlib.contextmanager
-    def _output_of(self, trial: int) -> Iterator[None]:
-        path = Path(self.context.log_dir, f"{trial}.log")
+    def _output_of(self, trial: int | None) -> Iterator[None]:
+        """Send what is printed to the trial's log; to nobody while nothing is recorded."""
+        path = Path(os.devnull) if trial is None else Path(self.context.log_dir, f"{trial}.log")
         if self._own_process:
             with redirected_fds(path):
                 yield
@@ -401,7 +402,7 @@ class UnitRunner:
         self._last_trial = None
         try:
             with (
-                self._output_of(0),
+                self._output_of(None),
                 compute_settings(self.context.threads, self.context.deterministic),
             ):
                 if task.build_only:
