@@ -278,9 +278,8 @@ def shard(options: argparse.Namespace) -> int:
 
     source: Any = options.source
     if Path(source).is_dir():
-        if options.size is None:
-            raise InputError(f"{source} is a folder of pictures: give their --size, as in 224x224")
-        source = cerebro.images(source, size=_picture_size(options.size), mode=options.mode)
+        size = None if options.size is None else _picture_size(options.size)
+        source = cerebro.images(source, size=size, mode=options.mode)
     data = cerebro.shard(
         source,
         options.path,
@@ -297,10 +296,10 @@ def shard(options: argparse.Namespace) -> int:
 
 
 def _picture_size(text: str) -> tuple[int, int]:
-    """Read ``WxH``, or one number for a square."""
+    """Read ``WxH``, or one number for a square, as (height, width)."""
     try:
         width, _, height = text.lower().partition("x")
-        return int(width), int(height or width)
+        return int(height or width), int(width)
     except ValueError:
         raise InputError(f"--size {text}: must look like 224x224 (width x height)") from None
 

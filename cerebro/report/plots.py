@@ -282,7 +282,10 @@ def trial_colours(count: int) -> list[Colour]:
 
 
 def gantt(result: Any, metric: str, trials: Sequence[Any]) -> Figure:
-    """Draw which worker trained which trial when; one colour a trial, validation hatched."""
+    """Draw which worker trained which trial when; one colour a trial, validation hatched.
+
+    How busy a worker was is told of the time since the first unit began.
+    """
     numbers = [trial.number for trial in trials]
     units = [unit for unit in result._units() if unit["trial"] in set(numbers)]
     if not units:
@@ -388,8 +391,10 @@ def _finish_gantt(
     axes.set_ylim(len(workers) - 0.4, -0.6)
     axes.set_xlim(0, end * 1.005)
     axes.set_xlabel("time since the run's start (seconds)", color=INK)
+    begun = min(unit["start"] for unit in units)
     for row, worker in enumerate(workers):
-        busy = sum(u["end"] - u["start"] for u in units if u["worker"] == worker) / end
+        spent = sum(u["end"] - u["start"] for u in units if u["worker"] == worker)
+        busy = spent / ((end - begun) or 1.0)
         axes.text(
             1.008,
             row,

@@ -270,7 +270,7 @@ def _table(snapshot: Snapshot, rows: Sequence[TrialRow], width: int) -> Renderab
         table.add_column(fmt.heading(name), justify="right", no_wrap=True)
     table.add_column("rows/s", justify="right", no_wrap=True)
     table.add_column("worker", justify="right", no_wrap=True)
-    room = min(CONFIG_WIDTH, width - 48 - 13 * len(columns))
+    room = min(CONFIG_WIDTH, width - 43 - 13 * len(columns))
     if room >= 12:
         table.add_column("configuration", no_wrap=True)
     for row in rows:

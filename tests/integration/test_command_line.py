@@ -82,6 +82,13 @@ def cerebro(
     return done
 
 
+def processes_in(folder: Path) -> list[str]:
+    """Command lines of the processes that work in a folder."""
+    psutil = pytest.importorskip("psutil")
+    found = psutil.process_iter(["cwd", "cmdline"])
+    return [" ".join(p.info["cmdline"] or ["?"]) for p in found if p.info["cwd"] == str(folder)]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with data, a search file and a finished run."""
@@ -167,6 +174,7 @@ def test_build_that_raises(folder: Path) -> None:
     arguments = "run broken.py --workers 2 --run runs/broken --progress none"
     done = cerebro(folder, *arguments.split(), status=1)
     assert "no such layer" in done.stderr
+    assert processes_in(folder) == []
 
 
 def test_model_without_state_dict(folder: Path) -> None:
@@ -197,6 +205,7 @@ def test_ctrl_c_keeps_what_is_finished(folder: Path) -> None:
     assert "are kept in runs/long" in err
     assert "python -m cerebro show runs/long" in err
     assert "Traceback" not in err
+    assert processes_in(folder) == []
     shown = cerebro(folder, "show", "runs/long").stdout
     assert "stopped" in shown
 

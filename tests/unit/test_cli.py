@@ -205,7 +205,7 @@ def test_dtypes_and_picture_size() -> None:
     assert cli._dtypes(["x=float32"]) == {"x": "float32"}
     with pytest.raises(InputError, match="x=float32"):
         cli._dtypes(["x"])
-    assert cli._picture_size("224x112") == (224, 112)
+    assert cli._picture_size("224x112") == (112, 224)
     assert cli._picture_size("64") == (64, 64)
     with pytest.raises(InputError, match="--size big"):
         cli._picture_size("big")
@@ -236,3 +236,106 @@ def test_shard_and_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     damaged.write_bytes(content)
     assert cli.main(["verify", str(folder)]) == 1
     assert "shard-00002/x.npy" in error_of(capsys)
+
+
+MODEL = """
+import numpy as np
+import cerebro
+
+class Model:
+    framework = "numpy"
+    def train_batch(self, batch): return {"loss": 0.0}
+    def eval_batch(self, batch): return {"loss": 0.0}
+    def state_dict(self): return {"w": np.zeros(2)}
+    def load_state_dict(self, state): pass
+
+def build(config):
+    return Model()
+
+space = {"lr": [0.1]}
+data = "data"
+settings = dict(epochs=1, n_trials=1, batch_size=4, workers=0, validation=0.5, progress=False)
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        ({'"data"': '"no_such_folder"'}, "no_such_folder"),
+        ({"[0.1]": "[]"}, "lr"),
+        ({"[0.1]": "cerebro.uniform(1.0, 0.5)"}, "low is above high"),
+        ({"batch_size=4, ": ""}, "batch_size"),
+        ({'"lr": [0.1]': '"batch_size": [2]'}, "batch_size"),
+        ({"epochs=1": "epochs=0"}, "epochs"),
+        ({"n_trials=1, ": ""}, "n_trials"),
+        ({"epochs=1": 'epochs=1, metric="weirdness"'}, "mode"),
+        ({"epochs=1": 'epochs=1, frobnicate=3'}, "frobnicate"),
+        ({"validation=0.5": "validation=1.5"}, "validation"),
+        ({"workers=0": "workers=-1"}, "workers"),
+        ({"return Model()": "return None"}, "build returned None"),
+        ({"return Model()": "raise ValueError('no such layer')"}, "no such layer"),
+        ({"def state_dict": "def other"}, "state_dict"),
+        ({'"w": np.zeros(2)': '"w": object()'}, "w"),
+    ],
+)  # fmt: skip
+def test_wrong_input_is_one_line(
+    change: dict[str, str],
+    cause: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import cerebro
+
+    monkeypatch.chdir(tmp_path)
+    cerebro.shard({"x": np.zeros((16, 2))}, "data", shards=2, progress=False)
+    text = MODEL
+    for old, new in change.items():
+        assert old in text
+        text = text.replace(old, new)
+    file = write(tmp_path / "search_wrong.py", text)
+    assert cli.main(["run", file]) == 1
+    assert cause in error_of(capsys)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "options", "cause"),
+    [
+        ({"x": np.zeros(4), "y": np.zeros(5)}, [], "y"),
+        ({"x": np.zeros((0, 3))}, [], "rows"),
+        ({"x": np.zeros(3)}, ["--shards", "8"], "shards"),
+        ({"x": np.zeros(3)}, ["--columns", "z"], "z"),
+        ({"x": np.zeros(3)}, ["--dtypes", "x=float99"], "float99"),
+        ({"x": np.array([{}, []], dtype=object)}, [], "x"),
+    ],
+)
+def test_wrong_arrays_are_one_line(
+    arrays: dict[str, Any],
+    options: list[str],
+    cause: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    np.savez(tmp_path / "in.npz", **arrays)
+    folder = tmp_path / "out"
+    assert cli.main(["shard", str(tmp_path / "in.npz"), str(folder), *options]) == 1
+    assert cause in error_of(capsys)
+    assert not folder.exists()
+
+
+def test_shard_of_an_image_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    image = pytest.importorskip("PIL.Image")
+    import cerebro
+
+    for kind in ("cat", "dog"):
+        (tmp_path / "pictures" / kind).mkdir(parents=True)
+        for i in range(4):
+            picture = image.new("RGB", (10, 6), color=(i, 0, 0))
+            picture.save(tmp_path / "pictures" / kind / f"{i}.png")
+    folder = tmp_path / "data"
+    arguments = ["shard", str(tmp_path / "pictures"), str(folder), "--shards", "2"]
+    assert cli.main([*arguments, "--size", "5x3", "--mode", "L", "--seed", "1"]) == 0
+    assert "8 rows" in capsys.readouterr().out
+    data = cerebro.Dataset(folder)
+    assert data.columns["x"].shape == (3, 5, 1)
+    assert data.classes["y"] == ["cat", "dog"]
