@@ -485,9 +485,8 @@ def verify(options: argparse.Namespace) -> int:
 
     path = Path(options.path)
     if (path / "run.sqlite").exists():
-        result = cerebro.open(path)
-        result.verify()
-        print(f"{path}: the states of {len(result.trials)} trials are as they were written")
+        checked = cerebro.open(path).verify()
+        print(f"{path}: {len(checked)} states and data sets, as they were written")
     elif (path / "manifest.json").exists():
         data = cerebro.Dataset(path)
         data.verify()

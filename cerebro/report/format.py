@@ -102,6 +102,13 @@ def metric_value(metrics: Mapping[str, float], name: str) -> float | None:
     return None
 
 
+def full_names(names: Iterable[str]) -> list[str]:
+    """Leave short names out where the full one is there: ``loss`` beside ``val_loss``."""
+    known = list(dict.fromkeys(names))
+    full = {short_name(name) for name in known if name.startswith(PREFIXES)}
+    return [name for name in known if name not in full]
+
+
 def metric_columns(rows: Iterable[Mapping[str, float]], ranked_by: str) -> list[str]:
     """Choose the metric columns of a table: both losses, then what trials are ranked by.
 

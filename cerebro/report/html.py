@@ -62,6 +62,7 @@ def _cell(tag: str, text: str, align: str) -> str:
 def trial_html(trial: Any) -> str:
     """Write one trial as a two-column HTML table: status, metrics, configuration."""
     rows = [["status", str(trial.status)], ["epochs", str(trial.epoch)]]
-    rows += [[fmt.heading(k), fmt.metric(v)] for k, v in trial.metrics.items()]
+    names = fmt.full_names(trial.metrics)
+    rows += [[fmt.heading(name), fmt.metric(trial.metrics[name])] for name in names]
     rows += [[k, fmt.number(v)] for k, v in fmt.flatten(trial.config).items()]
     return f"<div>{table_html([f'trial {trial.number}', ''], rows)}</div>"

@@ -133,7 +133,7 @@ def render_trial(trial: Any) -> str:
     width = max((len(name) for name in config), default=0)
     parts.append("\n".join(f"  {k:<{width}}  {fmt.number(v)}" for k, v in config.items()))
     if trial.history:
-        names = list(dict.fromkeys(name for e in trial.history for name in e["metrics"]))
+        names = fmt.full_names(name for e in trial.history for name in e["metrics"])
         rows = [
             [
                 f"{entry['epoch']}{' *' if entry['epoch'] == trial.best_epoch else ''}",

@@ -183,6 +183,10 @@ def test_metric_columns() -> None:
     assert fmt.metric_columns([], "loss") == []
 
 
+def test_full_names() -> None:
+    assert fmt.full_names(["val_loss", "loss", "auc"]) == ["val_loss", "auc"]
+
+
 # --- progress ---
 
 
