@@ -48,7 +48,8 @@ typedef struct cer_error {
 const char *cer_status_name(cer_status status);
 
 /* Fills `err` (may be NULL) and returns `status`, so that a failure is
- * written `status = cer_fail(err, CER_INVALID, "...")`. Long messages are cut. */
+ * written `status = cer_fail(err, CER_INVALID, "...")`. Long messages are cut.
+ */
 cer_status cer_fail(cer_error *err, cer_status status, const char *format, ...)
     CER_PRINTF(3, 4);
 

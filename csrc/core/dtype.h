@@ -28,7 +28,7 @@ typedef enum cer_dtype {
 #define CER_DTYPE_ENUM(id, name, safetensors, bytes, code, descr) CER_##id,
     CER_DTYPE_LIST(CER_DTYPE_ENUM)
 #undef CER_DTYPE_ENUM
-    CER_DTYPE_COUNT
+        CER_DTYPE_COUNT
 } cer_dtype;
 
 size_t cer_dtype_size(cer_dtype dtype);             /* bytes per element */

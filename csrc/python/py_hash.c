@@ -37,7 +37,8 @@ static PyMethodDef functions[] = {
      "xxh3_64(buffer)\n--\n\nReturn the XXH3-64 of a C-contiguous buffer as 16 "
      "hexadecimal digits."},
     {"xxh3_128", xxh3_128, METH_O,
-     "xxh3_128(buffer)\n--\n\nReturn the XXH3-128 of a C-contiguous buffer as 32 "
+     "xxh3_128(buffer)\n--\n\nReturn the XXH3-128 of a C-contiguous buffer as "
+     "32 "
      "hexadecimal digits."},
     {NULL, NULL, 0, NULL},
 };

@@ -27,7 +27,8 @@ trial_seed(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
 PyDoc_STRVAR(
     visit_order_doc,
     "visit_order(trial, epoch, shards, *, stagger=True)\n--\n\n"
-    "Return the shards in the order in which a trial visits them in an epoch.\n\n"
+    "Return the shards in the order in which a trial visits them in an "
+    "epoch.\n\n"
     "Trial t starts epoch e at shard (t + e) mod shards and goes round;\n"
     "without stagger every trial starts at shard 0.");
 
@@ -65,10 +66,11 @@ visit_order(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
     return order;
 }
 
-PyDoc_STRVAR(permutation_doc,
-             "permutation(n, seed, use, a=0, b=0)\n--\n\n"
-             "Return a random order of 0..n-1 as uint32, keyed by all arguments.\n\n"
-             "`use` is 'rows' (a=epoch, b=shard), 'write' or 'split'.");
+PyDoc_STRVAR(
+    permutation_doc,
+    "permutation(n, seed, use, a=0, b=0)\n--\n\n"
+    "Return a random order of 0..n-1 as uint32, keyed by all arguments.\n\n"
+    "`use` is 'rows' (a=epoch, b=shard), 'write' or 'split'.");
 
 static PyObject *
 permutation(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
@@ -88,7 +90,8 @@ permutation(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
         return NULL;
     if (n < 0 || n > UINT32_MAX) {
         PyErr_Format(PyExc_ValueError,
-                     "permutation of %lld rows: must be from 0 to 2**32 - 1", n);
+                     "permutation of %lld rows: must be from 0 to 2**32 - 1",
+                     n);
         return NULL;
     }
     if (strcmp(use_name, "rows") == 0) {
@@ -99,7 +102,8 @@ permutation(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
         use = CER_RNG_SPLIT;
     } else {
         PyErr_Format(PyExc_ValueError,
-                     "unknown use '%s': must be rows, write or split", use_name);
+                     "unknown use '%s': must be rows, write or split",
+                     use_name);
         return NULL;
     }
     dims[0] = (npy_intp)n;

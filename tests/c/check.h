@@ -25,11 +25,10 @@ static int check_failures;
         int64_t left_ = (int64_t)(left), right_ = (int64_t)(right);            \
         if (left_ != right_) {                                                 \
             check_failures++;                                                  \
-            fprintf(stderr,                                                    \
-                    "%s:%d: %s: %s is %" PRId64 ", expected %s = %" PRId64     \
-                    "\n",                                                      \
-                    __FILE__, __LINE__, __func__, #left, left_, #right,        \
-                    right_);                                                   \
+            fprintf(                                                           \
+                stderr,                                                        \
+                "%s:%d: %s: %s is %" PRId64 ", expected %s = %" PRId64 "\n",   \
+                __FILE__, __LINE__, __func__, #left, left_, #right, right_);   \
         }                                                                      \
     } while (0)
 

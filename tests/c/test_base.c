@@ -21,7 +21,8 @@ failures_fill_the_error(void)
     CHECK_EQ_INT(cer_fail(&err, CER_INVALID, "shards=%d", 0), CER_INVALID);
     CHECK_EQ_INT(err.status, CER_INVALID);
     CHECK_EQ_STR(err.message, "shards=0");
-    CHECK_EQ_INT(cer_fail_errno(&err, ENOENT, "cannot open %s", "x.npy"), CER_IO);
+    CHECK_EQ_INT(cer_fail_errno(&err, ENOENT, "cannot open %s", "x.npy"),
+                 CER_IO);
     CHECK_EQ_INT(err.os_errno, ENOENT);
     CHECK_EQ_STR(err.message, "cannot open x.npy: No such file or directory");
     CHECK_EQ_INT(cer_fail(NULL, CER_STATE, "nobody listens"), CER_STATE);

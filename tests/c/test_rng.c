@@ -114,9 +114,14 @@ visits_go_round(void)
 static void
 vectors(void)
 {
-    static const uint64_t next[4] = {UINT64_C(0x946d8de9ea692808), UINT64_C(0xc4cd8332a0a25e99), UINT64_C(0x432861a4b1837d82), UINT64_C(0x5ace9e03f8585eea)};
-    static const uint32_t permuted[20] = {13, 0, 5, 12, 18, 1, 10, 19, 15, 16, 9, 7, 3, 8, 17, 2, 6, 4, 14, 11};
-    static const uint32_t seeds[4] = {UINT32_C(0x39c71828), UINT32_C(0xe0785232), UINT32_C(0xac294360), UINT32_C(0x24239e2b)};
+    static const uint64_t next[4] = {
+        UINT64_C(0x946d8de9ea692808), UINT64_C(0xc4cd8332a0a25e99),
+        UINT64_C(0x432861a4b1837d82), UINT64_C(0x5ace9e03f8585eea)};
+    static const uint32_t permuted[20] = {13, 0, 5, 12, 18, 1, 10, 19, 15, 16,
+                                          9,  7, 3, 8,  17, 2, 6,  4,  14, 11};
+    static const uint32_t seeds[4] = {
+        UINT32_C(0x39c71828), UINT32_C(0xe0785232), UINT32_C(0xac294360),
+        UINT32_C(0x24239e2b)};
     uint32_t order[20];
     cer_rng rng;
 
