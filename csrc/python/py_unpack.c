@@ -113,7 +113,8 @@ find_tensor(unpacker *u)
     const cer_state_tensor *next = u->state->tensors + u->next;
 
     if (u->next >= u->state->n_tensors || next->path_len != u->path.len ||
-        memcmp(next->path, u->path.bytes, u->path.len) != 0)
+        (u->path.len > 0 && /* the root's path is empty, perhaps NULL */
+         memcmp(next->path, u->path.bytes, u->path.len) != 0))
         next = cer_state_find(u->state, u->path.bytes, u->path.len);
     if (next != NULL)
         u->next = (size_t)(next - u->state->tensors) + 1;
