@@ -57,9 +57,13 @@ core_raise(core_state *state, const cer_error *err)
     PyObject *value = PyUnicode_DecodeUTF8(
         err->message, (Py_ssize_t)strlen(err->message), "replace");
 
-    /* OSError picks its subclass (FileNotFoundError, ...) by errno. */
-    if (value != NULL && err->status == CER_IO)
-        value = Py_BuildValue("(iN)", err->os_errno, value);
+    /* OSError picks its subclass (FileNotFoundError, ...) by errno, when it is
+     * made; raised unmade, `except FileNotFoundError` would miss it in 3.10. */
+    if (value != NULL && err->status == CER_IO) {
+        Py_SETREF(value,
+                  PyObject_CallFunction(exception, "iO", err->os_errno, value));
+        exception = value == NULL ? NULL : (PyObject *)Py_TYPE(value);
+    }
     if (value != NULL) {
         PyErr_SetObject(exception, value);
         Py_DECREF(value);

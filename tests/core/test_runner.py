@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from cerebro import _core
 from cerebro.errors import UnitCancelled
+
+torch = pytest.importorskip("torch")
 
 
 class Batches:

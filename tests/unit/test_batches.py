@@ -111,6 +111,7 @@ def test_a_pass_may_be_left(data: Any) -> None:
 
 
 def test_batches_of_views(data: Any) -> None:
+    pytest.importorskip("torch")
     train, rest = data.split(0.7, 0.3)
     assert sorted(labels(train.batches(8)) + labels(rest.batches(8))) == list(range(ROWS))
     chosen = data.select([3, 3, 50, 102])
@@ -121,6 +122,7 @@ def test_batches_of_views(data: Any) -> None:
 
 
 def test_a_view_without_rows(data: Any) -> None:
+    pytest.importorskip("torch")
     nothing = SimpleNamespace(
         columns=data.columns,
         transforms={},
@@ -200,6 +202,7 @@ def test_bad_arguments(data: Any, options: dict[str, Any], message: str) -> None
 
 
 def test_bad_epochs_and_repr(data: Any) -> None:
+    pytest.importorskip("torch")
     batches = data.batches(8)
     with pytest.raises(InputError, match="epoch"):
         batches.set_epoch(-3)

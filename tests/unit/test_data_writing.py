@@ -149,7 +149,7 @@ def test_choosing_renaming_and_stacking(tmp_path: Path) -> None:
 
 
 def test_dtypes_convert_or_refuse(tmp_path: Path) -> None:
-    import ml_dtypes
+    ml_dtypes = pytest.importorskip("ml_dtypes")
 
     x = np.array([1.0, 2.5, np.nan, 1e-40, 65_535.0, np.inf])
     data = shard({"x": x}, tmp_path / "a", shuffle=False, shards=1, dtypes={"x": "bfloat16"})

@@ -6,11 +6,12 @@ import random
 
 import numpy as np
 import pytest
-import torch
 
 from cerebro import _core, generators
 from cerebro.errors import InputError, StateError
 from cerebro.protocol import check_model, framework_of, whole_pass
+
+torch = pytest.importorskip("torch")
 
 
 def draw():

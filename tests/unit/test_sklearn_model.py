@@ -9,14 +9,24 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from sklearn import cluster, decomposition, linear_model, metrics, naive_bayes, neural_network
-from sklearn.tree import DecisionTreeClassifier
 
 import cerebro.data
-import cerebro.sklearn
 from cerebro import _core, generators
 from cerebro.errors import InputError, StateError
 from cerebro.protocol import check_model, whole_pass
+
+pytest.importorskip("sklearn")
+from sklearn import (
+    cluster,
+    decomposition,
+    linear_model,
+    metrics,
+    naive_bayes,
+    neural_network,
+)
+from sklearn.tree import DecisionTreeClassifier
+
+import cerebro.sklearn
 
 UNITS, BATCHES, ROWS = 4, 2, 30
 

@@ -9,17 +9,19 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
-from torch.nn import functional
-from torch.optim import lr_scheduler
 
 import cerebro.data
-import cerebro.torch
 from cerebro import _core, generators
 from cerebro.data.batches import make_loader
 from cerebro.errors import InputError, StateError
 from cerebro.protocol import check_model, whole_pass
 from cerebro.transforms import RandomHorizontalFlip, Scale, ToCHW
+
+torch = pytest.importorskip("torch")
+from torch.nn import functional  # noqa: E402
+from torch.optim import lr_scheduler  # noqa: E402
+
+import cerebro.torch  # noqa: E402
 
 UNITS, BATCHES, ROWS = 4, 3, 6
 STEPS = UNITS * BATCHES
