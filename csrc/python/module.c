@@ -72,6 +72,37 @@ core_raise(core_state *state, const cer_error *err)
 }
 
 int
+core_read_number(PyObject *argument, const char *name, uint64_t most,
+                 uint64_t *out)
+{
+    PyObject *number;
+    uint64_t value;
+    bool fits;
+
+    if (argument == NULL)
+        return 0;
+    if (!PyIndex_Check(argument)) {
+        PyErr_Format(PyExc_TypeError, "%s must be a whole number, not %.100s",
+                     name, Py_TYPE(argument)->tp_name);
+        return -1;
+    }
+    if ((number = PyNumber_Index(argument)) == NULL)
+        return -1;
+    value = PyLong_AsUnsignedLongLong(number);
+    fits = value <= most && !PyErr_Occurred();
+    Py_DECREF(number);
+    if (fits) {
+        *out = value;
+        return 0;
+    }
+    PyErr_Clear(); /* an int fails here only by its size or sign */
+    PyErr_Format(PyExc_ValueError,
+                 "%s must be a whole number from 0 to %llu, not %R", name,
+                 (unsigned long long)most, argument);
+    return -1;
+}
+
+int
 core_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **slot)
 {
     *slot = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, NULL);

@@ -50,6 +50,13 @@ core_state_of(PyObject *self)
  * STATE, DEVICE and CANCELLED the classes of cerebro.errors. Returns NULL. */
 PyObject *core_raise(core_state *state, const cer_error *err);
 
+/* Reads the argument `name`, a whole number from 0 to `most`; an argument that
+ * was not given (NULL) leaves *out as it is. The parser's own formats for
+ * unsigned numbers cut off what does not fit, without a word. 0, or -1 with
+ * ValueError or TypeError. */
+int core_read_number(PyObject *argument, const char *name, uint64_t most,
+                     uint64_t *out);
+
 /* Makes the heap type of `spec`, adds it to the module and keeps it in *slot.
  */
 int core_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **slot);

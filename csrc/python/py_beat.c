@@ -83,14 +83,14 @@ PyDoc_STRVAR(start_doc,
              "stop() or the interpreter's end. Keeps this object alive.");
 
 static PyObject *
-beat_start(beat_object *self, PyObject *args)
+beat_start(beat_object *self, PyObject *argument)
 {
-    unsigned int interval_ms;
+    uint64_t interval_ms = 0;
     cer_error err = {0};
 
-    if (!PyArg_ParseTuple(args, "I:start_beating", &interval_ms))
+    if (core_read_number(argument, "interval_ms", UINT32_MAX, &interval_ms) < 0)
         return NULL;
-    if (cer_beat_start(self->beat, interval_ms, &err) != CER_OK)
+    if (cer_beat_start(self->beat, (uint32_t)interval_ms, &err) != CER_OK)
         return core_raise(core_state_of((PyObject *)self), &err);
     if (at_exit(self, "unregister") < 0 || at_exit(self, "register") < 0)
         return NULL;
@@ -157,7 +157,7 @@ get_cancelled(PyObject *self, void *Py_UNUSED(closure))
 }
 
 static PyMethodDef beat_methods[] = {
-    {"start_beating", (PyCFunction)beat_start, METH_VARARGS, start_doc},
+    {"start_beating", (PyCFunction)beat_start, METH_O, start_doc},
     {"stop", (PyCFunction)beat_stop, METH_NOARGS, stop_doc},
     {"cancel", (PyCFunction)beat_cancel, METH_NOARGS, cancel_doc},
     {"clear", (PyCFunction)beat_clear, METH_NOARGS, clear_doc},

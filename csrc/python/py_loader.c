@@ -431,16 +431,17 @@ loader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         "parts",     "plan",      "batch_size", "seed",       "shuffle",
         "drop_last", "framework", "threads",    "first_rows", NULL};
     PyObject *parts, *columns, *framework = NULL, *first_rows = NULL;
-    PyObject *none = NULL;
+    PyObject *seed_arg = NULL, *none = NULL;
     Py_ssize_t batch_size = 0, threads = 0;
-    unsigned long long seed = 0;
+    uint64_t seed = 0;
     int shuffle = 1, drop_last = 0;
     loader_object *self;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$nKppUnO:Loader",
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$nOppUnO:Loader",
                                      keywords, &parts, &columns, &batch_size,
-                                     &seed, &shuffle, &drop_last, &framework,
-                                     &threads, &first_rows))
+                                     &seed_arg, &shuffle, &drop_last,
+                                     &framework, &threads, &first_rows) ||
+        core_read_number(seed_arg, "seed", UINT64_MAX, &seed) < 0)
         return NULL;
     if (batch_size < 1 || threads < 0 || threads > CER_MAX_THREADS) {
         PyErr_Format(PyExc_ValueError,
@@ -550,16 +551,17 @@ loader_begin(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"shards", "epoch", "start", NULL};
     loader_object *self = (loader_object *)object;
-    PyObject *shards;
-    unsigned long long epoch;
+    PyObject *shards, *epoch_arg;
+    uint64_t epoch = 0;
     Py_ssize_t start = 0;
     cer_error err = {0};
     cer_status status;
     uint32_t *numbers;
     size_t n;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OK|n:begin", keywords,
-                                     &shards, &epoch, &start))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|n:begin", keywords,
+                                     &shards, &epoch_arg, &start) ||
+        core_read_number(epoch_arg, "epoch", UINT64_MAX, &epoch) < 0)
         return NULL;
     if (start < 0) {
         PyErr_Format(PyExc_ValueError, "start must be 0 or more, not %zd",

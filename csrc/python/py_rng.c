@@ -15,13 +15,15 @@ static PyObject *
 trial_seed(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"seed", "trial", NULL};
-    unsigned long long seed;
-    unsigned int trial;
+    PyObject *seed_arg, *trial_arg;
+    uint64_t seed = 0, trial = 0;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KI:trial_seed", keywords,
-                                     &seed, &trial))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:trial_seed", keywords,
+                                     &seed_arg, &trial_arg) ||
+        core_read_number(seed_arg, "seed", UINT64_MAX, &seed) < 0 ||
+        core_read_number(trial_arg, "trial", UINT32_MAX, &trial) < 0)
         return NULL;
-    return PyLong_FromUnsignedLong(cer_trial_seed(seed, trial));
+    return PyLong_FromUnsignedLong(cer_trial_seed(seed, (uint32_t)trial));
 }
 
 PyDoc_STRVAR(
@@ -36,24 +38,23 @@ static PyObject *
 visit_order(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"trial", "epoch", "shards", "stagger", NULL};
-    long long trial, epoch, shards;
+    PyObject *trial_arg, *epoch_arg, *shards_arg, *order;
+    uint64_t trial = 0, epoch = 0, shards = 0;
     int stagger = 1;
-    PyObject *order = NULL;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "LLL|$p:visit_order",
-                                     keywords, &trial, &epoch, &shards,
-                                     &stagger))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$p:visit_order",
+                                     keywords, &trial_arg, &epoch_arg,
+                                     &shards_arg, &stagger) ||
+        core_read_number(trial_arg, "trial", UINT32_MAX, &trial) < 0 ||
+        core_read_number(epoch_arg, "epoch", UINT32_MAX, &epoch) < 0 ||
+        core_read_number(shards_arg, "shards", UINT32_MAX, &shards) < 0)
         return NULL;
-    if (trial < 0 || trial > UINT32_MAX || epoch < 0 || epoch > UINT32_MAX ||
-        shards < 1 || shards > UINT32_MAX) {
-        PyErr_Format(PyExc_ValueError,
-                     "visit_order needs trial >= 0, epoch >= 0 and shards >= "
-                     "1, not %lld, %lld and %lld",
-                     trial, epoch, shards);
+    if (shards == 0) {
+        PyErr_SetString(PyExc_ValueError, "shards must be 1 or more, not 0");
         return NULL;
     }
     order = PyList_New((Py_ssize_t)shards);
-    for (long long step = 0; order != NULL && step < shards; step++) {
+    for (uint64_t step = 0; order != NULL && step < shards; step++) {
         PyObject *shard = PyLong_FromUnsignedLong(
             cer_visit_shard((uint32_t)trial, (uint32_t)epoch, (uint32_t)step,
                             (uint32_t)shards, stagger != 0));
@@ -66,6 +67,17 @@ visit_order(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
     return order;
 }
 
+/* The key of a stream, as its functions take it. */
+static int
+read_key(PyObject *seed_arg, PyObject *a_arg, PyObject *b_arg, uint64_t *seed,
+         uint64_t *a, uint64_t *b)
+{
+    if (core_read_number(seed_arg, "seed", UINT64_MAX, seed) < 0 ||
+        core_read_number(a_arg, "a", UINT64_MAX, a) < 0)
+        return -1;
+    return core_read_number(b_arg, "b", UINT64_MAX, b);
+}
+
 PyDoc_STRVAR(
     permutation_doc,
     "permutation(n, seed, use, a=0, b=0)\n--\n\n"
@@ -76,8 +88,8 @@ static PyObject *
 permutation(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"n", "seed", "use", "a", "b", NULL};
-    long long n;
-    unsigned long long seed, a = 0, b = 0;
+    PyObject *n_arg, *seed_arg, *a_arg = NULL, *b_arg = NULL;
+    uint64_t n = 0, seed = 0, a = 0, b = 0;
     const char *use_name;
     cer_rng_use use;
     npy_intp dims[1];
@@ -85,15 +97,12 @@ permutation(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
     uint32_t *order;
     cer_rng rng;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "LKs|KK:permutation",
-                                     keywords, &n, &seed, &use_name, &a, &b))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOs|OO:permutation",
+                                     keywords, &n_arg, &seed_arg, &use_name,
+                                     &a_arg, &b_arg) ||
+        core_read_number(n_arg, "n", UINT32_MAX, &n) < 0 ||
+        read_key(seed_arg, a_arg, b_arg, &seed, &a, &b) < 0)
         return NULL;
-    if (n < 0 || n > UINT32_MAX) {
-        PyErr_Format(PyExc_ValueError,
-                     "permutation of %lld rows: must be from 0 to 2**32 - 1",
-                     n);
-        return NULL;
-    }
     if (strcmp(use_name, "rows") == 0) {
         use = CER_RNG_ROWS;
     } else if (strcmp(use_name, "write") == 0) {
@@ -128,15 +137,17 @@ static PyObject *
 random_doubles(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"n", "seed", "use", "a", "b", NULL};
-    Py_ssize_t n;
-    unsigned long long seed, a = 0, b = 0;
+    PyObject *n_arg, *seed_arg, *a_arg = NULL, *b_arg = NULL, *list;
+    uint64_t n = 0, seed = 0, a = 0, b = 0;
     const char *use_name;
     cer_rng_use use;
-    PyObject *list;
     cer_rng rng;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nKs|KK:random_doubles",
-                                     keywords, &n, &seed, &use_name, &a, &b))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOs|OO:random_doubles",
+                                     keywords, &n_arg, &seed_arg, &use_name,
+                                     &a_arg, &b_arg) ||
+        core_read_number(n_arg, "n", PY_SSIZE_T_MAX, &n) < 0 ||
+        read_key(seed_arg, a_arg, b_arg, &seed, &a, &b) < 0)
         return NULL;
     if (strcmp(use_name, "space") == 0) {
         use = CER_RNG_SPACE;
@@ -148,8 +159,8 @@ random_doubles(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
         return NULL;
     }
     cer_rng_seed(&rng, seed, use, a, b);
-    list = PyList_New(n);
-    for (Py_ssize_t i = 0; list != NULL && i < n; i++) {
+    list = PyList_New((Py_ssize_t)n);
+    for (Py_ssize_t i = 0; list != NULL && i < (Py_ssize_t)n; i++) {
         PyObject *value = PyFloat_FromDouble(cer_rng_double(&rng));
 
         if (value == NULL)

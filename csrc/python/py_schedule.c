@@ -29,7 +29,8 @@ to_number(PyObject *value, void *out)
     return 1;
 }
 
-/* Keyword-only arguments are always optional to CPython's parser. */
+/* Where one keyword-only argument is optional, CPython's parser takes all of
+ * them to be. */
 static int
 given(bool is_given, const char *function, const char *argument)
 {

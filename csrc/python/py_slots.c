@@ -107,22 +107,40 @@ PyDoc_STRVAR(slots_fence_doc,
              "Refuse packs of lower attempts from now on, in every process.");
 
 static PyObject *
-slots_fence(slots_object *self, PyObject *args)
+slots_fence(slots_object *self, PyObject *argument)
 {
-    unsigned int attempt;
+    uint64_t attempt = 0;
 
-    if (!PyArg_ParseTuple(args, "I:fence", &attempt) || enter(self) < 0)
+    if (core_read_number(argument, "attempt", UINT32_MAX, &attempt) < 0 ||
+        enter(self) < 0)
         return NULL;
-    cer_slots_fence(self->slots, attempt);
+    cer_slots_fence(self->slots, (uint32_t)attempt);
     leave(self);
     Py_RETURN_NONE;
 }
 
+/* What a commit is known by. */
+typedef struct commit_key {
+    uint32_t attempt;
+    uint64_t position;
+} commit_key;
+
+static int
+read_key(PyObject *attempt_arg, PyObject *position_arg, commit_key *out)
+{
+    uint64_t attempt = 0;
+
+    if (core_read_number(attempt_arg, "attempt", UINT32_MAX, &attempt) < 0)
+        return -1;
+    out->attempt = (uint32_t)attempt;
+    return core_read_number(position_arg, "position", UINT64_MAX,
+                            &out->position);
+}
+
 /* begin, write, commit; write(argument, to) runs without the GIL. */
 static PyObject *
-pack_with(slots_object *self, size_t nbytes, unsigned attempt,
-          unsigned long long position, void (*write)(void *, uint8_t *),
-          void *argument)
+pack_with(slots_object *self, size_t nbytes, const commit_key *key,
+          void (*write)(void *, uint8_t *), void *argument)
 {
     cer_error err = {0};
     cer_status status;
@@ -131,10 +149,10 @@ pack_with(slots_object *self, size_t nbytes, unsigned attempt,
     if (enter(self) < 0)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    status = cer_slots_begin(self->slots, attempt, nbytes, &to, &err);
+    status = cer_slots_begin(self->slots, key->attempt, nbytes, &to, &err);
     if (status == CER_OK) {
         write(argument, to);
-        status = cer_slots_commit(self->slots, position, &err);
+        status = cer_slots_commit(self->slots, key->position, &err);
     }
     Py_END_ALLOW_THREADS
     leave(self);
@@ -161,17 +179,16 @@ static PyObject *
 slots_pack(slots_object *self, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"state", "attempt", "position", NULL};
-    PyObject *state, *result;
-    unsigned int attempt;
-    unsigned long long position;
+    PyObject *state, *attempt, *position, *result;
+    commit_key key = {0, 0};
     py_packed packed;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O$IK:pack", keywords,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O$OO:pack", keywords,
                                      &state, &attempt, &position) ||
+        read_key(attempt, position, &key) < 0 ||
         py_packed_init(&packed, core_of(self), state) < 0)
         return NULL;
-    result = pack_with(self, packed.nbytes, attempt, position, write_packed,
-                       packed.writer);
+    result = pack_with(self, packed.nbytes, &key, write_packed, packed.writer);
     py_packed_clear(&packed);
     return result;
 }
@@ -192,6 +209,22 @@ write_buffer(void *from, uint8_t *to)
     cer_copy_all(&copy, 1, CER_COPY_TO_DENSE, 0);
 }
 
+/* Whether the bytes are those of a whole state; -1: an exception. */
+static int
+check_packed(core_state *core, const Py_buffer *view)
+{
+    cer_state state;
+    cer_error err = {0};
+
+    if (cer_state_open(view->buf, (size_t)view->len, "the state", &state,
+                       &err) != CER_OK) {
+        core_raise(core, &err);
+        return -1;
+    }
+    cer_state_close(&state);
+    return 0;
+}
+
 PyDoc_STRVAR(slots_put_doc,
              "put(buffer, *, attempt, position)\n--\n\n"
              "Commit a state that is packed already, such as a file's bytes.");
@@ -200,24 +233,16 @@ static PyObject *
 slots_put(slots_object *self, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"buffer", "attempt", "position", NULL};
-    unsigned int attempt;
-    unsigned long long position;
-    PyObject *result = NULL;
+    PyObject *attempt, *position, *result = NULL;
+    commit_key key = {0, 0};
     Py_buffer view;
-    cer_state state;
-    cer_error err = {0};
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*$IK:put", keywords, &view,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*$OO:put", keywords, &view,
                                      &attempt, &position))
         return NULL;
-    if (cer_state_open(view.buf, (size_t)view.len, "the state", &state, &err) !=
-        CER_OK) {
-        core_raise(core_of(self), &err);
-    } else {
-        cer_state_close(&state);
-        result = pack_with(self, (size_t)view.len, attempt, position,
-                           write_buffer, &view);
-    }
+    if (read_key(attempt, position, &key) == 0 &&
+        check_packed(core_of(self), &view) == 0)
+        result = pack_with(self, (size_t)view.len, &key, write_buffer, &view);
     PyBuffer_Release(&view);
     return result;
 }
@@ -268,11 +293,9 @@ slots_view(slots_object *self, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:view", keywords,
                                      &wanted))
         return NULL;
-    if (wanted != Py_None) {
-        position = PyLong_AsUnsignedLongLong(wanted);
-        if (PyErr_Occurred())
-            return NULL;
-    }
+    if (wanted != Py_None &&
+        core_read_number(wanted, "position", UINT64_MAX, &position) < 0)
+        return NULL;
     if (enter(self) < 0)
         return NULL;
     status = cer_slots_look(self->slots, wanted == Py_None ? NULL : &position,
@@ -336,7 +359,7 @@ slots_save(slots_object *self, PyObject *args)
 
 static PyMethodDef slots_methods[] = {
     {"close", (PyCFunction)slots_close, METH_NOARGS, slots_close_doc},
-    {"fence", (PyCFunction)slots_fence, METH_VARARGS, slots_fence_doc},
+    {"fence", (PyCFunction)slots_fence, METH_O, slots_fence_doc},
     {"pack", (PyCFunction)(void (*)(void))slots_pack,
      METH_VARARGS | METH_KEYWORDS, slots_pack_doc},
     {"put", (PyCFunction)(void (*)(void))slots_put,
