@@ -294,7 +294,9 @@ class UnitRunner:
 
     def _load(self, live: LiveModel, task: Task, slots: _core.Slots) -> None:
         committed = slots.committed()
-        if committed is None or committed[0] != task.position:
+        if committed is not None and committed[0] == task.position + 1:
+            self._take_back(task, slots)
+        elif committed is None or committed[0] != task.position:
             at = "nothing" if committed is None else f"unit {committed[0]}"
             raise StateError(
                 f"trial {task.trial}: expected the state of unit {task.position} in "
@@ -302,6 +304,16 @@ class UnitRunner:
             )
         load_tree(live, slots.view())
         live.position = task.position
+
+    def _take_back(self, task: Task, slots: _core.Slots) -> None:
+        """Make the state before the newest the newest again.
+
+        A worker that dies after its commit and before its answer leaves a state that
+        the coordinator never heard of: the unit is done again from the one before.
+        """
+        before = bytes(memoryview(slots.view(task.position)))
+        with storing():
+            slots.put(before, attempt=task.dispatch, position=task.position)
 
     def _shrink(self, current: int) -> tuple[int, ...]:
         """Give up the models used longest ago; return their trials."""
