@@ -162,7 +162,7 @@ class _Rehearsal:
     def __init__(self, runner: UnitRunner, config: Mapping[str, Any]) -> None:
         self._runner = runner
         self._config = config
-        self.live = runner._build(0, config)
+        self.live = runner.build(0, config)
         self.sums: list[Any] = []
 
     def train(self, half: int) -> None:
@@ -174,7 +174,7 @@ class _Rehearsal:
         if half == 0 and hasattr(live.model, "begin_epoch"):
             live.model.begin_epoch(0)
         size = batch_size_of(self._config, runner.context.batch_size)
-        loader = runner._loader(live.model, size, training=True)
+        loader = runner.loader(live.model, size, training=True)
         loader.begin(range(runner.context.train.num_shards), 0, half * BATCHES)
         result = _core.run_unit(_First(loader, BATCHES), live.model.train_batch)
         if hasattr(live.model, "end_unit"):
@@ -202,7 +202,7 @@ class _Rehearsal:
             size = runner.context.eval_batch_size or batch_size_of(
                 self._config, runner.context.batch_size
             )
-            loader = runner._loader(live.model, size, training=False)
+            loader = runner.loader(live.model, size, training=False)
             loader.begin(range(runner.context.validation.num_shards), 0)
             with generators.preserved(live.torch, seed=0):
                 _, metrics = evaluate_model(live.model, _First(loader, 1))

@@ -43,6 +43,8 @@ class LiveTrial:
     worker: int | None = None
     last_worker: int | None = None
     """Whoever wrote the state that is committed."""
+    workers: set[int] = field(default_factory=set)
+    """Whoever may still have the model or the slots open."""
     deaths: Counter[tuple[int, int]] = field(default_factory=Counter)
     kept: dict[int, str] = field(default_factory=dict)
 
@@ -76,6 +78,7 @@ class Coordinator:
         self._schedule_worker: dict[int, int] = {}
         self._executor_worker: dict[int, int] = {}
         self._in_flight: dict[int, Task] = {}
+        self._ended: dict[int, list[int]] = {}  # trials of which a worker has not heard it yet
         self._first: Suggestion | None = first
         self._exhausted = False
         self._out_of_time = False
@@ -206,6 +209,7 @@ class Coordinator:
                 self._tell("on_trial_start", self._view(trial))
             number = self._executor_worker[worker]
             trial.worker = number
+            trial.workers.add(number)
             task = Task(
                 trial=trial_number,
                 config=trial.record.config,
@@ -215,6 +219,7 @@ class Coordinator:
                 attempt=attempt,
                 position=trial.position,
                 dispatch=trial.dispatches,
+                ended=tuple(self._ended.pop(number, ())),
             )
             trial.dispatches += 1
             if self._first_unit is None:
@@ -340,6 +345,7 @@ class Coordinator:
     def _worker_lost(self, event: WorkerLost) -> None:
         ours = self._schedule_worker.pop(event.worker)
         del self._executor_worker[ours]
+        self._ended.pop(event.worker, None)
         task = self._in_flight.pop(event.worker, None)
         self._schedule.remove_worker(ours, self._now())
         if task is not None:
@@ -380,6 +386,9 @@ class Coordinator:
         self._active -= 1
         self._set_status(trial, status)
         self._remove_slots(record.number)
+        for worker in trial.workers:
+            if worker in self._schedule_worker:
+                self._ended.setdefault(worker, []).append(record.number)
         if status in ("failed", "diverged"):
             # Worst of all, so that a searcher that listens turns away from it.
             worst = math.inf if self.settings.mode == "min" else -math.inf

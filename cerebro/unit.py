@@ -90,6 +90,8 @@ class Task:
     so that slots can refuse a worker that was given up for dead."""
     keep_state: bool = True
     """Whether a state at an epoch's end is written to ``epoch_dir``."""
+    ended: tuple[int, ...] = ()
+    """Trials that have ended since the worker's last task: nothing of them is needed again."""
 
 
 @dataclass(frozen=True)

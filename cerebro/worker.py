@@ -23,7 +23,7 @@ import sys
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TextIO
@@ -55,6 +55,7 @@ from cerebro.unit import (
 )
 
 MAX_LIVE_MODELS = 8
+MAX_OPEN_SLOTS = 64
 
 
 @dataclass
@@ -189,6 +190,7 @@ class UnitRunner:
         started = time.time()
         clock = time.perf_counter()
         evaluating = task.step == context.train.num_shards
+        self._release(task.ended)
         slots = self._slots_of(task.trial)
         live, loaded = self._model_of(task, slots)
         with compute_settings(context.threads, context.deterministic):
@@ -234,7 +236,7 @@ class UnitRunner:
 
     def _train(self, live: LiveModel, task: Task) -> UnitSums:
         batch_size = batch_size_of(task.config, self.context.batch_size)
-        loader = self._loader(live.model, batch_size, training=True)
+        loader = self.loader(live.model, batch_size, training=True)
         self._verify(True, task.shard)
         loader.begin([task.shard], task.epoch)
         result = _core.run_unit(loader, live.model.train_batch, beat=self._beat)
@@ -255,7 +257,7 @@ class UnitRunner:
         context = self.context
         assert context.validation is not None
         batch_size = context.eval_batch_size or batch_size_of(task.config, context.batch_size)
-        loader = self._loader(live.model, batch_size, training=False)
+        loader = self.loader(live.model, batch_size, training=False)
         shards = range(context.validation.num_shards)
         for shard in shards:
             self._verify(False, shard)
@@ -273,7 +275,7 @@ class UnitRunner:
         live = self._live.pop(task.trial, None)
         loaded = False
         if live is None:
-            live = self._build(task.trial, task.config)
+            live = self.build(task.trial, task.config)
             if task.position == 0:
                 live.position = 0
         if live.position != task.position:
@@ -286,7 +288,7 @@ class UnitRunner:
         self._live[task.trial] = live
         return live, loaded
 
-    def _build(self, trial: int, config: Mapping[str, Any]) -> LiveModel:
+    def build(self, trial: int, config: Mapping[str, Any]) -> LiveModel:
         model, torch = build_model(
             self.context, trial, config, self.info_of(trial, config), self._takes_info
         )
@@ -326,10 +328,26 @@ class UnitRunner:
         while len(self._live) > limit:
             trial, _ = self._live.popitem(last=False)
             dropped.append(trial)
-        while len(self._slots) > 64:
+        while len(self._slots) > MAX_OPEN_SLOTS:
             trial = next(iter(self._slots))
             self._slots.pop(trial).close()
         return tuple(dropped)
+
+    def _release(self, ended: Sequence[int]) -> None:
+        """Free the models and the slots of trials that have ended.
+
+        Their files are deleted, but take room as long as they are mapped.
+        """
+        for trial in ended:
+            self._live.pop(trial, None)
+            slots = self._slots.pop(trial, None)
+            if slots is not None:
+                slots.close()
+
+    @property
+    def live_trials(self) -> list[int]:
+        """Trials whose models are in memory, the one used longest ago first."""
+        return list(self._live)
 
     def info_of(self, trial: int, config: Mapping[str, Any]) -> Info:
         context = self.context
@@ -344,7 +362,7 @@ class UnitRunner:
 
     # --- data and files --------------------------------------------------
 
-    def _loader(self, model: Any, batch_size: int, *, training: bool) -> _core.Loader:
+    def loader(self, model: Any, batch_size: int, *, training: bool) -> _core.Loader:
         """Return a loader; a few are kept, because their buffers are warm."""
         context = self.context
         framework = getattr(model, "framework", "dlpack")
@@ -418,7 +436,7 @@ class UnitRunner:
                 compute_settings(self.context.threads, self.context.deterministic),
             ):
                 if task.build_only:
-                    self._build(0, task.config)
+                    self.build(0, task.config)
                     return CheckDone(self.worker, ())
                 problems, metrics = hop_problems(self, task.config)
         except (Exception, SystemExit) as error:

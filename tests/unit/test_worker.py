@@ -56,7 +56,7 @@ def context(tmp_path):
     )
 
 
-def task(position: int, dispatch: int, trial: int = 0) -> Task:
+def task(position: int, dispatch: int, trial: int = 0, ended: tuple[int, ...] = ()) -> Task:
     return Task(
         trial=trial,
         config={},
@@ -66,6 +66,7 @@ def task(position: int, dispatch: int, trial: int = 0) -> Task:
         attempt=0,
         position=position,
         dispatch=dispatch,
+        ended=ended,
     )
 
 
@@ -88,10 +89,15 @@ def test_a_unit_committed_by_a_worker_that_died_before_its_answer_is_done_again(
         done(dies, task(position, position))
     # The answer to the last one never arrived: another worker is given the same unit.
     other = UnitRunner(context, worker=1)
-    hashes = [
-        done(other, task(position, position + 1)).state_hash for position in range(lost, 3)
-    ]
+    hashes = [done(other, task(position, position + 1)).state_hash for position in range(lost, 3)]
     assert hashes[-1] == expected
+
+
+def mapped(folder: str) -> set[str]:
+    """Names of the files below a folder that this process has mapped, deleted or not."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    paths = [line.partition("/")[2].removesuffix(" (deleted)") for line in lines]
+    return {Path(path).name for path in paths if f"/{path}".startswith(folder)}
 
 
 def test_models_and_slots_of_trials_that_have_ended_are_released(context):
@@ -99,6 +105,10 @@ def test_models_and_slots_of_trials_that_have_ended_are_released(context):
     done(runner, task(0, 0, trial=0))
     done(runner, task(0, 0, trial=1))
     assert set(runner.live_trials) == {0, 1}
+    if Path("/proc/self/maps").exists():
+        assert "0.slots" in mapped(context.state_dir)
     event = done(runner, task(0, 0, trial=2, ended=(0, 7)))
     assert set(runner.live_trials) == {1, 2}
+    if Path("/proc/self/maps").exists():
+        assert {name.split(".")[0] for name in mapped(context.state_dir)} == {"1", "2"}
     assert event.dropped == ()  # the coordinator knows that it has ended
