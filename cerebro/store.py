@@ -38,6 +38,8 @@ from cerebro.errors import CorruptDataError, InputError
 FILE = "run.sqlite"
 SCHEMA_VERSION = 1
 MAX_GROUP = 10_000
+BUSY_SECONDS = 60.0
+"""How long a commit waits for readers, where they keep it waiting: without WAL."""
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -232,7 +234,9 @@ class Store:
     def _write(self) -> None:
         group: list[Row | threading.Event | None] = []
         try:
-            with contextlib.closing(sqlite3.connect(self._folder / FILE)) as connection:
+            with contextlib.closing(
+                sqlite3.connect(self._folder / FILE, BUSY_SECONDS)
+            ) as connection:
                 connection.execute(f"PRAGMA journal_mode = {journal_mode(self._folder)}")
                 connection.execute("PRAGMA synchronous = FULL")
                 while None not in group:
@@ -341,6 +345,7 @@ def reader(folder: Path) -> Iterator[sqlite3.Connection]:
                 raise CorruptDataError(
                     f"{file} has store version {version}; this Cerebro reads {SCHEMA_VERSION}"
                 )
+            connection.execute("BEGIN")  # all tables as they are at one moment
             yield connection
     except sqlite3.DatabaseError as error:
         raise CorruptDataError(f"{file} cannot be read: {error}") from error

@@ -48,6 +48,9 @@ def test_rows_can_be_read_after_a_flush_and_while_writing(tmp_path):
         assert read_meta(connection) == {"status": "running"}
         store.set_meta("status", "finished")
         store.close()
+        # Whoever reads several tables finds them as they were at one moment.
+        assert read_meta(connection) == {"status": "running"}
+    with reader(tmp_path) as connection:
         assert read_meta(connection) == {"status": "finished"}
 
 
