@@ -435,8 +435,6 @@ def _status(result: Any) -> int:
     """Give the exit status of a search that returned."""
     if result.status == "finished":
         return 0
-    if result.status == "interrupted":
-        return _interrupted(result.path)
     print(f"error: the run is {result.status}, not finished", file=sys.stderr)
     return 1
 

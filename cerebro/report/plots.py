@@ -286,8 +286,8 @@ def gantt(result: Any, metric: str, trials: Sequence[Any]) -> Figure:
 
     How busy a worker was is told of the time since the first unit began.
     """
-    numbers = [trial.number for trial in trials]
-    units = [unit for unit in result._units() if unit["trial"] in set(numbers)]
+    numbers = {trial.number for trial in trials}
+    units = [unit for unit in result._units() if unit["trial"] in numbers]
     if not units:
         raise InputError("kind='gantt': no unit has finished yet in this run")
     workers = sorted({unit["worker"] for unit in units})
@@ -300,7 +300,7 @@ def gantt(result: Any, metric: str, trials: Sequence[Any]) -> Figure:
         _bars(axes, own, row, colours, end)
         _number_bars(axes, own, row, end)
         for unit in own:
-            if unit.get("attempt", 1) > 1:
+            if unit["attempt"] > 0:
                 _mark_retry(axes, unit, row)
     _finish_gantt(axes, units, workers, end)
     _gantt_legend(figure, colours)

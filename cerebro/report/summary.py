@@ -76,16 +76,22 @@ def counts(result: Any) -> str:
 
 
 def best_lines(result: Any) -> list[str]:
-    """Describe the best trial in a few lines; empty when no trial has finished an epoch."""
-    if not any(fmt.metric_value(t.metrics, result.metric) is not None for t in result.trials):
+    """Describe the best trial in a few lines; empty while no trial has a finite metric."""
+    values = [fmt.metric_value(trial.metrics, result.metric) for trial in result.trials]
+    if not any(value is not None and math.isfinite(value) for value in values):
         return []
     best = result.best
     value = fmt.metric(fmt.metric_value(best.metrics, result.metric))
-    after = "" if best.best_epoch is None else f" after {best.best_epoch + 1} epochs"
+    by_last = result.select == "last" or best.best_epoch is None
+    after = f" after {_epochs(best.epoch if by_last else best.best_epoch + 1)}"
     lines = [f"best: trial {best.number}, {fmt.heading(result.metric)} {value}{after}"]
     config = fmt.flatten(best.config)
     width = max((len(name) for name in config), default=0)
     return [*lines, *(f"  {name:<{width}}  {fmt.number(v)}" for name, v in config.items())]
+
+
+def _epochs(count: int) -> str:
+    return f"{count} epoch{'' if count == 1 else 's'}"
 
 
 def failures(result: Any) -> list[str]:
@@ -128,7 +134,7 @@ def render(result: Any, max_trials: int = MAX_TRIALS) -> str:
 
 def render_trial(trial: Any) -> str:
     """Write one trial as text: status, configuration, and its metrics after every epoch."""
-    parts = [f"trial {trial.number}: {trial.status} after {trial.epoch} epochs"]
+    parts = [f"trial {trial.number}: {trial.status} after {_epochs(trial.epoch)}"]
     config = fmt.flatten(trial.config)
     width = max((len(name) for name in config), default=0)
     parts.append("\n".join(f"  {k:<{width}}  {fmt.number(v)}" for k, v in config.items()))

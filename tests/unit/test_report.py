@@ -42,7 +42,12 @@ def make_trial(number: int, values: list[float], **changes: Any) -> Any:
 
 def make_result(trials: list[Any], units: list[dict[str, Any]] | None = None) -> Any:
     result = SimpleNamespace(
-        trials=trials, path="runs/x", status="finished", metric="accuracy", mode="max"
+        trials=trials,
+        path="runs/x",
+        status="finished",
+        metric="accuracy",
+        mode="max",
+        select="best",
     )
     result._units = lambda: units or []
     ranked = summary.ranked(result)
@@ -66,7 +71,7 @@ def make_units(trials: int, workers: int) -> list[dict[str, Any]]:
                         "shard": step if step < 3 else -1,
                         "kind": "train" if step < 3 else "eval",
                         "worker": worker,
-                        "attempt": 2 if (trial, epoch, step) == (0, 1, 1) else 1,
+                        "attempt": int((trial, epoch, step) == (0, 1, 1)),
                         "start": start,
                         "end": clock[worker],
                         "rows": 100,
@@ -424,3 +429,28 @@ def test_absent_dimensions_have_a_place(matplotlib: Any) -> None:
         trial.config["width"] = 8 * (trial.number + 1)
     axes = plots.plot(make_result(trials), kind="parallel").axes[0]
     assert "not used" in [text.get_text() for text in axes.texts]
+
+
+def test_a_summary_needs_no_finite_metric():
+    nothing = make_trial(0, [math.nan, math.nan])
+    assert summary.best_lines(make_result([nothing])) == []
+    assert "nan" in summary.render(make_result([nothing]))
+
+
+def test_the_best_trial_is_shown_after_the_epoch_that_ranks_it():
+    result = make_result([make_trial(0, [0.5, 0.7, 0.6])])
+    assert summary.best_lines(result)[0].endswith("after 2 epochs")
+    result.select = "last"
+    assert summary.best_lines(result)[0].endswith("after 3 epochs")
+
+
+def test_units_that_ran_again_are_marked():
+    from cerebro.report import plots
+
+    def marks(units: list[dict[str, Any]]) -> int:
+        figure = plots.plot(make_result([make_trial(0, [0.5])], units), kind="gantt")
+        return sum(line.get_marker() == "v" for line in figure.axes[0].lines)
+
+    units = make_units(1, 1)
+    assert marks(units) == 1
+    assert marks([{**unit, "attempt": 0} for unit in units]) == 0
