@@ -101,7 +101,7 @@ def replay(
     Raises
     ------
     InputError
-        If the run, the trial or ``build`` cannot be found.
+        If the run, the trial or ``build`` cannot be found, or ``epochs`` is below 1.
     """
     result = run if isinstance(run, Result) else Result(run, build=build)
     number = trial.number if isinstance(trial, Trial) else whole_number("trial", trial, 0)
@@ -111,7 +111,8 @@ def replay(
             f"{result.path} has no trial {number}: it has 0 to {len(result.trials) - 1}"
         )
     record = result.trials[number]._record
-    wanted = len(record.epochs) if epochs is None else min(epochs, len(record.epochs))
+    asked = whole_number("epochs", epochs, 1, optional=True)
+    wanted = len(record.epochs) if asked is None else min(asked, len(record.epochs))
     if wanted == 0:
         raise InputError(
             f"trial {number} of {result.path} has finished no epoch: nothing to replay"

@@ -129,3 +129,9 @@ def test_a_changed_source_shows_where_it_begins_to_matter(run, tmp_path):
 def test_a_trial_that_does_not_exist(run):
     with pytest.raises(cerebro.InputError, match="has no trial 7: it has 0 to 1"):
         cerebro.replay(run.path, 7)
+
+
+@pytest.mark.parametrize("epochs", [0, -1, 1.5])
+def test_a_number_of_epochs_that_makes_no_sense(run, epochs):
+    with pytest.raises(cerebro.InputError, match="epochs must be a whole number of at least 1"):
+        cerebro.replay(run.path, 0, epochs=epochs)
