@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -45,8 +46,9 @@ def predict(model: Any, data: Any, batch_size: int) -> Any:
         framework=getattr(model, "framework", "dlpack"),
         augment=False,
     )
-    loader.begin(range(data.num_shards), 0)
-    return joined([model.predict_batch(batch) for batch in loader])
+    with contextlib.closing(loader):
+        loader.begin(range(data.num_shards), 0)
+        return joined([model.predict_batch(batch) for batch in loader])
 
 
 def joined(parts: list[Any]) -> Any:

@@ -6,6 +6,7 @@ another day, in another process or while the run goes on is the same object.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
@@ -212,14 +213,15 @@ class Trial:
             framework=getattr(model, "framework", "dlpack"),
             augment=False,
         )
-        loader.begin(range(target.num_shards), 0)
         epoch = self._epoch_record("best").epoch
         seed = evaluation_seed(settings["seed"], self.number, epoch)
         with (
+            contextlib.closing(loader),
             generators.preserved(_torch_imported(), seed),
             flags_of_run(self._result.environment.get("torch", {})),
             compute_settings(settings["threads"], settings["deterministic"]),
         ):
+            loader.begin(range(target.num_shards), 0)
             return evaluate_model(model, loader)[1]
 
     def predict(self, data: Any, *, build: Callable[..., Any] | None = None) -> Any:
@@ -660,8 +662,12 @@ def open_run(
 
 
 def _started(file: Path) -> float:
-    with reader(file.parent) as connection:
-        return float(read_meta(connection)["started"])
+    """When a run began; a damaged one is the newest only where there is no other."""
+    try:
+        with reader(file.parent) as connection:
+            return float(read_meta(connection)["started"])
+    except CorruptDataError:
+        return -math.inf
 
 
 def read_trials(connection: Any) -> list[TrialRecord]:
