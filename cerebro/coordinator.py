@@ -11,7 +11,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,10 @@ from cerebro.trial import ENDED, EpochRecord, Status, TrialRecord, score
 from cerebro.unit import RunContext, Task, UnitDone, UnitFailed, WorkerLost
 
 PROGRESS_SECONDS = 0.25
+PROGRESS_SPACING = 50
+"""Progress takes at most about one part in so many of the coordinator's time."""
+MAX_PATIENCE = 86_400.0
+"""Seconds; the system's own waits end at some 24 days."""
 ALIKE_FAILURES = 3
 TIMED_WIDTH = 64
 
@@ -47,6 +51,8 @@ class LiveTrial:
     """Whoever may still have the model or the slots open."""
     deaths: Counter[tuple[int, int]] = field(default_factory=Counter)
     kept: dict[int, str] = field(default_factory=dict)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    """What `EarlyStopping` reads."""
 
 
 class Coordinator:
@@ -81,13 +87,13 @@ class Coordinator:
         self._ended: dict[int, list[int]] = {}  # trials of which a worker has not heard it yet
         self._first: Suggestion | None = first
         self._exhausted = False
-        self._out_of_time = False
+        self.out_of_time = False
         self._first_unit: float | None = None  # when it was dispatched
         self._busy_seconds = 0.0
         self._units_done = 0
         self._units_planned = 0
         self._active = 0
-        self._last_progress = 0.0
+        self._next_progress = 0.0
         self._first_failures: list[TrialRecord] = []
         self._any_unit_done = False
 
@@ -111,7 +117,7 @@ class Coordinator:
             self._check_time()
             self._dispatch()
             if not self._in_flight:
-                if self._exhausted or self._out_of_time or not self._ask():
+                if self._exhausted or self.out_of_time or not self._ask():
                     break
                 continue
             for event in self.executor.wait(self._patience()):
@@ -152,9 +158,12 @@ class Coordinator:
     def _ask(self) -> bool:
         """Take suggestions while there is room; False if the searcher has none now."""
         asked = False
-        while not self._exhausted and not self._out_of_time and self._active < self._width():
+        while not self._exhausted and not self.out_of_time and self._active < self._width():
+            if self._has_all_trials():
+                self._exhausted = True
+                break
             suggestion, self._first = self._first or self.searcher.suggest(), None
-            if suggestion is DONE or self._has_all_trials():
+            if suggestion is DONE:
                 self._exhausted = True
             elif suggestion is None:
                 break
@@ -197,7 +206,7 @@ class Coordinator:
     # --- dispatching -----------------------------------------------------
 
     def _dispatch(self) -> None:
-        while not self._out_of_time:
+        while not self.out_of_time:
             command = self._schedule.next(self._now())
             if command is None:
                 return
@@ -206,7 +215,7 @@ class Coordinator:
             trial = self.trials[trial_number]
             if trial.record.status == "waiting":
                 self._set_status(trial, "running")
-                self._tell("on_trial_start", self._view(trial))
+                self._tell_of(trial, "on_trial_start")
             number = self._executor_worker[worker]
             trial.worker = number
             trial.workers.add(number)
@@ -263,9 +272,8 @@ class Coordinator:
             state_bytes=event.state_bytes,
         )
         trial.last_worker = event.worker
-        if self.settings.callbacks:
-            means = {name: s / w for name, (s, w) in event.sums.items() if w}
-            self._tell("on_unit_end", self._view(trial), means)
+        means = {name: s / w for name, (s, w) in event.sums.items() if w}
+        self._tell_of(trial, "on_unit_end", means)
         if event.metrics is not None:
             self._epoch_done(trial, event)
 
@@ -291,9 +299,10 @@ class Coordinator:
         self.store.add_epoch(
             record.number, epoch, metrics, trial.epoch_seconds, event.state_hash, file, publish
         )
+        trial.history.append(record.epochs[-1].to_history())
         trial.epoch_seconds = 0.0
         self._retire_states(trial)
-        self._tell("on_epoch_end", self._view(trial), metrics)
+        self._tell_of(trial, "on_epoch_end", metrics)
         decision = self.searcher.report(record.number, epoch, metrics)
         if decision is Decision.PAUSE:
             raise InputError(
@@ -302,8 +311,7 @@ class Coordinator:
         if epoch + 1 >= record.target_epochs:
             self._end_trial(trial, "finished")
         elif decision is Decision.STOP or (
-            self.settings.stop is not None
-            and self.settings.stop.should_stop([e.to_history() for e in record.epochs])
+            self.settings.stop is not None and self.settings.stop.should_stop(trial.history)
         ):
             self._end_trial(trial, "stopped")
 
@@ -393,7 +401,7 @@ class Coordinator:
             # Worst of all, so that a searcher that listens turns away from it.
             worst = math.inf if self.settings.mode == "min" else -math.inf
             self.searcher.report(record.number, len(record.epochs), {self.settings.metric: worst})
-        self._tell("on_trial_end", self._view(trial))
+        self._tell_of(trial, "on_trial_end")
         if status == "failed":
             self._count_failure(record)
 
@@ -415,7 +423,7 @@ class Coordinator:
                 wanted.add(best)
         for epoch in sorted(set(trial.kept) - wanted):
             file = Path(self.context.epoch_dir, trial.kept.pop(epoch))
-            next(e for e in record.epochs if e.epoch == epoch).state_file = None
+            record.epochs[epoch].state_file = None
             self.store.retire_state(record.number, epoch, file)
 
     def _remove_slots(self, number: int) -> None:
@@ -460,21 +468,23 @@ class Coordinator:
 
     def _check_time(self) -> None:
         limit = self.settings.time_limit
-        if limit is not None and not self._out_of_time and self._now() >= limit:
-            self._out_of_time = True
+        if limit is not None and not self.out_of_time and self._now() >= limit:
+            self.out_of_time = True
             self.store.add_event(self._now(), "time limit", f"{limit} seconds are over")
 
     def _patience(self) -> float | None:
         """How long to wait for events: until something else is due."""
-        if self.settings.time_limit is None or self._out_of_time:
+        if self.settings.time_limit is None or self.out_of_time:
             return None
-        return max(0.0, self.settings.time_limit - self._now())
+        return min(max(0.0, self.settings.time_limit - self._now()), MAX_PATIENCE)
 
     def _show(self) -> None:
-        now = self._now()
-        if now - self._last_progress >= PROGRESS_SECONDS:
-            self._last_progress = now
+        before = self._now()
+        if before >= self._next_progress:
             self._progress.update(self.snapshot())
+            # With thousands of trials a picture takes a while: it is drawn less often then.
+            after = self._now()
+            self._next_progress = after + max(PROGRESS_SECONDS, PROGRESS_SPACING * (after - before))
 
     def _row(self, trial: LiveTrial) -> TrialRow:
         record = trial.record
@@ -498,14 +508,22 @@ class Coordinator:
             self.settings.select,
         )
 
-    def _view(self, trial: LiveTrial) -> Any:
-        return self._result._trial_of(trial.record)
+    def tell(self, hook: str, *arguments: Any) -> None:
+        """Call a hook of every callback that has it."""
+        for method in self._hooks(hook):
+            method(*arguments)
 
-    def _tell(self, name: str, *arguments: Any) -> None:
-        for callback in self.settings.callbacks:
-            method = getattr(callback, name, None)
-            if method is not None:
-                method(*arguments)
+    def _tell_of(self, trial: LiveTrial, hook: str, *arguments: Any) -> None:
+        """Call a hook with the trial as it is now, which is a copy: made only if one listens."""
+        methods = self._hooks(hook)
+        if methods:
+            view = self._result._trial_of(trial.record)
+            for method in methods:
+                method(view, *arguments)
+
+    def _hooks(self, hook: str) -> list[Callable[..., None]]:
+        found = (getattr(callback, hook, None) for callback in self.settings.callbacks)
+        return [method for method in found if method is not None]
 
     def _make_schedule(self) -> _core.Schedule:
         train, validation = self.context.train, self.context.validation

@@ -267,11 +267,11 @@ def run_search(settings: Settings, space: Space, searcher: str | Searcher) -> Re
         coordinator = Coordinator(
             settings, context, the_searcher, executor, store, progress, result, first
         )
-        coordinator._tell("on_run_start", result)
+        coordinator.tell("on_run_start", result)
         workers = check_first(executor, workers, first.config, context)
         coordinator.run(workers)
         executor.close()
-        store.set_meta("status", "stopped" if coordinator._out_of_time else "finished")
+        store.set_meta("status", "stopped" if coordinator.out_of_time else "finished")
         store.set_meta("ended", time.time())
         store.close()
     except BaseException as error:
@@ -283,7 +283,7 @@ def run_search(settings: Settings, space: Space, searcher: str | Searcher) -> Re
         raise
     result.refresh()
     progress.finished(coordinator.snapshot(), result)
-    coordinator._tell("on_run_end", result)
+    coordinator.tell("on_run_end", result)
     return result
 
 

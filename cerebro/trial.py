@@ -31,6 +31,17 @@ class EpochRecord:
 
 
 @dataclass
+class _BestSoFar:
+    """The best of the first `seen` epochs."""
+
+    metric: str = ""
+    mode: str = ""
+    seen: int = 0
+    record: EpochRecord | None = None
+    value: float = math.inf
+
+
+@dataclass
 class TrialRecord:
     """A trial as it is in the store."""
 
@@ -42,15 +53,13 @@ class TrialRecord:
     error: str | None = None
     traceback: str | None = None
     epochs: list[EpochRecord] = field(default_factory=list)
+    """By number; only ever added to."""
+    _best: _BestSoFar = field(default_factory=_BestSoFar, init=False, repr=False, compare=False)
 
     def best_epoch(self, metric: str, mode: str) -> int | None:
         """Number of the epoch with the best metric; the earliest of equals."""
-        best: tuple[float, int] | None = None
-        for record in self.epochs:
-            value = score(record.metrics, metric, mode)
-            if value is not None and (best is None or value < best[0]):
-                best = (value, record.epoch)
-        return None if best is None else best[1]
+        best = self._best_record(metric, mode)
+        return None if best is None else best.epoch
 
     def selected(self, metric: str, mode: str, select: str) -> EpochRecord | None:
         """The epoch that stands for the trial: its best or its last."""
@@ -58,8 +67,19 @@ class TrialRecord:
             return None
         if select == "last":
             return self.epochs[-1]
-        best = self.best_epoch(metric, mode)
-        return next((e for e in self.epochs if e.epoch == best), self.epochs[-1])
+        return self._best_record(metric, mode) or self.epochs[-1]
+
+    def _best_record(self, metric: str, mode: str) -> EpochRecord | None:
+        """The best epoch; displays ask often, so what was seen before is not looked at again."""
+        best = self._best
+        if (best.metric, best.mode) != (metric, mode):
+            best = self._best = _BestSoFar(metric, mode)
+        for record in self.epochs[best.seen :]:
+            value = score(record.metrics, metric, mode)
+            if value is not None and (best.record is None or value < best.value):
+                best.record, best.value = record, value
+        best.seen = len(self.epochs)
+        return best.record
 
 
 def score(metrics: dict[str, float], metric: str, mode: str) -> float | None:

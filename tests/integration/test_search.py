@@ -333,6 +333,20 @@ def test_a_time_limit_ends_the_run(data, tmp_path):
     assert all(trial.status in ("finished", "stopped") for trial in result.trials)
 
 
+@pytest.mark.parametrize("limit", [1e12, float("inf")])
+def test_a_time_limit_may_be_beyond_what_a_system_waits(data, tmp_path, limit):
+    result = run(data, tmp_path / "run", n_trials=1, epochs=1, time_limit=limit, workers=1)
+    assert result.status == "finished"
+
+
+def test_open_passes_over_a_damaged_run(data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    whole = run(data, "runs/whole", n_trials=1, epochs=1)
+    Path("runs/damaged").mkdir()
+    Path("runs/damaged/run.sqlite").write_bytes(b"no database" * 100)
+    assert cerebro.open().path.resolve() == whole.path.resolve()
+
+
 def test_without_validation_there_is_one_warning(data, tmp_path):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -488,11 +502,13 @@ class Endless:
         self.decision = decision
         self.suggestion = suggestion
         self.reports = []
+        self.asked = 0
 
     def setup(self, space, **settings):
         self.settings = settings
 
     def suggest(self):
+        self.asked += 1
         return cerebro.Suggestion({"lr": 0.01}, **self.suggestion)
 
     def report(self, trial, epoch, metrics):
@@ -511,6 +527,7 @@ def test_a_searcher_of_ones_own_ends_at_n_trials(data, tmp_path):
     result = run(data, tmp_path / "run", searcher=searcher, n_trials=3)
     assert [t.status for t in result.trials] == ["finished"] * 3
     assert sorted(searcher.reports) == [(t, e) for t in range(3) for e in range(2)]
+    assert searcher.asked == 3
 
 
 def test_a_searcher_stops_trials(data, tmp_path):

@@ -1,0 +1,41 @@
+"""`cerebro.trial`: which epoch stands for a trial."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from cerebro.trial import EpochRecord, TrialRecord
+
+
+def grown(values: list[float]) -> TrialRecord:
+    """A record that was asked after every epoch, as a display does."""
+    record = TrialRecord(0, {})
+    for epoch, value in enumerate(values):
+        record.epochs.append(EpochRecord(epoch, {"loss": value, "f1": -value}, 1.0, "", None))
+        record.best_epoch("loss", "min")
+    return record
+
+
+@pytest.mark.parametrize(
+    ("values", "best"),
+    [
+        ([], None),
+        ([math.nan], None),
+        ([3.0, 2.0, 2.0, 5.0], 1),  # the earliest of equals
+        ([math.inf, math.nan, 4.0], 2),
+    ],
+)
+def test_the_best_epoch_is_the_same_however_often_it_was_asked_for(values, best):
+    record = grown(values)
+    fresh = TrialRecord(0, {}, epochs=list(record.epochs))
+    assert record.best_epoch("loss", "min") == fresh.best_epoch("loss", "min") == best
+    assert record.best_epoch("f1", "max") == best
+
+
+def test_the_selected_epoch():
+    record = grown([3.0, 1.0, 2.0])
+    assert [record.selected("loss", "min", s).epoch for s in ("best", "last")] == [1, 2]
+    assert grown([math.nan, math.nan]).selected("loss", "min", "best").epoch == 1
+    assert record.best_epoch("loss", "max") == 0
