@@ -66,10 +66,10 @@ def test_attempts_and_positions_of_slots(tmp_path: Path) -> None:
             slots.pack({}, attempt=attempt, position=position)
         with pytest.raises(ValueError, match=f"^{name} must be"):
             slots.put(packed, attempt=attempt, position=position)
-    with pytest.raises(ValueError, match="^attempt must be"):
+    with pytest.raises(ValueError, match=r"^attempt must be"):
         slots.fence(2**32)
     assert slots.committed() is None
     slots.put(packed, attempt=2**32 - 1, position=2**64 - 1)
     assert slots.committed() == (2**64 - 1, 2**32 - 1, len(packed))
-    with pytest.raises(ValueError, match="^position must be"):
+    with pytest.raises(ValueError, match=r"^position must be"):
         slots.view(-1)
