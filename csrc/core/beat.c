@@ -23,6 +23,7 @@ struct cer_beat {
     bool beating, stop;
     uint32_t interval_ms;
     pthread_t thread;
+    pid_t process;        /* that started the thread */
     pthread_mutex_t lock; /* of stop and interval_ms */
     pthread_cond_t wake;
 };
@@ -129,6 +130,14 @@ cer_beat_open(int fd, cer_beat **out, cer_error *err)
     return status;
 }
 
+/* In a child the thread is not there, but the lock may look as if it held it,
+ * and the condition as if it waited. */
+static bool
+forked(const cer_beat *beat)
+{
+    return beat->beating && beat->process != getpid();
+}
+
 void
 cer_beat_close(cer_beat *beat)
 {
@@ -139,8 +148,10 @@ cer_beat_close(cer_beat *beat)
         (void)munmap(beat->page, CER_BEAT_BYTES);
     if (beat->owns_fd)
         (void)close(beat->fd);
-    (void)pthread_cond_destroy(&beat->wake);
-    (void)pthread_mutex_destroy(&beat->lock);
+    if (!forked(beat)) {
+        (void)pthread_cond_destroy(&beat->wake);
+        (void)pthread_mutex_destroy(&beat->lock);
+    }
     cer_free(beat);
 }
 
@@ -204,6 +215,10 @@ cer_beat_start(cer_beat *beat, uint32_t interval_ms, cer_error *err)
 
     if (interval_ms == 0)
         return cer_fail(err, CER_INVALID, "interval_ms must be at least 1");
+    if (forked(beat))
+        return cer_fail(err, CER_INVALID,
+                        "the thread that beats stayed in the parent process: "
+                        "open the page anew after a fork");
     (void)pthread_mutex_lock(&beat->lock);
     beat->interval_ms = interval_ms;
     beat->stop = false;
@@ -219,13 +234,14 @@ cer_beat_start(cer_beat *beat, uint32_t interval_ms, cer_error *err)
     if (code != 0)
         return cer_fail_errno(err, code, "cannot start a thread");
     beat->beating = true;
+    beat->process = getpid();
     return CER_OK;
 }
 
 void
 cer_beat_stop(cer_beat *beat)
 {
-    if (!beat->beating)
+    if (!beat->beating || forked(beat))
         return;
     (void)pthread_mutex_lock(&beat->lock);
     beat->stop = true;

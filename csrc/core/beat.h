@@ -4,7 +4,10 @@
  * A thread of its own beats, so that the process is known to live while it is
  * inside a long call; the epoch runner counts batches, which says whether it
  * gets on. Every word has one writer and is read without locks. The page is
- * memory without a name: its descriptor is inherited. */
+ * memory without a name: its descriptor is inherited.
+ *
+ * The thread does not survive a fork. In the child the page can still be read,
+ * stopping does nothing, and starting is an error. */
 #ifndef CER_BEAT_H
 #define CER_BEAT_H
 
@@ -38,7 +41,8 @@ cer_beat_page *cer_beat_page_of(cer_beat *beat);
 int cer_beat_fd(const cer_beat *beat);
 
 /* Beats at once and then every interval_ms from a thread, until stopped; a
- * second start changes the interval. Errors: CER_INVALID (0), CER_IO. */
+ * second start changes the interval. Start and stop must not overlap. Errors:
+ * CER_INVALID (0; forked), CER_IO. */
 cer_status cer_beat_start(cer_beat *beat, uint32_t interval_ms, cer_error *err);
 void cer_beat_stop(cer_beat *beat); /* waits for the thread's end */
 

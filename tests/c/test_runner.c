@@ -2,6 +2,8 @@
 
 #include <errno.h>
 #include <math.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "beat.h"
 #include "check.h"
@@ -142,6 +144,32 @@ beating_starts_and_stops(void)
 }
 
 static void
+a_forked_child_has_no_thread(void)
+{
+    int code = -1;
+    cer_beat *beat;
+    pid_t child;
+
+    CHECK_EQ_INT(cer_beat_open(-1, &beat, NULL), CER_OK);
+    CHECK_EQ_INT(cer_beat_start(beat, 1, NULL), CER_OK);
+    wait_for_beats(beat, 2);
+    child = fork();
+    if (child == 0) {
+        cer_error err = {0};
+        bool told = cer_beat_start(beat, 1, &err) == CER_INVALID &&
+                    strstr(err.message, "after a fork") != NULL;
+
+        alarm(20); /* none of these may wait for the thread */
+        cer_beat_stop(beat);
+        cer_beat_close(beat);
+        _exit(told ? 0 : 1);
+    }
+    CHECK(waitpid(child, &code, 0) == child && code == 0);
+    wait_for_beats(beat, 2);
+    cer_beat_close(beat);
+}
+
+static void
 what_is_no_page_is_refused(void)
 {
     cer_error err = {0};
@@ -164,4 +192,5 @@ what_is_no_page_is_refused(void)
 
 CHECK_MAIN(metrics_are_weighted, metrics_may_come_in_any_order,
            elements_are_read, a_page_is_shared_by_its_descriptor,
-           beating_starts_and_stops, what_is_no_page_is_refused)
+           beating_starts_and_stops, a_forked_child_has_no_thread,
+           what_is_no_page_is_refused)
