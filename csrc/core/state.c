@@ -521,7 +521,8 @@ parse_tensor(parser *p, const cer_json_token *key)
     if (status != CER_OK)
         return status;
     if (!tensor_bytes(tensor.dtype, tensor.ndim,
-                      p->memory->dims + (tensor.ndim ? tensor.dims_at : 0),
+                      tensor.ndim == 0 ? NULL
+                                       : p->memory->dims + tensor.dims_at,
                       &nbytes) ||
         tensor.end < tensor.begin || tensor.end - tensor.begin != nbytes)
         return corrupt(p, "a tensor's shape does not match its offsets");

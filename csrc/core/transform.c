@@ -668,7 +668,7 @@ cer_transform_ragged(const cer_transform *t, void *dst, uint8_t *mask,
 {
     uint8_t *to = dst;
 
-    for (size_t i = 0; i < n; i++, mask += length) {
+    for (size_t i = 0; i < n; i++) {
         size_t m = row_length(t, offsets, rows[i]);
 
         if (i + ROWS_AHEAD < n)
@@ -678,6 +678,7 @@ cer_transform_ragged(const cer_transform *t, void *dst, uint8_t *mask,
             continue;
         memset(mask, 1, m);
         memset(mask + m, 0, length - m);
+        mask += length;
         if (t->out.bytes == 0)
             continue;
         if (t->values != NULL)
