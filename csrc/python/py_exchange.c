@@ -34,7 +34,7 @@ is_subtype_of(PyTypeObject *type, const char *module_name, const char *name)
     PyObject *base;
     int result;
 
-    if (module == NULL)
+    if (module == NULL || module == Py_None) /* None: its import is blocked */
         return 0;
     base = PyObject_GetAttrString(module, name);
     if (base == NULL)

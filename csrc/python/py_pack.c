@@ -570,7 +570,7 @@ pack_other(packer *p, PyObject *value)
         return refuse_type(p, value);
     if (PyODict_CheckExact(value))
         return pack_tagged_dict(p, "ordered", value);
-    if (strcmp(type->tp_name, "torch.Size") == 0)
+    if (PyTuple_Check(value) && strcmp(type->tp_name, "torch.Size") == 0)
         return pack_tagged_items(p, "size", value);
     counter = is_counter(p, type);
     if (counter < 0)

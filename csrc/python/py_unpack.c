@@ -327,25 +327,32 @@ call(const char *module_name, const char *name, PyObject *argument)
     return result;
 }
 
-/* torch.Size where torch is, else a tuple. */
+static bool
+are_ints(PyObject *tuple)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++) {
+        if (!PyLong_CheckExact(PyTuple_GET_ITEM(tuple, i)))
+            return false;
+    }
+    return true;
+}
+
+/* torch.Size where torch is, else a tuple. Only of integers: torch.Size would
+ * take a tensor too, read it before it is filled, and let go of it. */
 static PyObject *
 build_size(unpacker *u)
 {
     PyObject *tuple = build_tuple(u);
-    PyObject *size;
+    PyObject *size = NULL;
 
-    if (tuple == NULL || py_import_torch(&u->importer) < 0) {
-        Py_XDECREF(tuple);
+    if (tuple == NULL)
         return NULL;
-    }
-    if (!u->importer.has_torch)
-        return tuple;
-    size = call("torch", "Size", tuple);
-    Py_DECREF(tuple);
-    if (size == NULL && PyErr_ExceptionMatches(PyExc_TypeError)) {
-        PyErr_Clear();
+    if (!are_ints(tuple))
         corrupt(u, "a broken size in its structure");
-    }
+    else if (py_import_torch(&u->importer) == 0)
+        size = u->importer.has_torch ? call("torch", "Size", tuple)
+                                     : Py_NewRef(tuple);
+    Py_DECREF(tuple);
     return size;
 }
 

@@ -380,12 +380,17 @@ WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None
 from cerebro import _core
+from cerebro.errors import StateError
 state = _core.unpack_state(open(sys.argv[1], "rb").read())
 print(type(state["w"]).__name__, state["w"].tolist(), state["size"])
 try:
     _core.unpack_state(open(sys.argv[1], "rb").read(), "torch")
 except ImportError as error:
     print(error)
+try:
+    _core.pack_state({1, 2})
+except StateError as error:
+    print(str(error).split(";")[0])
 """
 
 
@@ -398,6 +403,7 @@ def test_where_torch_cannot_be_imported(tmp_path: Path) -> None:
     assert run.stdout.splitlines() == [
         "ndarray [1.0, 1.0] (2,)",
         "the state needs torch, which cannot be imported: install it, or ask for framework='numpy'",
+        "cannot pack the state: the value at the top is of type set",
     ]
 
 
@@ -612,6 +618,7 @@ REFUSED: list[tuple[Any, str]] = [
     (bytearray(b"x"), "is of type bytearray;"),
     (range(3), "is of type range;"),
     (object(), "is of type object;"),
+    (type("torch.Size", (), {})(), ".torch.Size;"),
     (len, "is of type builtin_function_or_method;"),
     (Point(1, 2), "Point"),
     (Text("x"), "Text"),
@@ -881,6 +888,9 @@ BROKEN: dict[str, bytes] = {
     "scalar dtype": file_of('{"$":"scalar","dtype":"float3","v":"00"}'),
     "scalar long dtype": file_of('{"$":"scalar","dtype":"float3float3float3float3","v":"00"}'),
     "size of strings": file_of('{"$":"size","v":["a"]}'),
+    "size of a tensor": file_of(
+        '{"$":"size","v":[{"$":"torch"}]}', **{"/0": ("I64", [], bytes(8))}
+    ),
 }
 
 
