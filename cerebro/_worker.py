@@ -18,6 +18,7 @@ import cloudpickle
 
 from cerebro import _core
 from cerebro.errors import CorruptDataError
+from cerebro.sources import note_imported
 from cerebro.unit import CheckDone, CheckTask, Event, RunContext, Task, UnitFailed
 from cerebro.worker import UnitRunner, describe
 
@@ -55,6 +56,7 @@ class Worker:
         self._number = -1
         self._trouble = ""  # why this run could not begin here
         self._data_trouble = False
+        self._sources: dict[str, int] = {}  # imported files, with their times of change
 
     def handle(self, message: tuple[Any, ...]) -> bool:
         kind, *rest = message
@@ -64,7 +66,7 @@ class Worker:
             self._connection.send_bytes(cloudpickle.dumps(self._execute(rest[0])))
         elif kind == "end":
             self._end()
-            self._connection.send_bytes(b"")
+            self._connection.send_bytes(cloudpickle.dumps(self._sources))
         return True
 
     def _begin(self, number: int, path: list[str], directory: str, context: bytes) -> None:
@@ -76,6 +78,7 @@ class Worker:
         try:
             os.chdir(directory)
             run: RunContext = cloudpickle.loads(context)
+            note_imported(self._sources)
             self._runner = UnitRunner(run, worker=number, beat=self._beat, own_process=True)
         except Exception as error:
             self._trouble = f"a worker cannot load the run: {describe(error)}"
@@ -90,6 +93,7 @@ class Worker:
         return UnitFailed(self._number, task, kind, self._trouble)
 
     def _end(self) -> None:
+        note_imported(self._sources)  # what was imported while the run went on
         if self._runner is not None:
             self._runner.close()
             self._runner = None

@@ -34,7 +34,7 @@ class Info:
     columns
         The data's columns by name.
     classes
-        The names of the classes by column; only columns that have classes.
+        The names of the classes by column; None for columns without.
     data
         The training data, a :class:`cerebro.Dataset`.
     """

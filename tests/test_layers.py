@@ -32,7 +32,7 @@ C_LAYERS = [
 
 # Modules or packages; one may import those of layers below and its own package.
 PYTHON_LAYERS = [
-    ["errors", "interrupts"],
+    ["errors", "interrupts", "sources"],
     ["environment", "torch_settings", "trial", "unit"],
     ["_torch_state", "epoch_progress", "export", "generators", "metrics", "protocol", "recipe"],
     ["report", "space", "store", "transforms"],

@@ -8,7 +8,8 @@ outlives its coordinator; Ctrl-C reaches only the coordinator, because workers
 are sessions of their own.
 
 Workers that ended a run in good order stay warm for the next one in the same
-process: importing PyTorch again would take longer than many a search.
+process: importing PyTorch again would take longer than many a search. One that has
+imported a file which was edited since is ended instead.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ import cloudpickle
 
 from cerebro import _core
 from cerebro.errors import InputError, WorkerError
+from cerebro.sources import are_unchanged
 from cerebro.unit import CheckTask, Event, RunContext, Task, WorkerLost
 
 EXIT_SECONDS = 5.0
@@ -89,6 +91,8 @@ class WorkerProcess:
     beat: _core.BeatPage
     threads: int
     owner: int = field(default_factory=os.getpid)
+    sources: dict[str, int] = field(default_factory=dict)
+    """Files that it had imported when its last run ended; see `cerebro.sources`."""
 
     def __post_init__(self) -> None:
         open_workers.add(self)
@@ -157,6 +161,9 @@ class WarmWorkers:
             for worker in reversed(list(self._idle)):
                 if worker.process.poll() is not None:
                     self._idle.remove(worker)
+                elif not are_unchanged(worker.sources):  # it would train with the old code
+                    self._idle.remove(worker)
+                    worker.stop(kill=True)
                 elif worker.threads == threads:
                     self._idle.remove(worker)
                     return worker
@@ -280,7 +287,10 @@ class LocalExecutor:
         """Have an idle worker release the run's files; False if it cannot."""
         try:
             process.send(("end",))
-            return process.connection.poll(EXIT_SECONDS) and process.connection.recv_bytes() == b""
+            if not process.connection.poll(EXIT_SECONDS):
+                return False
+            process.sources = cloudpickle.loads(process.connection.recv_bytes())
+            return True
         except (EOFError, OSError):
             return False
 

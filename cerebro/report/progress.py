@@ -100,7 +100,9 @@ def make_progress(kind: str | bool = "auto", *, stream: TextIO | None = None) ->
 
 
 class Lines:
-    """Writes one line for each finished epoch and each trial that ends otherwise.
+    """Writes a line where a trial has finished an epoch, and one where it ends otherwise.
+
+    Epochs that a trial finishes between two updates share a line.
 
     Parameters
     ----------

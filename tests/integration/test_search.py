@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sqlite3
@@ -16,6 +17,7 @@ import pytest
 
 import cerebro
 from cerebro.errors import InputError, RunError, StateError
+from cerebro.executors.local import LocalExecutor
 
 
 class LeastSquares:
@@ -547,3 +549,54 @@ def test_a_searcher_stops_trials(data, tmp_path):
 def test_what_searchers_cannot_ask_for_yet_is_refused(data, tmp_path, searcher, message):
     with pytest.raises(InputError, match=message):
         run(data, tmp_path / "run", searcher=searcher, n_trials=2)
+
+
+MODULE = """
+import numpy as np
+
+class Model:
+    framework = "numpy"
+
+    def __init__(self):
+        self.w = np.zeros(1)
+
+    def train_batch(self, batch):
+        return {"loss": LOSS}
+
+    eval_batch = train_batch
+
+    def state_dict(self):
+        return {"w": self.w}
+
+    def load_state_dict(self, state):
+        self.w = state["w"]
+
+def build(config):
+    return Model()
+"""
+
+
+def test_workers_that_stayed_warm_do_not_train_with_code_that_was_edited(
+    data, tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = tmp_path / "edited_between_runs.py"
+    losses, workers = [], []
+    for number, loss in enumerate(["1.0", "1.0", "22.0"]):
+        if number != 1:
+            file.write_text(MODULE.replace("LOSS", loss))
+            os.utime(file, ns=(number, number))  # clocks of file systems may be coarse
+        importlib.invalidate_caches()
+        module = importlib.import_module("edited_between_runs")
+        if number == 2:
+            module = importlib.reload(module)
+        executor = LocalExecutor(1, threads=3)  # of no other test
+        started = executor.start
+        executor.start = lambda context, e=executor, s=started: (
+            s(context),
+            workers.append(e.processes()[0]),
+        )[0]
+        result = run(data, tmp_path / f"{number}", module.build, n_trials=1, executor=executor)
+        losses.append(result.best.metrics["loss"])
+    assert losses == [1.0, 1.0, 22.0]
+    assert workers[0] == workers[1] != workers[2]
