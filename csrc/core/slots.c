@@ -39,6 +39,7 @@ _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2,
 struct cer_slots_map {
     atomic_size_t users;
     cer_map file;
+    cer_slots_map *older; /* of the same slot, with a view when replaced */
 };
 
 struct cer_slots {
@@ -222,12 +223,32 @@ cer_slots_map_release(cer_slots_map *map)
     }
 }
 
+/* Lets go of the mappings that `map` has replaced; of all, or of those that
+ * nobody looks at any more. */
+static void
+release_older(cer_slots_map *map, bool keep_views)
+{
+    cer_slots_map **at = map == NULL ? NULL : &map->older;
+
+    while (at != NULL && *at != NULL) {
+        cer_slots_map *older = *at;
+
+        if (keep_views && atomic_load(&older->users) > 1) {
+            at = &older->older;
+        } else {
+            *at = older->older;
+            cer_slots_map_release(older);
+        }
+    }
+}
+
 void
 cer_slots_close(cer_slots *slots)
 {
     if (slots == NULL)
         return;
     for (int i = 0; i < 2; i++) {
+        release_older(slots->maps[i], false);
         cer_slots_map_release(slots->maps[i]);
         cer_free(slots->paths[i]);
     }
@@ -254,8 +275,9 @@ map_slot(cer_slots *slots, int slot, bool create, cer_error *err)
         return status;
     }
     atomic_init(&map->users, 1);
-    cer_slots_map_release(slots->maps[slot]);
+    map->older = slots->maps[slot];
     slots->maps[slot] = map;
+    release_older(map, true);
     return CER_OK;
 }
 
@@ -272,13 +294,15 @@ file_length(const cer_slots *slots, int slot, size_t *out, cer_error *err)
 }
 
 /* Makes the file of a slot `nbytes` long and maps all of it. Its pages are kept
- * when its length does not change, which is the rule. */
+ * when its length does not change, which is the rule. Under a view it is not
+ * made shorter: reading what was cut off would be a SIGBUS. */
 static cer_status
 resize_slot(cer_slots *slots, int slot, size_t nbytes, cer_error *err)
 {
     cer_status status = CER_OK;
     cer_slots_map *map;
     size_t length = 0;
+    bool has_views;
 
     if (slots->maps[slot] == NULL)
         status = map_slot(slots, slot, true, err);
@@ -293,7 +317,10 @@ resize_slot(cer_slots *slots, int slot, size_t nbytes, cer_error *err)
     if (status != CER_OK)
         return status;
     map = slots->maps[slot];
-    if (length > nbytes && ftruncate(map->file.fd, (off_t)nbytes) < 0)
+    release_older(map, true);
+    has_views = map->older != NULL;
+    if (length > nbytes && !has_views &&
+        ftruncate(map->file.fd, (off_t)nbytes) < 0)
         return cer_fail_errno(err, errno, "cannot shorten %s",
                               slots->paths[slot]);
     return cer_fsio_map_grow(&map->file, nbytes, slots->paths[slot], err);

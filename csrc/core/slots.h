@@ -1,7 +1,8 @@
 /* slots.h -- the two slots in which a trial's state lives between units.
  *
  *     <stem>.a, <stem>.b   states (state.h), each exactly as long as its state:
- *                          whenever committed, valid safetensors files
+ *                          whenever committed, valid safetensors files; longer
+ *                          only while the packing process views a longer one
  *     <stem>.slots         the commit page, 4096 bytes:
  *         0    "CERSLOTS", then a 64-bit version (1)
  *         64   head: bits 63..32 the fence, 31..2 the number of commits (it

@@ -63,6 +63,19 @@ def test_both_files_are_safetensors_of_their_exact_length(stem: Path) -> None:
             np.testing.assert_array_equal(file.get_tensor("/w"), np.full(1000, float(position)))
 
 
+def test_a_view_outlives_shorter_states(stem: Path) -> None:
+    slots = _core.Slots(stem, True)
+    views, lengths = [], []
+    for position, rows in enumerate([9000, 9000, 5000, 5000, 5, 5, 5, 5]):  # a, b, a, b, ...
+        lengths.append(slots.pack({"w": np.ones(rows)}, attempt=0, position=position))
+        views.append(slots.view())
+    assert [len(bytes(view)) for view in views] == lengths  # no SIGBUS
+    views.clear()
+    for end in (".a", ".b"):
+        slots.pack({"w": np.ones(5)}, attempt=0, position=9)
+        assert stem.with_suffix(end).stat().st_size == lengths[-1]
+
+
 def test_states_that_grow_and_shrink(stem: Path) -> None:
     slots = _core.Slots(str(stem), True)
     other = _core.Slots(str(stem), False)
