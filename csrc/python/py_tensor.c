@@ -222,6 +222,11 @@ tensor_getbuffer(PyObject *object, Py_buffer *view, int flags)
         PyErr_SetString(PyExc_BufferError, "the tensor is read-only");
         return -1;
     }
+    if ((flags & PyBUF_F_CONTIGUOUS) == PyBUF_F_CONTIGUOUS && t->ndim > 1) {
+        PyErr_SetString(PyExc_BufferError,
+                        "the tensor is row-major: Fortran order needs a copy");
+        return -1;
+    }
     for (int32_t i = 0; i < t->ndim; i++) {
         self->shape[i] = (Py_ssize_t)t->shape[i];
         self->strides[i] = (Py_ssize_t)t->strides[i] * (Py_ssize_t)item;

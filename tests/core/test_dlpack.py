@@ -265,6 +265,15 @@ def test_buffer_protocol(tensor: Any) -> None:
 # --- lifetime -------------------------------------------------------------------
 
 
+def test_no_buffer_in_fortran_order(tensor: Any) -> None:
+    get = ctypes.pythonapi.PyObject_GetBuffer
+    get.argtypes = [ctypes.py_object, ctypes.c_void_p, ctypes.c_int]
+    view = ctypes.create_string_buffer(256)  # room for a Py_buffer, which nothing fills
+    fortran = 0x40 | 0x18  # PyBUF_F_CONTIGUOUS
+    with pytest.raises(BufferError, match="row-major"):
+        get(tensor, ctypes.addressof(view), fortran)
+
+
 @pytest.mark.parametrize("framework", ["numpy", "torch", "jax", "dlpack"])
 def test_buffers_come_back(tmp_path: Path, framework: str) -> None:
     made = loader(tmp_path, framework, 2, x=np.arange(200, dtype=np.float32).reshape(100, 2))
