@@ -219,7 +219,7 @@ def _mark_best(axes: Axes, trial: Any, result: Any, metric: str) -> None:
         textcoords="offset points",
         ha="center",
         va="bottom" if pick is max else "top",
-        fontsize=9,
+        fontsize=10,
         fontweight="bold",
         color=ACCENT,
         zorder=13,
