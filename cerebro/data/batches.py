@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from cerebro import _core
 from cerebro import transforms as _transforms
+from cerebro.environment import usable_cores
 from cerebro.errors import InputError
 
 if TYPE_CHECKING:
@@ -220,11 +220,7 @@ class Batches:
 
 def idle_threads() -> int:
     """Return how many threads may gather beside one that computes: the other cores, at most 2."""
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS
-        cores = os.cpu_count() or 1
-    return max(0, min(cores - 1, 2))
+    return max(0, min(usable_cores() - 1, 2))
 
 
 def whole(name: str, value: Any, least: int, most: int = 2**31 - 1) -> int:
