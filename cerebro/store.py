@@ -235,7 +235,7 @@ class Store:
         group: list[Row | threading.Event | None] = []
         try:
             with contextlib.closing(
-                sqlite3.connect(self._folder / FILE, BUSY_SECONDS)
+                sqlite3.connect(self._folder / FILE, timeout=BUSY_SECONDS)
             ) as connection:
                 connection.execute(f"PRAGMA journal_mode = {journal_mode(self._folder)}")
                 connection.execute("PRAGMA synchronous = FULL")

@@ -445,6 +445,7 @@ def test_the_best_trial_is_shown_after_the_epoch_that_ranks_it():
 
 
 def test_units_that_ran_again_are_marked():
+    pytest.importorskip("matplotlib")
     from cerebro.report import plots
 
     def marks(units: list[dict[str, Any]]) -> int:
