@@ -145,7 +145,6 @@ class Trial:
             If the state's file is damaged.
         """
         from cerebro.epoch_progress import EpochProgress
-        from cerebro.recipe import accepts_info
         from cerebro.worker import LiveModel, build_model, load_tree, make_info
 
         record = self._epoch_record(epoch)
@@ -160,9 +159,7 @@ class Trial:
             drop_last=context.drop_last,
         )
         with generators.preserved(_torch_imported()), flags_of_run(context.torch_flags):
-            model, torch = build_model(
-                context, self.number, self.config, info, accepts_info(context.build)
-            )
+            model, torch = build_model(context, self.number, self.config, info)
             load_tree(LiveModel(model, torch, progress=EpochProgress()), packed)
         # Dropout and batch norm would otherwise train on in the user's predictions;
         # train_batch goes back to training by itself.

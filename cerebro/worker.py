@@ -149,7 +149,6 @@ class UnitRunner:
         self._loaders: OrderedDict[tuple[bool, int, str], _core.Loader] = OrderedDict()
         self._verified: set[tuple[bool, int]] = set()
         self._last_trial: int | None = None  # whose generators are in place
-        self._takes_info = accepts_info(context.build)
         set_torch_flags(context.torch_flags)
 
     # --- units -----------------------------------------------------------
@@ -289,9 +288,7 @@ class UnitRunner:
         return live, loaded
 
     def build(self, trial: int, config: Mapping[str, Any]) -> LiveModel:
-        model, torch = build_model(
-            self.context, trial, config, self.info_of(trial, config), self._takes_info
-        )
+        model, torch = build_model(self.context, trial, config, self.info_of(trial, config))
         return LiveModel(model, torch, generators=generators.capture(torch))
 
     def _load(self, live: LiveModel, task: Task, slots: _core.Slots) -> None:
@@ -462,7 +459,7 @@ class UnitRunner:
 
 
 def build_model(
-    context: RunContext, trial: int, config: Mapping[str, Any], info: Info, takes_info: bool
+    context: RunContext, trial: int, config: Mapping[str, Any], info: Info
 ) -> tuple[Any, bool]:
     """Seed the generators and call the user's ``build``; return model and uses-torch.
 
@@ -473,7 +470,11 @@ def build_model(
         had_torch = "torch" in sys.modules
         generators.seed_all(info.seed, had_torch)
         with compute_settings(context.threads, context.deterministic):
-            model = context.build(dict(config), info) if takes_info else context.build(dict(config))
+            model = (
+                context.build(dict(config), info)
+                if accepts_info(context.build)
+                else context.build(dict(config))
+            )
         if had_torch or "torch" not in sys.modules:
             break
         set_torch_flags(context.torch_flags)
