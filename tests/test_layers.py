@@ -21,8 +21,8 @@ PACKAGE = ROOT / "cerebro"
 # A family is <name>.[ch] and <name>_*.[ch]; it may include its own headers and those below.
 C_LAYERS = [
     ["base"],
-    ["alloc", "beat", "copy", "dtype", "gather", "hash", "heap", "json", "rng"],
-    ["convert", "fsio", "runner"],
+    ["alloc", "beat", "dtype", "hash", "heap", "json", "rng", "stream"],
+    ["convert", "copy", "fsio", "gather", "runner"],
     ["npy", "pointwise", "schedule", "tensor"],
     ["shard", "state"],
     ["slots", "transform"],

@@ -7,13 +7,9 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
+#include "stream.h"
 
-#define GRAIN_BYTES ((size_t)1 << 21)  /* what a thread takes at a time */
-#define LARGE_BYTES ((size_t)8 << 20)  /* total that passes by the caches */
-#define STREAM_BYTES ((size_t)1 << 12) /* least run worth streaming */
+#define GRAIN_BYTES ((size_t)1 << 21) /* what a thread takes at a time */
 #define MAX_THREADS 8
 
 bool
@@ -33,57 +29,13 @@ cer_copy_is_dense(size_t item, uint32_t ndim, const int64_t *shape,
 }
 
 /* --- dense runs ---------------------------------------------------------- */
-#if defined(__SSE2__)
-/* Stores past the caches: a large destination is not read before it is
- * written, and what the caches hold stays. */
-static void
-stream(uint8_t *to, const uint8_t *from, size_t n)
-{
-    size_t head = (size_t)(-(uintptr_t)to & 63);
-
-    memcpy(to, from, head);
-    to += head;
-    from += head;
-    n -= head;
-    for (; n >= 64; n -= 64, to += 64, from += 64) {
-        __m128i a = _mm_loadu_si128((const __m128i *)(const void *)from);
-        __m128i b = _mm_loadu_si128((const __m128i *)(const void *)(from + 16));
-        __m128i c = _mm_loadu_si128((const __m128i *)(const void *)(from + 32));
-        __m128i d = _mm_loadu_si128((const __m128i *)(const void *)(from + 48));
-
-        _mm_stream_si128((__m128i *)(void *)to, a);
-        _mm_stream_si128((__m128i *)(void *)(to + 16), b);
-        _mm_stream_si128((__m128i *)(void *)(to + 32), c);
-        _mm_stream_si128((__m128i *)(void *)(to + 48), d);
-    }
-    memcpy(to, from, n);
-}
-
-static void
-stream_done(void)
-{
-    _mm_sfence(); /* streamed stores are not ordered with the others */
-}
-#else
-static void
-stream(uint8_t *to, const uint8_t *from, size_t n)
-{
-    memcpy(to, from, n);
-}
-
-static void
-stream_done(void)
-{
-}
-#endif
-
 static void
 copy_run(uint8_t *to, const uint8_t *from, size_t n, bool large)
 {
     if (n == 0)
         return; /* its addresses may be NULL */
-    if (large && n >= STREAM_BYTES)
-        stream(to, from, n);
+    if (large && n >= CER_STREAM_RUN)
+        cer_stream(to, from, n);
     else
         memcpy(to, from, n);
 }
@@ -224,7 +176,7 @@ work_on(void *argument)
         }
     }
     if (w->large)
-        stream_done();
+        cer_stream_done();
     return NULL;
 }
 
@@ -238,7 +190,7 @@ cer_copy_all(const cer_copy *copies, size_t n, cer_copy_direction direction,
 
     for (size_t i = 0; i < n; i++)
         w.total_bytes += copies[i].nbytes;
-    w.large = w.total_bytes >= LARGE_BYTES;
+    w.large = w.total_bytes >= CER_STREAM_TOTAL;
     if (threads == 0)
         threads = w.large ? 2 : 1;
     if (threads > MAX_THREADS)

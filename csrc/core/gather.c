@@ -2,13 +2,19 @@
  * cache misses at an address that no hardware foresees. Asking for the rows
  * ahead, about AHEAD_BYTES of them, doubles the speed: 256 rows of 156 bytes
  * out of 156 MB take 7.6 us without, 3.6 with. From some kilobytes a row on the
- * hardware does as well by itself, and memcpy runs at the memory's speed;
- * non-temporal stores and sorting the rows do not pay at any size. */
+ * hardware foresees the next lines of a page, not the next page: asking for
+ * the first two lines of each page of the row after takes off a sixth. Where
+ * a batch is larger than the caches (stream.h), streaming spares reading what
+ * is overwritten: 9.6 MB take 0.7 of memcpy's time with two threads, while
+ * 1.5 MB take 1.2. Sorting the rows does not pay at any size. */
 #include "gather.h"
 
 #include <string.h>
 
+#include "stream.h"
+
 enum { AHEAD_BYTES = 10240, MOST_AHEAD = 64, LEAST_AHEAD = 3, LONG_ROW = 6144 };
+enum { PAGE = 4096, LINE = 64 };
 
 /* Values that fit a register; columns of them are small. */
 #define GATHER(type)                                                           \
@@ -28,8 +34,6 @@ rows_ahead(size_t row_bytes)
 {
     size_t ahead = AHEAD_BYTES / row_bytes;
 
-    if (row_bytes > LONG_ROW)
-        return 0;
     if (ahead > MOST_AHEAD)
         return MOST_AHEAD;
     return ahead < LEAST_AHEAD ? LEAST_AHEAD : ahead;
@@ -44,10 +48,45 @@ gather_any(uint8_t *dst, const uint8_t *src, size_t row_bytes,
     for (size_t i = 0; i < n && i < ahead; i++)
         cer_gather_ask(src + rows[i] * row_bytes, row_bytes);
     for (size_t i = 0; i < n; i++, dst += row_bytes) {
-        if (ahead != 0 && i + ahead < n)
+        if (i + ahead < n)
             cer_gather_ask(src + rows[i + ahead] * row_bytes, row_bytes);
         memcpy(dst, src + rows[i] * row_bytes, row_bytes);
     }
+}
+
+/* Begins the way into every page of a long row: its translation, and the run
+ * that the hardware goes on with. */
+static void
+ask_for_pages(const uint8_t *row, size_t row_bytes)
+{
+    size_t at = 0;
+
+    while (at < row_bytes) {
+        __builtin_prefetch(row + at, 0, 2);
+        __builtin_prefetch(row + at + LINE, 0,
+                           2); /* beyond the row: harmless */
+        at += PAGE - ((uintptr_t)(row + at) & (PAGE - 1));
+    }
+}
+
+static void
+gather_long(uint8_t *dst, const uint8_t *src, size_t row_bytes,
+            const uint32_t *rows, size_t n)
+{
+    for (size_t i = 0; i < n; i++, dst += row_bytes) {
+        if (i + 1 < n)
+            ask_for_pages(src + rows[i + 1] * row_bytes, row_bytes);
+        memcpy(dst, src + rows[i] * row_bytes, row_bytes);
+    }
+}
+
+static void
+gather_streamed(uint8_t *dst, const uint8_t *src, size_t row_bytes,
+                const uint32_t *rows, size_t n)
+{
+    for (size_t i = 0; i < n; i++, dst += row_bytes)
+        cer_stream(dst, src + rows[i] * row_bytes, row_bytes);
+    cer_stream_done();
 }
 
 void
@@ -70,6 +109,11 @@ cer_gather_rows(void *dst, const void *src, size_t row_bytes,
         gather_uint64_t(dst, src, rows, n);
         return;
     default:
-        gather_any(dst, src, row_bytes, rows, n);
+        if (row_bytes >= CER_STREAM_RUN && n >= CER_STREAM_TOTAL / row_bytes)
+            gather_streamed(dst, src, row_bytes, rows, n);
+        else if (row_bytes > LONG_ROW)
+            gather_long(dst, src, row_bytes, rows, n);
+        else
+            gather_any(dst, src, row_bytes, rows, n);
     }
 }

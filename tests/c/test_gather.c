@@ -29,4 +29,36 @@ rows_of_every_length(void)
     free(dst);
 }
 
-CHECK_MAIN(rows_of_every_length)
+/* Long rows at odd addresses; from n rows on all together are larger than the
+ * caches, and streamed. */
+static void
+check_long_rows(size_t n)
+{
+    enum { ROWS = 3, BYTES = 40001, N = 256, GUARD = 1 };
+    uint32_t rows[N];
+    uint8_t *src = malloc(ROWS * BYTES + GUARD);
+    uint8_t *dst = malloc((size_t)N * BYTES + 2 * GUARD);
+
+    for (size_t i = 0; i < ROWS * BYTES + GUARD; i++)
+        src[i] = (uint8_t)(i * 31 + (i >> 8));
+    for (uint32_t i = 0; i < N; i++)
+        rows[i] = i * i % ROWS;
+    memset(dst, 0xab, (size_t)N * BYTES + 2 * GUARD);
+    cer_gather_rows(dst + GUARD, src + GUARD, BYTES, rows, n);
+    for (size_t i = 0; i < n; i++)
+        CHECK(memcmp(dst + GUARD + i * BYTES,
+                     src + GUARD + (size_t)rows[i] * BYTES, BYTES) == 0);
+    CHECK(dst[0] == 0xab && dst[n * BYTES + GUARD] == 0xab);
+    free(src);
+    free(dst);
+}
+
+static void
+long_rows(void)
+{
+    check_long_rows(1);
+    check_long_rows(5);
+    check_long_rows(256);
+}
+
+CHECK_MAIN(rows_of_every_length, long_rows)
