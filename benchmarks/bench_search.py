@@ -51,7 +51,7 @@ def makespan(data: cerebro.Dataset, trials: int, workers: int, epochs: int, fold
         run=folder,
         progress=False,
     )
-    units = result._units()
+    units = result.units()
     shutil.rmtree(folder)
     return max(u["end"] for u in units) - min(u["start"] for u in units)
 

@@ -32,8 +32,9 @@ from cerebro.errors import (
 )
 from cerebro.protocol import Info
 from cerebro.replay import Replay, replay
-from cerebro.result import Result, Trial
+from cerebro.result import Result
 from cerebro.result import open_run as open
+from cerebro.saved_trial import Trial
 from cerebro.search import search
 from cerebro.searchers import GridSearch, RandomSearch
 from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion

@@ -23,7 +23,7 @@ from cerebro.report.snapshot import Snapshot, TrialRow
 from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion
 from cerebro.settings import Settings
 from cerebro.store import Store, decode, encode
-from cerebro.trial import ENDED, EpochRecord, Status, TrialRecord, score
+from cerebro.trial import ENDED, EpochRecord, Status, TrialRecord, best_trial
 from cerebro.unit import RunContext, Task, UnitDone, UnitFailed, WorkerLost
 
 PROGRESS_SECONDS = 0.25
@@ -77,7 +77,7 @@ class Coordinator:
         self.trials: dict[int, LiveTrial] = {}
         self._progress = progress
         self._result = result
-        result._settle = store.flush
+        result.saved.before_reading = store.flush
         self._started = time.perf_counter()
         self._wall_started = time.time()
         self._schedule = self._make_schedule()
@@ -517,7 +517,7 @@ class Coordinator:
         """Call a hook with the trial as it is now, which is a copy: made only if one listens."""
         methods = self._hooks(hook)
         if methods:
-            view = self._result._trial_of(trial.record)
+            view = self._result.trial_of(trial.record)
             for method in methods:
                 method(view, *arguments)
 
@@ -528,23 +528,12 @@ class Coordinator:
     def _make_schedule(self) -> _core.Schedule:
         train, validation = self.context.train, self.context.validation
         return _core.Schedule(
-            shards=[float(rows) for rows in train._shards_rows()],
+            shards=[float(rows) for rows in train.shard_rows()],
             stagger=self.context.stagger,
             # Evaluating a row costs about a third of training on it.
             eval_cost=0.0 if validation is None else validation.num_rows / 3,
             live_models=self.context.live_models or 8,
         )
-
-
-def best_trial(records: Sequence[TrialRecord], metric: str, mode: str, select: str) -> int | None:
-    """Number of the best trial; of equals the lowest number."""
-    best: tuple[float, int] | None = None
-    for record in records:
-        epoch = record.selected(metric, mode, select)
-        value = None if epoch is None else score(epoch.metrics, metric, mode)
-        if value is not None and (best is None or (value, record.number) < best):
-            best = (value, record.number)
-    return None if best is None else best[1]
 
 
 def check_batch_size(config: dict[str, Any], default: int | None, trial: int) -> None:

@@ -12,7 +12,7 @@ from cerebro import _core
 from cerebro.errors import InputError
 
 if TYPE_CHECKING:
-    from cerebro.result import Trial
+    from cerebro.saved_trial import Trial
 
 
 def export(
@@ -67,6 +67,6 @@ def _onnx(trial: Trial, model: Any, target: Path) -> None:
         raise InputError("onnx needs two packages: pip install onnx onnxscript") from error
     import torch
 
-    batch = next(iter(trial._result._dataset("data").batches(2, shuffle=False)))
+    batch = next(iter(trial.saved.dataset("data").batches(2, shuffle=False)))
     arguments = model.example_inputs(batch)
     torch.onnx.export(net.eval(), arguments, str(target))

@@ -12,7 +12,8 @@ from cerebro import _core, environment
 from cerebro.data import Dataset
 from cerebro.errors import CorruptDataError, InputError, RunError
 from cerebro.executors.local import LocalExecutor
-from cerebro.result import Result, Trial
+from cerebro.result import Result
+from cerebro.saved_trial import Trial
 from cerebro.settings import whole_number
 from cerebro.unit import RunContext, Task, UnitDone, UnitFailed
 
@@ -110,7 +111,7 @@ def replay(
         raise InputError(
             f"{result.path} has no trial {number}: it has 0 to {len(result.trials) - 1}"
         )
-    record = result.trials[number]._record
+    record = result.trials[number].record
     asked = whole_number("epochs", epochs, 1, optional=True)
     wanted = len(record.epochs) if asked is None else min(asked, len(record.epochs))
     if wanted == 0:
@@ -120,10 +121,10 @@ def replay(
     if isinstance(data, (str, os.PathLike)):
         data = Dataset(data)
     with tempfile.TemporaryDirectory(prefix="cerebro-replay-") as folder:
-        context = result._context(
+        context = result.saved.context(
             build,
-            train=result._view("data", data),
-            validation=result._view("validation", data),
+            train=result.saved.view("data", data),
+            validation=result.saved.view("validation", data),
             state_dir=folder,
             epoch_dir=folder,
             log_dir=folder,
@@ -143,7 +144,7 @@ def known_differences(result: Result, context: RunContext) -> list[str]:
     lines = environment.differences(
         result.environment, environment.describe(result.settings["threads"])
     )
-    recipe = result._recipe()
+    recipe = result.saved.recipe
     now = type(recipe).of(context.build)
     if recipe.source_hash is not None and now.source_hash != recipe.source_hash:
         lines.append(f"the source of build ({recipe.name}) has changed")
@@ -153,11 +154,11 @@ def known_differences(result: Result, context: RunContext) -> list[str]:
     for name, view in views.items():
         if view is None:
             continue
-        if view.checksum != result._meta[f"{name}_checksum"]:
+        if view.checksum != result.saved.meta[f"{name}_checksum"]:
             lines.append(f"{name} {view.path} is not the data set that the run was trained on")
         for shard in range(view.num_shards):
             try:
-                view._verify_shard(shard)
+                view.verify_shard(shard)
             except (CorruptDataError, OSError) as error:
                 lines.append(str(error))
     return lines

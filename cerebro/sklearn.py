@@ -328,8 +328,8 @@ class Model:
                 {name: column[start : start + batch_size] for name, column in data.items()}
                 for start in range(0, rows, batch_size)
             ]
-        if hasattr(data, "_in_order"):
-            batches: Iterable[Batch] = data._in_order(batch_size, "numpy")
+        if hasattr(data, "in_order"):
+            batches: Iterable[Batch] = data.in_order(batch_size, "numpy")
             return batches
         if not isinstance(data, Iterable):
             raise InputError(f"{data!r} is no data set, mapping of arrays or iterable of batches")

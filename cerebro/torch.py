@@ -547,8 +547,8 @@ class Model:
             data = {self._inputs: data}
         if isinstance(data, Mapping):
             return self._sliced(data, batch_size)
-        if hasattr(data, "_in_order"):
-            batches: Iterable[Batch] = data._in_order(batch_size, "torch", str(self._device))
+        if hasattr(data, "in_order"):
+            batches: Iterable[Batch] = data.in_order(batch_size, "torch", str(self._device))
             return batches
         if not isinstance(data, Iterable):
             raise InputError(f"{data!r} is no data set, mapping of arrays or iterable of batches")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -88,3 +89,14 @@ def score(metrics: dict[str, float], metric: str, mode: str) -> float | None:
     if value is None or not math.isfinite(value):
         return None
     return value if mode == "min" else -value
+
+
+def best_trial(records: Sequence[TrialRecord], metric: str, mode: str, select: str) -> int | None:
+    """Number of the best trial; of equals the lowest number."""
+    best: tuple[float, int] | None = None
+    for record in records:
+        epoch = record.selected(metric, mode, select)
+        value = None if epoch is None else score(epoch.metrics, metric, mode)
+        if value is not None and (best is None or (value, record.number) < best):
+            best = (value, record.number)
+    return None if best is None else best[1]

@@ -389,9 +389,9 @@ class UnitRunner:
         data = self.context.train if training else self.context.validation
         assert data is not None
         if not self.context.verify or key in self._verified:
-            data._check_sizes(shard)
+            data.check_sizes(shard)
             return
-        data._verify_shard(shard)
+        data.verify_shard(shard)
         self._verified.add(key)
 
     def _stem(self, trial: int) -> str:
@@ -489,7 +489,7 @@ def make_info(
 ) -> Info:
     """Describe the trial to ``build``; steps count batches over all shards."""
 
-    steps = sum(_core.batch_count(rows, batch_size, drop_last) for rows in data._shards_rows())
+    steps = sum(_core.batch_count(rows, batch_size, drop_last) for rows in data.shard_rows())
     if steps == 0:
         raise InputError(
             f"trial {trial}: batch_size {batch_size} with drop_last leaves no batch in any of "

@@ -30,10 +30,10 @@ class LoadableDataset(Protocol):
     def transforms(self) -> Mapping[str, tuple[Transform, ...]]: ...
     @property
     def num_shards(self) -> int: ...
-    def _parts(
+    def parts(
         self,
     ) -> Sequence[tuple[_core.ShardReader, tuple[int, int] | NDArray[np.uint32]]]: ...
-    def _first_rows(self) -> Sequence[int]: ...
+    def first_rows(self) -> Sequence[int]: ...
 
 
 def make_loader(
@@ -76,7 +76,7 @@ def make_loader(
     if framework not in FRAMEWORKS:
         raise InputError(f"framework must be one of {', '.join(FRAMEWORKS)}, not {framework!r}")
     return _core.Loader(
-        dataset._parts(),
+        dataset.parts(),
         _transforms.compile(dataset.columns, dataset.transforms, augment=augment),
         batch_size=whole("batch_size", batch_size, 1),
         seed=whole("seed", seed, 0, 2**64 - 1),
@@ -84,7 +84,7 @@ def make_loader(
         drop_last=bool(drop_last),
         framework=framework,
         threads=whole("threads", threads, 0, MAX_THREADS),
-        first_rows=dataset._first_rows(),
+        first_rows=dataset.first_rows(),
     )
 
 
@@ -197,7 +197,7 @@ class Batches:
     def _rows(self) -> list[int]:
         rows = [
             part[1] - part[0] if isinstance(part, tuple) else len(part)
-            for _, part in self._dataset._parts()
+            for _, part in self._dataset.parts()
         ]
         return rows if self._shard is None else [rows[self._shard]]
 

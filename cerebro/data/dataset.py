@@ -120,7 +120,7 @@ class Dataset:
     @cached_property
     def num_rows(self) -> int:
         """The rows, of all shards together."""
-        return sum(self._shards_rows())
+        return sum(self.shard_rows())
 
     def __len__(self) -> int:
         return self.num_rows
@@ -165,7 +165,7 @@ class Dataset:
         it has are part of it, so views of one data set have different checksums, and the same view
         made twice has the same.
         """
-        if not self._transforms and self._is_whole():
+        if not self._transforms and self.is_whole():
             return self._manifest.checksum
         return checksum_of([self._manifest.checksum, self._view_json()])
 
@@ -263,7 +263,7 @@ class Dataset:
             threads=threads,
         )
 
-    def _in_order(self, batch_size: int, framework: str, device: str = "cpu") -> Batches:
+    def in_order(self, batch_size: int, framework: str, device: str = "cpu") -> Batches:
         """Return batches of all rows in their order, without random transforms: to evaluate."""
         from cerebro.data.batches import Batches
 
@@ -298,7 +298,7 @@ class Dataset:
         """
         read_manifest(self._path)
         for shard in range(self.num_shards):
-            self._verify_shard(shard)
+            self.verify_shard(shard)
 
     # --- views ----------------------------------------------------------------------------------
 
@@ -431,21 +431,28 @@ class Dataset:
     def __reduce__(self) -> tuple[Callable[[Mapping[str, Any]], Dataset], tuple[dict[str, Any]]]:
         return Dataset.from_spec, (self.spec(),)
 
-    # --- for the loader and the workers ---------------------------------------------------------
+    # --- for the rest of the library: no part of the public interface ----------------------------
 
-    def _parts(self) -> list[tuple[_core.ShardReader, Part]]:
+    def parts(self) -> list[tuple[_core.ShardReader, Part]]:
         """Each shard's reader, and the view's rows in it: a range or uint32 row numbers."""
         return list(zip(self._readers, self._rows, strict=True))
 
-    def _first_rows(self) -> list[int]:
+    def first_rows(self) -> list[int]:
         """The number in the whole data set of each shard's first row."""
         return [0, *accumulate(entry.rows for entry in self._shards)][:-1]
 
-    def _shards_rows(self) -> list[int]:
+    def shard_rows(self) -> list[int]:
         """The view's rows in each shard."""
         return [part_rows(part) for part in self._rows]
 
-    def _verify_shard(self, shard: int) -> None:
+    def is_whole(self) -> bool:
+        """Whether this is the whole data set and no view of some of its rows."""
+        return all(
+            isinstance(part, tuple) and part == (0, entry.rows)
+            for part, entry in zip(self._rows, self._shards, strict=True)
+        )
+
+    def verify_shard(self, shard: int) -> None:
         """Compare the hashes of one shard's files; CorruptDataError names the one that differs.
 
         The files are opened anew: one that was cut is then found by its size, where touching the
@@ -459,7 +466,7 @@ class Dataset:
                     "set again"
                 )
 
-    def _check_sizes(self, shard: int) -> None:
+    def check_sizes(self, shard: int) -> None:
         """Find files that were cut or removed since they were opened; costs a few system calls.
 
         Touching the mapping of a file that was cut would end the process.
@@ -478,12 +485,6 @@ class Dataset:
     @property
     def _shards(self) -> Sequence[Any]:
         return self._manifest.shards
-
-    def _is_whole(self) -> bool:
-        return all(
-            isinstance(part, tuple) and part == (0, entry.rows)
-            for part, entry in zip(self._rows, self._shards, strict=True)
-        )
 
     def _open_shard(self, index: int) -> _core.ShardReader:
         entry = self._manifest.shards[index]

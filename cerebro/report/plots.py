@@ -287,7 +287,7 @@ def gantt(result: Any, metric: str, trials: Sequence[Any]) -> Figure:
     How busy a worker was is told of the time since the first unit began.
     """
     numbers = {trial.number for trial in trials}
-    units = [unit for unit in result._units() if unit["trial"] in numbers]
+    units = [unit for unit in result.units() if unit["trial"] in numbers]
     if not units:
         raise InputError("kind='gantt': no unit has finished yet in this run")
     workers = sorted({unit["worker"] for unit in units})

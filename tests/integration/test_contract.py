@@ -557,7 +557,7 @@ def test_without_stagger_two_shards_are_open_and_only_the_order_differs(data, tm
     train = data.split(0.75, 0.25)[0]
     together = run(data, tmp_path / "inline", stagger=False, n_trials=4)
     done = Counter()
-    for unit in together._units():
+    for unit in together.units():
         if unit["kind"] == "eval":
             continue
         position = unit["epoch"] * 5 + unit["step"]
@@ -679,7 +679,7 @@ def test_few_live_models_another_state_folder_and_numpy_numbers_change_nothing(d
     names = {path.name for path in (other.path / "states").iterdir()}
     assert names == {f"{trial}-epoch-1.safetensors" for trial in range(3)}
     # One worker unpacks states that it had to drop, but nothing hops.
-    assert not any(unit["hopped"] for unit in other._units())
+    assert not any(unit["hopped"] for unit in other.units())
 
 
 def test_select_last_ranks_by_the_last_epoch(data, tmp_path):
@@ -760,7 +760,7 @@ def test_drop_last_and_info_agree_about_steps(data, tmp_path):
         info = infos[-1]
         assert (info.steps_per_epoch, info.total_steps) == (len(batches), 2 * len(batches))
         rows = sum(len(batch["y"]) for batch in batches)
-        units = [u for u in result._units() if u["kind"] == "train" and u["epoch"] == 0]
+        units = [u for u in result.units() if u["kind"] == "train" and u["epoch"] == 0]
         assert sum(u["rows"] for u in units if u["trial"] == 1) == rows
         assert (info.epochs, info.batch_size, info.device) == (2, 16, "cpu")
         assert info.seed == cerebro.trial_seed(5, info.trial)

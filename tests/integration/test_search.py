@@ -176,7 +176,7 @@ def test_history_has_every_epoch(result):
 
 
 def test_every_unit_ran_once_in_visit_order(result):
-    units = result._units()
+    units = result.units()
     for trial in range(4):
         mine = [u for u in units if u["trial"] == trial]
         for epoch in range(2):

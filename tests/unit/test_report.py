@@ -49,7 +49,7 @@ def make_result(trials: list[Any], units: list[dict[str, Any]] | None = None) ->
         mode="max",
         select="best",
     )
-    result._units = lambda: units or []
+    result.units = lambda: units or []
     ranked = summary.ranked(result)
     result.best = ranked[0] if ranked else None
     return result

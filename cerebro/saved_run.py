@@ -1,0 +1,278 @@
+"""A run's folder, read: what results, proofs and pictures are made of.
+
+`SavedRun` is the one place that knows where a run keeps what: the store's rows,
+the kept states, the data it was trained on and the identity of ``build``. Users
+see it through `cerebro.Result` and `cerebro.Trial`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cerebro import _core
+from cerebro.data import Dataset
+from cerebro.errors import CorruptDataError, InputError
+from cerebro.recipe import Recipe
+from cerebro.store import decode, read_meta, reader
+from cerebro.trial import EpochRecord, TrialRecord
+from cerebro.unit import RunContext
+
+
+class SavedRun:
+    """All that is kept of a run, as it was when last read.
+
+    Parameters
+    ----------
+    path
+        The run's folder.
+    build
+        The run's ``build``, where it cannot be imported again.
+
+    Attributes
+    ----------
+    path, folder
+        The folder as it was given, and as an absolute path.
+    meta
+        What the store holds about the run as a whole.
+    records
+        All trials by number.
+    before_reading
+        Called before files are read: while the run goes on in this process, it waits
+        until what was finished is on disk.
+
+    Raises
+    ------
+    InputError
+        If the folder holds no run.
+    CorruptDataError
+        If its store cannot be read.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, build: Callable[..., Any] | None = None
+    ) -> None:
+        self.path = Path(path)
+        self.folder = self.path.absolute()  # the working directory may change
+        self.before_reading: Callable[[], None] = lambda: None
+        self.meta: dict[str, Any] = {}
+        self.records: list[TrialRecord] = []
+        self._build = build
+        self._data: dict[str, Dataset] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read the store again."""
+        self.before_reading()
+        with reader(self.folder) as connection:
+            meta = read_meta(connection)
+            # Whatever is read later is looked for now, where a loss is told as damage.
+            _ = [meta[key] for key in ("status", "build", "data", "environment", "num_shards")]
+            _ = [meta["settings"][key] for key in ("metric", "mode", "select")]
+            self.meta = meta
+            self.records = read_trials(connection)
+
+    # --- what the run was ------------------------------------------------
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments of the search that shape its trials."""
+        return dict(self.meta["settings"])
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Versions, CPU, threads and flags that the run was trained with."""
+        return dict(self.meta["environment"])
+
+    @property
+    def metric(self) -> str:
+        """What ranks trials."""
+        return str(self.meta["settings"]["metric"])
+
+    @property
+    def mode(self) -> str:
+        """``"min"`` or ``"max"``."""
+        return str(self.meta["settings"]["mode"])
+
+    @property
+    def select(self) -> str:
+        """Which epoch stands for a trial: ``"best"`` or ``"last"``."""
+        return str(self.meta["settings"]["select"])
+
+    @property
+    def recipe(self) -> Recipe:
+        """The identity of ``build``."""
+        return Recipe.from_json(self.meta["build"])
+
+    def units(self) -> list[dict[str, Any]]:
+        """Every unit that ran; times in seconds since the run's start."""
+        with reader(self.folder) as connection:
+            rows = connection.execute("SELECT * FROM units ORDER BY started, id").fetchall()
+        shards = self.meta["num_shards"]
+        return [
+            {
+                "trial": row["trial"],
+                "epoch": row["epoch"],
+                "step": row["step"],
+                "shard": row["shard"],
+                "kind": "train" if row["step"] < shards else "eval",
+                "worker": row["worker"],
+                "attempt": row["attempt"],
+                "start": row["started"],
+                "end": row["started"] + row["seconds"],
+                "rows": row["rows"],
+                "hopped": bool(row["hopped"]),
+                "state_bytes": row["state_bytes"],
+            }
+            for row in rows
+        ]
+
+    # --- files -----------------------------------------------------------
+
+    def read_log(self, trial: int) -> str:
+        """What a trial printed; empty if it printed nothing."""
+        path = self.folder / "trials" / f"{trial}.log"
+        try:
+            return path.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def state_path(self, record: EpochRecord) -> Path:
+        """Where the state of an epoch is kept."""
+        assert record.state_file is not None
+        return self.folder / "states" / record.state_file
+
+    def read_state(self, trial: int, record: EpochRecord) -> bytes:
+        """Read a kept state and compare it with its checksum.
+
+        Raises
+        ------
+        CorruptDataError
+            If it is missing or damaged.
+        """
+        path = self.state_path(record)
+        self.before_reading()  # in a callback: what was just finished
+        try:
+            packed = path.read_bytes()
+        except FileNotFoundError as error:
+            raise CorruptDataError(
+                f"{path} is missing: it was deleted, or a run that goes on has replaced it by a "
+                "better one (refresh() reads the run again)"
+            ) from error
+        if _core.hash_state(packed) != record.state_hash:
+            raise CorruptDataError(
+                f"{path} is not the state of trial {trial}, epoch {record.epoch}: its checksum "
+                "differs"
+            )
+        return packed
+
+    # --- code and data ---------------------------------------------------
+
+    def find_build(self, build: Callable[..., Any] | None) -> Callable[..., Any]:
+        """The given ``build``, or the run's, imported again; warns if it has changed."""
+        if build is not None:
+            self.recipe.warn_if_changed(build)
+            return build
+        if self._build is None:
+            self._build = self.recipe.find()
+        return self._build
+
+    def dataset(self, name: str) -> Dataset:
+        """Open the run's ``"data"`` or ``"validation"``."""
+        if name not in self._data:
+            self._data[name] = Dataset.from_spec(self.meta[name])
+        return self._data[name]
+
+    def view(self, name: str, moved: Dataset | None) -> Dataset | None:
+        """The run's data, or what now stands in its place; `moved` says where it is.
+
+        Of a whole data set the rows that the run trained on are taken: what was given
+        to `search` with a fraction to validate on can be given here.
+        """
+        spec = self.meta[name]
+        if spec is None:
+            return None
+        if moved is not None:
+            if name == "data":
+                if not moved.is_whole():
+                    return moved
+                transforms = moved.spec()["transforms"] or spec["transforms"]
+                spec = {**spec, "path": str(moved.path), "transforms": transforms}
+            elif spec["path"] == self.meta["data"]["path"]:
+                spec = {**spec, "path": str(moved.path)}
+        return Dataset.from_spec(spec, check=False)
+
+    def data_for(self, data: Any) -> Dataset:
+        """The data set to evaluate on: the given one, or the run's validation data."""
+        if isinstance(data, (str, os.PathLike)):
+            return Dataset(data)
+        if isinstance(data, Dataset):
+            return data
+        if data is not None:
+            raise InputError(
+                f"evaluate needs a cerebro.Dataset, not {type(data).__name__}: write one with "
+                "cerebro.shard(arrays, folder), or use load() and your own code"
+            )
+        if self.meta["validation"] is None:
+            raise InputError("the run has no validation data: give data=")
+        return self.dataset("validation")
+
+    def context(self, build: Callable[..., Any] | None, **changes: Any) -> RunContext:
+        """The run's context, as its workers had it, with some values changed."""
+        settings: Mapping[str, Any] = self.meta["settings"]
+        values: dict[str, Any] = {
+            "build": self.find_build(build),
+            "seed": settings["seed"],
+            "epochs": settings["epochs"],
+            "batch_size": settings["batch_size"],
+            "eval_batch_size": settings["eval_batch_size"],
+            "drop_last": settings["drop_last"],
+            "stagger": settings["stagger"],
+            "threads": settings["threads"],
+            "loader_threads": 0,
+            "deterministic": settings["deterministic"],
+            "live_models": 1,
+            "live_bytes": 0,
+            "state_dir": str(self.folder / "states"),
+            "epoch_dir": str(self.folder / "states"),
+            "log_dir": str(self.folder / "trials"),
+            "torch_flags": self.meta["environment"].get("torch", {}),
+        }
+        if "train" not in changes:
+            has_validation = self.meta["validation"] is not None
+            values["train"] = self.dataset("data")
+            values["validation"] = self.dataset("validation") if has_validation else None
+        return RunContext(**values | changes)
+
+
+def read_trials(connection: Any) -> list[TrialRecord]:
+    """Read all trials with their epochs."""
+    records = {}
+    for row in connection.execute("SELECT * FROM trials ORDER BY number"):
+        records[row["number"]] = TrialRecord(
+            number=row["number"],
+            config=decode(row["config"]),
+            status=row["status"],
+            target_epochs=row["epochs"],
+            parent=row["parent"],
+            error=row["error"],
+            traceback=row["traceback"],
+        )
+    metrics: dict[tuple[int, int], dict[str, float]] = {}
+    for row in connection.execute("SELECT * FROM metrics ORDER BY rowid"):
+        value = math.nan if row["value"] is None else row["value"]
+        metrics.setdefault((row["trial"], row["epoch"]), {})[row["name"]] = value
+    for row in connection.execute("SELECT * FROM epochs ORDER BY trial, epoch"):
+        records[row["trial"]].epochs.append(
+            EpochRecord(
+                epoch=row["epoch"],
+                metrics=metrics.get((row["trial"], row["epoch"]), {}),
+                seconds=row["seconds"],
+                state_hash=row["state_hash"],
+                state_file=row["state_file"],
+            )
+        )
+    return list(records.values())

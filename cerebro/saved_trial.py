@@ -1,0 +1,288 @@
+"""`Trial`: one configuration of a run and how it went, as users see it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from cerebro import generators
+from cerebro.data import Dataset
+from cerebro.environment import flags_of_run
+from cerebro.errors import InputError
+from cerebro.saved_run import SavedRun
+from cerebro.settings import whole_number
+from cerebro.trial import EpochRecord, Status, TrialRecord
+
+
+class Trial:
+    """One configuration of a run and how it went.
+
+    A snapshot: what it says does not change while the run goes on.
+    """
+
+    def __init__(self, saved: SavedRun, record: TrialRecord) -> None:
+        self.saved = saved
+        """The run's folder, for the library itself."""
+        self.record = record
+        """The trial as it is in the store, for the library itself."""
+
+    @property
+    def number(self) -> int:
+        """The trial's number, from 0."""
+        return self.record.number
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The configuration that ``build`` was called with."""
+        return dict(self.record.config)
+
+    @property
+    def status(self) -> Status:
+        """``waiting running paused stopped finished diverged failed``."""
+        return self.record.status
+
+    @property
+    def epoch(self) -> int:
+        """Epochs finished so far."""
+        return len(self.record.epochs)
+
+    @property
+    def epochs(self) -> int:
+        """Epochs the trial was to train for."""
+        return self.record.target_epochs
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the selected epoch: ``train_*``, ``val_*`` and short names.
+
+        A short name (``"accuracy"``) means validation where there is one. Empty
+        before the first epoch is finished.
+        """
+        epoch = self._selected()
+        return {} if epoch is None else dict(epoch.metrics)
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """One mapping per epoch: ``epoch``, ``metrics``, ``seconds``, ``state_hash``."""
+        return [epoch.to_history() for epoch in self.record.epochs]
+
+    @property
+    def best_epoch(self) -> int | None:
+        """Number of the epoch with the best metric, from 0; None before the first."""
+        return self.record.best_epoch(self.saved.metric, self.saved.mode)
+
+    @property
+    def state_hash(self) -> str | None:
+        """XXH3-128 of the state after the selected epoch, 32 hexadecimal digits."""
+        epoch = self._selected()
+        return None if epoch is None else epoch.state_hash
+
+    @property
+    def parent(self) -> int | None:
+        """Number of the trial that this one was cloned from, or None."""
+        return self.record.parent
+
+    @property
+    def error(self) -> str | None:
+        """Why the trial failed or diverged, in one line; None otherwise."""
+        return self.record.error
+
+    @property
+    def traceback(self) -> str | None:
+        """The traceback of the user's exception, or None."""
+        return self.record.traceback
+
+    @property
+    def log(self) -> str:
+        """What the trial printed and logged."""
+        return self.saved.read_log(self.number)
+
+    def load(
+        self,
+        epoch: Literal["best", "last"] | int = "best",
+        build: Callable[..., Any] | None = None,
+    ) -> Any:
+        """Build the model again and load its state after an epoch.
+
+        Parameters
+        ----------
+        epoch
+            ``"best"``, ``"last"`` or the number of an epoch whose state was kept.
+        build
+            The run's ``build``, where it cannot be imported again.
+
+        Returns
+        -------
+        object
+            What ``build`` returns, for `cerebro.torch.Model` with ``.net``, which is in
+            evaluation mode as after any validation. The caller's random generators are
+            left alone.
+
+        Raises
+        ------
+        InputError
+            If no state was kept for the epoch, or ``build`` cannot be found.
+        CorruptDataError
+            If the state's file is damaged.
+        """
+        from cerebro.epoch_progress import EpochProgress
+        from cerebro.worker import LiveModel, build_model, load_tree, make_info
+
+        record = self._epoch_record(epoch)
+        packed = self.saved.read_state(self.number, record)
+        context = self.saved.context(build)
+        info = make_info(
+            context.train,
+            trial=self.number,
+            seed=context.seed,
+            epochs=context.epochs,
+            batch_size=self._batch_size(),
+            drop_last=context.drop_last,
+        )
+        with generators.preserved(_torch_imported()), flags_of_run(context.torch_flags):
+            model, torch = build_model(context, self.number, self.config, info)
+            load_tree(LiveModel(model, torch, progress=EpochProgress()), packed)
+        # Dropout and batch norm would otherwise train on in the user's predictions;
+        # train_batch goes back to training by itself.
+        net: Any = getattr(model, "net", None)
+        if torch and hasattr(net, "eval"):
+            net.eval()
+        return model
+
+    def state_path(self, epoch: Literal["best", "last"] | int = "best") -> Path:
+        """Path of a kept state, a safetensors file.
+
+        Raises
+        ------
+        InputError
+            If no state was kept for the epoch.
+        """
+        record = self._epoch_record(epoch)
+        return self.saved.state_path(record)
+
+    def evaluate(
+        self, data: Any = None, *, build: Callable[..., Any] | None = None
+    ) -> dict[str, float]:
+        """Return the mean metrics of the best epoch's model over a data set.
+
+        Done as in the run (batches, threads, generators), so that for the run's
+        validation data these are the recorded metrics, bit for bit.
+
+        Parameters
+        ----------
+        data
+            A `cerebro.Dataset` or the path of one; default: the run's validation data.
+        build
+            The run's ``build``, where it cannot be imported again.
+        """
+        from cerebro.data.batches import make_loader
+        from cerebro.torch_settings import compute_settings
+        from cerebro.worker import evaluate_model, evaluation_seed
+
+        model = self.load(build=build)
+        target = self.saved.data_for(data)
+        settings = self.saved.settings
+        loader = make_loader(
+            target,
+            settings["eval_batch_size"] or self._batch_size(),
+            seed=settings["seed"],
+            shuffle=False,
+            framework=getattr(model, "framework", "dlpack"),
+            augment=False,
+        )
+        epoch = self._epoch_record("best").epoch
+        seed = evaluation_seed(settings["seed"], self.number, epoch)
+        with (
+            contextlib.closing(loader),
+            generators.preserved(_torch_imported(), seed),
+            flags_of_run(self.saved.environment.get("torch", {})),
+            compute_settings(settings["threads"], settings["deterministic"]),
+        ):
+            loader.begin(range(target.num_shards), 0)
+            return evaluate_model(model, loader)[1]
+
+    def predict(self, data: Any, *, build: Callable[..., Any] | None = None) -> Any:
+        """Return the best epoch's predictions for a data set's rows, in row order.
+
+        Parameters
+        ----------
+        data
+            A `cerebro.Dataset` or the path of one, or what the model's own ``predict``
+            takes.
+        build
+            The run's ``build``, where it cannot be imported again.
+
+        Raises
+        ------
+        InputError
+            If the model has neither ``predict`` nor ``predict_batch``.
+        """
+        from cerebro.predict import predict
+
+        if isinstance(data, (str, os.PathLike)):
+            data = Dataset(data)
+        model = self.load(build=build)
+        with generators.preserved(_torch_imported()):
+            return predict(model, data, self._batch_size())
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        format: Literal["safetensors", "torch", "onnx"] = "safetensors",
+        *,
+        epoch: Literal["best", "last"] | int = "best",
+        build: Callable[..., Any] | None = None,
+    ) -> Path:
+        """Write the model's weights (for ``onnx`` the model) to a file.
+
+        Raises
+        ------
+        InputError
+            If the format is unknown, or the model has no ``net`` where one is needed.
+        """
+        from cerebro.export import export
+
+        return export(self, path, format, epoch=epoch, build=build)
+
+    def _batch_size(self) -> int:
+        from cerebro.worker import batch_size_of
+
+        return batch_size_of(self.config, self.saved.settings["batch_size"])
+
+    def _selected(self) -> EpochRecord | None:
+        saved = self.saved
+        return self.record.selected(saved.metric, saved.mode, saved.select)
+
+    def _epoch_record(self, epoch: Literal["best", "last"] | int) -> EpochRecord:
+        records = self.record.epochs
+        if not records:
+            cause = f": {self.error}" if self.error else ""
+            raise InputError(f"trial {self.number} has finished no epoch{cause}")
+        if epoch == "last":
+            wanted = records[-1].epoch
+        elif epoch == "best":
+            best = self.best_epoch
+            wanted = records[-1].epoch if best is None else best
+        else:
+            wanted = whole_number("epoch", epoch, 0) or 0
+        found = next((r for r in records if r.epoch == wanted), None)
+        if found is None or found.state_file is None:
+            kept = [str(r.epoch) for r in records if r.state_file is not None]
+            raise InputError(
+                f"trial {self.number} has no state of epoch {wanted}; kept are "
+                f"{', '.join(kept) or 'none'} (keep='all' keeps every epoch)"
+            )
+        return found
+
+    def __repr__(self) -> str:
+        shown = self.metrics.get(self.saved.metric)
+        value = "" if shown is None else f", {self.saved.metric}={shown:.4g}"
+        return f"Trial({self.number}, {self.status}, epoch {self.epoch}/{self.epochs}{value})"
+
+
+def _torch_imported() -> bool:
+    return "torch" in sys.modules
