@@ -9,7 +9,7 @@ packing its state, not for unpacking it. What a unit does, in order:
 3. train on the shard's batches (in C: `_core.run_unit`), or evaluate;
 4. at an epoch's end call ``end_epoch`` and complete the metrics;
 5. pack model, generators and progress into the slot that is not committed,
-   then commit it.
+   commit it, and seal it with its hash.
 """
 
 from __future__ import annotations
@@ -201,18 +201,20 @@ class UnitRunner:
             if task.step == context.units_per_epoch - 1:
                 metrics = live.progress.epoch_metrics()
                 if hasattr(live.model, "end_epoch"):
-                    live.model.end_epoch(task.epoch, metrics)
+                    # A copy: what is reported is what the state says, whoever reads it.
+                    live.model.end_epoch(task.epoch, dict(metrics))
             live.generators = generators.capture(live.torch)
             tree = pack_tree(live)
             with storing():
                 live.state_bytes = slots.pack(
                     tree, attempt=task.dispatch, position=task.position + 1
                 )
+                packed_hash = slots.seal()
         live.position = task.position + 1
         self._last_trial = task.trial
         state_hash = state_file = None
         if metrics is not None:
-            state_hash = slots.hash()
+            state_hash = packed_hash
             if task.keep_state:
                 state_file = epoch_state_file(task.trial, task.epoch)
                 with storing():

@@ -18,7 +18,9 @@
 typedef struct record {
     _Atomic uint64_t attempt, position, nbytes;
     _Atomic uint64_t check; /* 0: invalid */
-    uint64_t unused[4];
+    _Atomic uint64_t hash_low, hash_high;
+    _Atomic uint64_t seal; /* of all before; another number: not sealed */
+    uint64_t unused;
 } record;
 
 typedef struct page {
@@ -110,6 +112,39 @@ write_record(cer_slots *slots, int slot, const cer_slots_info *info)
     atomic_store_explicit(&r->position, info->position, memory_order_relaxed);
     atomic_store_explicit(&r->nbytes, info->nbytes, memory_order_relaxed);
     atomic_store_explicit(&r->check, check_of(info, slot),
+                          memory_order_release);
+}
+
+static uint64_t
+seal_of(const cer_slots_info *info, int slot, cer_hash128 hash)
+{
+    uint64_t words[3] = {check_of(info, slot), hash.low, hash.high};
+
+    return cer_hash64(words, sizeof words);
+}
+
+/* Whether the slot has a record, and a seal that belongs to it. */
+static bool
+read_sealed_record(const cer_slots *slots, int slot, cer_slots_info *out,
+                   cer_hash128 *hash)
+{
+    const record *r = &slots->page->records[slot];
+    uint64_t seal = atomic_load_explicit(&r->seal, memory_order_acquire);
+
+    hash->low = atomic_load_explicit(&r->hash_low, memory_order_relaxed);
+    hash->high = atomic_load_explicit(&r->hash_high, memory_order_relaxed);
+    return read_record(slots, slot, out) && seal == seal_of(out, slot, *hash);
+}
+
+static void
+write_seal(cer_slots *slots, int slot, const cer_slots_info *info,
+           cer_hash128 hash)
+{
+    record *r = &slots->page->records[slot];
+
+    atomic_store_explicit(&r->hash_low, hash.low, memory_order_relaxed);
+    atomic_store_explicit(&r->hash_high, hash.high, memory_order_relaxed);
+    atomic_store_explicit(&r->seal, seal_of(info, slot, hash),
                           memory_order_release);
 }
 
@@ -347,6 +382,18 @@ cer_slots_fence(cer_slots *slots, uint32_t attempt)
         continue;
 }
 
+uint32_t
+cer_slots_attempt(const cer_slots *slots)
+{
+    uint32_t highest = fence_of(atomic_load(&slots->page->head));
+    cer_slots_info info;
+
+    for (int slot = 0; slot < 2; slot++)
+        if (read_record(slots, slot, &info) && info.attempt > highest)
+            highest = info.attempt;
+    return highest;
+}
+
 bool
 cer_slots_committed(const cer_slots *slots, cer_slots_info *out)
 {
@@ -441,19 +488,12 @@ map_committed(cer_slots *slots, int slot, size_t nbytes, cer_error *err)
     return status;
 }
 
-cer_status
-cer_slots_look(cer_slots *slots, const uint64_t *position, cer_slots_view *out,
-               cer_error *err)
+/* Looks at a slot with a valid record, out->info. */
+static cer_status
+look_at(cer_slots *slots, int slot, cer_slots_view *out, cer_error *err)
 {
-    int slot = position == NULL ? find_committed(slots, &out->info)
-                                : find_position(slots, *position, &out->info);
-    cer_status status;
+    cer_status status = map_committed(slots, slot, out->info.nbytes, err);
 
-    if (slot < 0)
-        return cer_fail(err, CER_STATE, "%s holds no committed state%s",
-                        slots->page_path,
-                        position == NULL ? "" : " of that position");
-    status = map_committed(slots, slot, out->info.nbytes, err);
     if (status != CER_OK)
         return status;
     out->map = slots->maps[slot];
@@ -461,6 +501,71 @@ cer_slots_look(cer_slots *slots, const uint64_t *position, cer_slots_view *out,
     atomic_fetch_add(&out->map->users, 1);
     return CER_OK;
 }
+
+cer_status
+cer_slots_look(cer_slots *slots, const uint64_t *position, cer_slots_view *out,
+               cer_error *err)
+{
+    int slot = position == NULL ? find_committed(slots, &out->info)
+                                : find_position(slots, *position, &out->info);
+
+    if (slot < 0)
+        return cer_fail(err, CER_STATE, "%s holds no committed state%s",
+                        slots->page_path,
+                        position == NULL ? "" : " of that position");
+    return look_at(slots, slot, out, err);
+}
+
+/* --- seals --------------------------------------------------------------- */
+cer_status
+cer_slots_seal(cer_slots *slots, cer_hash128 *out, cer_error *err)
+{
+    cer_slots_view view;
+    cer_status status = cer_slots_look(slots, NULL, &view, err);
+
+    if (status != CER_OK)
+        return status;
+    *out = cer_hash128_of(view.bytes, view.info.nbytes);
+    /* Should another process have packed into the slot meanwhile, the seal
+     * does not fit its record, which then just has none. */
+    write_seal(slots, view.map == slots->maps[0] ? 0 : 1, &view.info, *out);
+    cer_slots_map_release(view.map);
+    return CER_OK;
+}
+
+/* Whether the slot's bytes are those that were sealed; then *out is to be
+ * released. */
+static bool
+look_at_sealed(cer_slots *slots, int slot, cer_slots_view *out)
+{
+    cer_hash128 sealed, hash;
+
+    if (!read_sealed_record(slots, slot, &out->info, &sealed) ||
+        look_at(slots, slot, out, NULL) != CER_OK)
+        return false;
+    hash = cer_hash128_of(out->bytes, out->info.nbytes);
+    if (hash.low == sealed.low && hash.high == sealed.high)
+        return true;
+    cer_slots_map_release(out->map);
+    return false;
+}
+
+bool
+cer_slots_look_sealed(cer_slots *slots, cer_slots_view *out)
+{
+    cer_slots_info info[2];
+    cer_hash128 unused;
+    bool sealed[2];
+    int first;
+
+    for (int slot = 0; slot < 2; slot++)
+        sealed[slot] = read_sealed_record(slots, slot, &info[slot], &unused);
+    first = sealed[1] && (!sealed[0] || info[1].position > info[0].position);
+    return look_at_sealed(slots, first, out) ||
+           look_at_sealed(slots, 1 - first, out);
+}
+
+/* --- saving -------------------------------------------------------------- */
 
 static int
 create_file(const char *path)

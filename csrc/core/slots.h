@@ -8,23 +8,30 @@
  *         64   head: bits 63..32 the fence, 31..2 the number of commits (it
  *              wraps), 1..0 the newest slot: 0 none, 1 a, 2 b
  *         128  record of a: attempt, position, length in bytes, XXH3-64 of
- *              these three and the slot; 64 bits each
+ *              these three and the slot; then its seal: the XXH3-128 of the
+ *              state (low, high), XXH3-64 of all before; 64 bits each
  *         192  record of b
  *
  * All are mapped shared, so what a process has written outlives it. A unit
  * packs into the slot that is not the newest: its record is made invalid, the
  * bytes are written, the record, and then head is flipped by one
- * compare-and-swap. Killed at any moment, head names a whole state. Payloads
- * are not hashed here: processes die between two stores, not within one.
+ * compare-and-swap. Killed at any moment, head names a whole state: processes
+ * die between two stores, not within one.
  *
  * Raising the fence changes the same word, so a commit is either before it or
  * refused: attempts of one trial must therefore grow. One process at a time
  * packs; a second one is caught only when it commits, so the first is to be
- * reaped before. Nothing is synced: slots do not outlive a loss of power. */
+ * reaped before.
+ *
+ * Nothing is synced: after a loss of power the files may hold anything, pages
+ * of different ages or zeros. A *seal* beside the record is the hash of the
+ * state's bytes. Whoever goes on with a trial that another process left
+ * believes only what its seal confirms. */
 #ifndef CER_SLOTS_H
 #define CER_SLOTS_H
 
 #include "base.h"
+#include "hash.h"
 
 typedef struct cer_slots cer_slots;
 
@@ -44,6 +51,9 @@ void cer_slots_close(cer_slots *slots); /* NULL allowed; views stay valid */
 /* Begins and commits of attempts lower than `attempt` fail from now on, in
  * every process. Never lowers the fence. */
 void cer_slots_fence(cer_slots *slots, uint32_t attempt);
+
+/* The highest attempt that has fenced or packed, 0 if none has. */
+uint32_t cer_slots_attempt(const cer_slots *slots);
 
 /* The newest whole state; false: there is none. */
 bool cer_slots_committed(const cer_slots *slots, cer_slots_info *out);
@@ -74,6 +84,14 @@ typedef struct cer_slots_view {
 cer_status cer_slots_look(cer_slots *slots, const uint64_t *position,
                           cer_slots_view *out, cer_error *err);
 void cer_slots_map_release(cer_slots_map *map);
+
+/* Seals the newest state: hashes its bytes and writes the hash beside its
+ * record. Errors: as cer_slots_look. */
+cer_status cer_slots_seal(cer_slots *slots, cer_hash128 *out, cer_error *err);
+
+/* The state with the highest position whose bytes are those that were sealed;
+ * false: neither slot holds one. Reads all of a state to be sure. */
+bool cer_slots_look_sealed(cer_slots *slots, cer_slots_view *out);
 
 /* Writes the newest committed state to a file, which is removed again if that
  * fails. Not synced. Errors as above. */

@@ -268,10 +268,35 @@ slots_committed(slots_object *self, PyObject *Py_UNUSED(unused))
                          (unsigned int)info.attempt, (Py_ssize_t)info.nbytes);
 }
 
+PyDoc_STRVAR(
+    slots_attempt_doc,
+    "attempt()\n--\n\n"
+    "Return the highest attempt that has fenced or packed, 0 if none.");
+
+static PyObject *
+slots_attempt(slots_object *self, PyObject *Py_UNUSED(unused))
+{
+    uint32_t attempt;
+
+    if (enter(self) < 0)
+        return NULL;
+    attempt = cer_slots_attempt(self->slots);
+    leave(self);
+    return PyLong_FromUnsignedLong(attempt);
+}
+
 static void
 release_map(void *map)
 {
     cer_slots_map_release(map);
+}
+
+/* The bytes of a view, which they take over. */
+static PyObject *
+buffer_of(slots_object *self, const cer_slots_view *view)
+{
+    return py_state_buffer_new(core_of(self), (uint8_t *)(uintptr_t)view->bytes,
+                               view->info.nbytes, true, view->map, release_map);
 }
 
 PyDoc_STRVAR(
@@ -303,8 +328,57 @@ slots_view(slots_object *self, PyObject *args, PyObject *kwargs)
     leave(self);
     if (status != CER_OK)
         return core_raise(core_of(self), &err);
-    return py_state_buffer_new(core_of(self), (uint8_t *)(uintptr_t)view.bytes,
-                               view.info.nbytes, true, view.map, release_map);
+    return buffer_of(self, &view);
+}
+
+PyDoc_STRVAR(
+    slots_seal_doc,
+    "seal()\n--\n\n"
+    "Write the hash of the newest state beside its record, and return it.");
+
+static PyObject *
+slots_seal(slots_object *self, PyObject *Py_UNUSED(unused))
+{
+    cer_hash128 hash;
+    cer_error err = {0};
+    cer_status status;
+    char hex[33];
+
+    if (enter(self) < 0)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    status = cer_slots_seal(self->slots, &hash, &err);
+    Py_END_ALLOW_THREADS
+    leave(self);
+    if (status != CER_OK)
+        return core_raise(core_of(self), &err);
+    cer_hash128_hex(hash, hex);
+    return PyUnicode_FromString(hex);
+}
+
+PyDoc_STRVAR(
+    slots_sealed_doc,
+    "sealed()\n--\n\n"
+    "Return (position, attempt, bytes) of the state with the highest position\n"
+    "whose bytes are those that were sealed, or None. Reads all of it.");
+
+static PyObject *
+slots_sealed(slots_object *self, PyObject *Py_UNUSED(unused))
+{
+    cer_slots_view view;
+    bool found;
+
+    if (enter(self) < 0)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    found = cer_slots_look_sealed(self->slots, &view);
+    Py_END_ALLOW_THREADS
+    leave(self);
+    if (!found)
+        Py_RETURN_NONE;
+    return Py_BuildValue("(KIN)", (unsigned long long)view.info.position,
+                         (unsigned int)view.info.attempt,
+                         buffer_of(self, &view));
 }
 
 PyDoc_STRVAR(slots_hash_doc,
@@ -369,6 +443,9 @@ static PyMethodDef slots_methods[] = {
     {"view", (PyCFunction)(void (*)(void))slots_view,
      METH_VARARGS | METH_KEYWORDS, slots_view_doc},
     {"hash", (PyCFunction)slots_hash, METH_NOARGS, slots_hash_doc},
+    {"seal", (PyCFunction)slots_seal, METH_NOARGS, slots_seal_doc},
+    {"sealed", (PyCFunction)slots_sealed, METH_NOARGS, slots_sealed_doc},
+    {"attempt", (PyCFunction)slots_attempt, METH_NOARGS, slots_attempt_doc},
     {"save", (PyCFunction)slots_save, METH_VARARGS, slots_save_doc},
     {NULL, NULL, 0, NULL},
 };

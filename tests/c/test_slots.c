@@ -177,6 +177,95 @@ views_outlive_everything(void)
     cer_slots_map_release(view.map);
 }
 
+/* The position of the state that a fresh opening believes, 0: none. */
+static uint64_t
+sealed_position(const char *name)
+{
+    cer_slots *slots = open_slots(name);
+    cer_slots_view view;
+    uint64_t position = 0;
+
+    if (cer_slots_look_sealed(slots, &view)) {
+        position = view.info.position;
+        cer_slots_map_release(view.map);
+    }
+    cer_slots_close(slots);
+    return position;
+}
+
+static void
+change_byte(const char *name, long at)
+{
+    FILE *file = fopen(scratch(name), "r+");
+    int value;
+
+    CHECK(file != NULL);
+    (void)fseek(file, at, SEEK_SET);
+    value = fgetc(file);
+    (void)fseek(file, at, SEEK_SET);
+    (void)fputc(value ^ 1, file);
+    (void)fclose(file);
+}
+
+static void
+only_what_was_sealed_is_believed(void)
+{
+    cer_slots *slots = open_slots("seal");
+    cer_hash128 hash;
+
+    CHECK_EQ_INT(cer_slots_seal(slots, &hash, NULL), CER_STATE);
+    CHECK_EQ_INT(sealed_position("seal"), 0);
+    CHECK_EQ_INT(pack(slots, 0, 1, 5000, 1, NULL), CER_OK);
+    CHECK_EQ_INT(sealed_position("seal"), 0);
+    CHECK_EQ_INT(cer_slots_seal(slots, &hash, NULL), CER_OK);
+    CHECK_EQ_INT(sealed_position("seal"), 1);
+    CHECK_EQ_INT(pack(slots, 0, 2, 5000, 2, NULL), CER_OK);
+    CHECK_EQ_INT(sealed_position("seal"), 1); /* died before it sealed */
+    CHECK_EQ_INT(cer_slots_seal(slots, &hash, NULL), CER_OK);
+    CHECK_EQ_INT(sealed_position("seal"), 2);
+    CHECK_EQ_INT(pack(slots, 0, 3, 5000, 3, NULL), CER_OK);
+    CHECK_EQ_INT(sealed_position("seal"), 2); /* the seal of 1 is not 3's */
+    CHECK_EQ_INT(cer_slots_seal(slots, &hash, NULL), CER_OK);
+    cer_slots_close(slots);
+}
+
+/* What a loss of power may leave: files cut, bytes and records of other days.
+ */
+static void
+what_is_torn_is_not_believed(void)
+{
+    CHECK_EQ_INT(sealed_position("seal"), 3);
+    change_byte("seal.a", 4999);
+    CHECK_EQ_INT(sealed_position("seal"), 2);
+    change_byte("seal.a", 4999);
+    CHECK_EQ_INT(sealed_position("seal"), 3);
+    change_byte("seal.slots", 128 + 8); /* the position of a */
+    CHECK_EQ_INT(sealed_position("seal"), 2);
+    change_byte("seal.slots", 192 + 40); /* the hash of b */
+    CHECK_EQ_INT(sealed_position("seal"), 0);
+    change_byte("seal.slots", 128 + 8);
+    CHECK_EQ_INT(sealed_position("seal"), 3);
+    change_byte("seal.slots", 192 + 40);
+    CHECK_EQ_INT(truncate(scratch("seal.a"), 4999), 0);
+    CHECK_EQ_INT(sealed_position("seal"), 2);
+    CHECK_EQ_INT(unlink(scratch("seal.b")), 0);
+    CHECK_EQ_INT(sealed_position("seal"), 0);
+}
+
+static void
+the_highest_attempt_is_known(void)
+{
+    cer_slots *slots = open_slots("attempt");
+
+    CHECK_EQ_INT(cer_slots_attempt(slots), 0);
+    CHECK_EQ_INT(pack(slots, 4, 1, 10, 1, NULL), CER_OK);
+    CHECK_EQ_INT(pack(slots, 7, 2, 10, 1, NULL), CER_OK);
+    CHECK_EQ_INT(cer_slots_attempt(slots), 7);
+    cer_slots_fence(slots, 9);
+    CHECK_EQ_INT(cer_slots_attempt(slots), 9);
+    cer_slots_close(slots);
+}
+
 static void
 the_newest_state_is_saved(void)
 {
@@ -287,5 +376,6 @@ a_killed_process_leaves_a_whole_state(void)
 CHECK_MAIN(commits_flip_between_the_slots, files_are_as_long_as_their_state,
            an_unfinished_pack_changes_nothing, fences_refuse_begins_and_commits,
            two_at_once_are_caught_at_the_commit, views_outlive_everything,
-           the_newest_state_is_saved, pages_are_checked,
-           a_killed_process_leaves_a_whole_state)
+           only_what_was_sealed_is_believed, what_is_torn_is_not_believed,
+           the_highest_attempt_is_known, the_newest_state_is_saved,
+           pages_are_checked, a_killed_process_leaves_a_whole_state)

@@ -105,6 +105,37 @@ def test_a_view_outlives_growth_and_close(stem: Path) -> None:
         slots.committed()
 
 
+def test_seals(stem: Path) -> None:
+    slots = _core.Slots(stem, True)
+    assert slots.sealed() is None
+    with pytest.raises(StateError, match="no committed state"):
+        slots.seal()
+    for position in (1, 2, 3):
+        slots.pack(state(position), attempt=5, position=position)
+        assert slots.seal() == slots.hash()
+    slots.pack(state(4), attempt=6, position=4)
+    found = slots.sealed()
+    assert found is not None and found[:2] == (3, 5)
+    check(found[2], 3)
+    assert slots.attempt() == 6
+    slots.fence(8)
+    assert slots.attempt() == 8
+
+
+def test_a_torn_slot_is_not_taken(stem: Path) -> None:
+    slots = _core.Slots(stem, True)
+    for position in (1, 2):
+        slots.pack(state(position), attempt=0, position=position)
+        slots.seal()
+    slots.close()
+    file = stem.with_suffix(".b")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:4096] + bytes(len(whole) - 4096))  # pages that never got there
+    found = _core.Slots(stem, False).sealed()
+    assert found is not None and found[0] == 1
+    check(found[2], 1)
+
+
 def test_hash_and_save(stem: Path, tmp_path: Path) -> None:
     slots = _core.Slots(stem, True)
     slots.pack(state(1), attempt=0, position=1)

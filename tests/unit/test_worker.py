@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import cerebro
+from cerebro import _core
 from cerebro.unit import RunContext, Task, UnitDone
 from cerebro.worker import UnitRunner
 
@@ -112,3 +113,15 @@ def test_models_and_slots_of_trials_that_have_ended_are_released(context):
     if Path("/proc/self/maps").exists():
         assert {name.split(".")[0] for name in mapped(context.state_dir)} == {"1", "2"}
     assert event.dropped == ()  # the coordinator knows that it has ended
+
+
+def test_every_unit_seals_its_state_and_the_epochs_hash_is_its_seal(context):
+    runner = UnitRunner(context, worker=0)
+    for position in range(3):
+        event = done(runner, task(position, position))
+        slots = _core.Slots(str(Path(context.state_dir, "0")), False)
+        found = slots.sealed()
+        assert found is not None and found[:2] == (position + 1, position)
+        slots.close()
+    assert event.state_hash == _core.hash_state(found[2])
+    runner.close()
