@@ -1,22 +1,64 @@
-"""Ctrl-C: the first one ends a run, the next ones do not spoil its end."""
+"""Ctrl-C and SIGTERM: the first one ends a run, the next ones do not spoil its end."""
 
 from __future__ import annotations
 
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C."""
+TERMINATED = 143
+"""Exit status after SIGTERM."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: whoever cleans up after Ctrl-C cleans up after it, too."""
+
+
+def _terminate(signum: int, frame: object) -> None:
+    raise Terminated("SIGTERM")
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Have SIGTERM raise `Terminated` in the block, as Ctrl-C raises KeyboardInterrupt.
+
+    Only in the main thread, which alone hears signals, and only where nobody else
+    has said what SIGTERM is to do.
+    """
+    if not _in_main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ignore Ctrl-C for as long as it takes to clean up; only the main thread hears it."""
-    if threading.current_thread() is not threading.main_thread():
+    """Ignore Ctrl-C, and SIGTERM if it is ours, for as long as it takes to clean up."""
+    with ExitStack() as stack:
+        if _in_main_thread():
+            stack.enter_context(_ignored(signal.SIGINT))
+            if signal.getsignal(signal.SIGTERM) is _terminate:
+                stack.enter_context(_ignored(signal.SIGTERM))
         yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextmanager
+def _ignored(number: signal.Signals) -> Iterator[None]:
+    before: Any = signal.signal(number, signal.SIG_IGN)
     try:
         yield
     finally:
         if before is not None:  # None: set by somebody outside of Python
-            signal.signal(signal.SIGINT, before)
+            signal.signal(number, before)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

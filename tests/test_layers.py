@@ -34,6 +34,7 @@ C_LAYERS = [
 PYTHON_LAYERS = [
     ["errors", "interrupts", "sources"],
     ["environment", "torch_settings", "trial", "unit"],
+    ["owner"],
     ["_torch_state", "epoch_progress", "export", "generators", "metrics", "protocol", "recipe"],
     ["report", "space", "store", "transforms"],
     ["check", "data", "diagnosis", "searchers", "sklearn", "stopping", "torch"],
