@@ -10,49 +10,27 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from cerebro import _core
-from cerebro.errors import CorruptDataError, InputError, RunError
+from cerebro.errors import CorruptDataError, InputError
 from cerebro.executors.base import Executor
-from cerebro.report.snapshot import Snapshot, TrialRow
+from cerebro.failures import FirstFailures, missing_metric, raise_if_all_failed
+from cerebro.hooks import Hooks
+from cerebro.kept_states import KeptStates
+from cerebro.live_trial import LiveTrial
+from cerebro.meter import Meter
+from cerebro.report.snapshot import Snapshot
 from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion
-from cerebro.settings import Settings
+from cerebro.settings import Settings, check_batch_size
 from cerebro.store import Store, decode, encode
-from cerebro.trial import ENDED, EpochRecord, Status, TrialRecord, best_trial
+from cerebro.trial import ENDED, EpochRecord, Status, TrialRecord
 from cerebro.unit import RunContext, Task, UnitDone, UnitFailed, WorkerLost
 
-PROGRESS_SECONDS = 0.25
-PROGRESS_SPACING = 50
-"""Progress takes at most about one part in so many of the coordinator's time."""
 MAX_PATIENCE = 86_400.0
 """Seconds; the system's own waits end at some 24 days."""
-ALIKE_FAILURES = 3
 TIMED_WIDTH = 64
-
-
-@dataclass
-class LiveTrial:
-    """A trial's record and what only matters while it trains."""
-
-    record: TrialRecord
-    position: int = 0
-    dispatches: int = 0
-    epoch_seconds: float = 0.0
-    rows_per_second: float | None = None
-    worker: int | None = None
-    last_worker: int | None = None
-    """Whoever wrote the state that is committed."""
-    workers: set[int] = field(default_factory=set)
-    """Whoever may still have the model or the slots open."""
-    deaths: Counter[tuple[int, int]] = field(default_factory=Counter)
-    kept: dict[int, str] = field(default_factory=dict)
-    history: list[dict[str, Any]] = field(default_factory=list)
-    """What `EarlyStopping` reads."""
 
 
 class Coordinator:
@@ -75,11 +53,13 @@ class Coordinator:
         self.executor = executor
         self.store = store
         self.trials: dict[int, LiveTrial] = {}
-        self._progress = progress
-        self._result = result
         result.saved.before_reading = store.flush
         self._started = time.perf_counter()
         self._wall_started = time.time()
+        self._hooks = Hooks(settings.callbacks, result.trial_of)
+        self._meter = Meter(settings, progress, self._now)
+        self._states = KeptStates(settings, context, store)
+        self._first_failures = FirstFailures()
         self._schedule = self._make_schedule()
         self._schedule_worker: dict[int, int] = {}
         self._executor_worker: dict[int, int] = {}
@@ -88,14 +68,7 @@ class Coordinator:
         self._first: Suggestion | None = first
         self._exhausted = False
         self.out_of_time = False
-        self._first_unit: float | None = None  # when it was dispatched
-        self._busy_seconds = 0.0
-        self._units_done = 0
-        self._units_planned = 0
         self._active = 0
-        self._next_progress = 0.0
-        self._first_failures: list[TrialRecord] = []
-        self._any_unit_done = False
 
     # --- the loop --------------------------------------------------------
 
@@ -112,7 +85,7 @@ class Coordinator:
         for worker in workers:
             self._join(worker)
         self._ask()
-        self._progress.run_started(self.snapshot())
+        self._meter.started(self.trials.values(), len(self._schedule_worker))
         while True:
             self._check_time()
             self._dispatch()
@@ -128,30 +101,17 @@ class Coordinator:
                 elif isinstance(event, WorkerLost):
                     self._worker_lost(event)
             self._ask()
-            self._show()
+            self._meter.show(self.trials.values(), len(self._schedule_worker))
         self.end_open_trials()
-        self._raise_if_all_failed()
+        raise_if_all_failed([trial.record for trial in self.trials.values()])
 
     def snapshot(self) -> Snapshot:
         """What progress displays draw."""
-        seconds = self._now()
-        share = min(1.0, self._units_done / max(1, self._units_planned))
-        # Workers' start-up is not training: it counts neither as work nor as idleness.
-        training = 0.0 if self._first_unit is None else seconds - self._first_unit
-        capacity = training * max(1, len(self._schedule_worker))
-        settings = self.settings
-        return Snapshot(
-            trials=[self._row(trial) for trial in self.trials.values()],
-            share_done=share,
-            seconds=seconds,
-            seconds_left=training * (1 - share) / share if share > 0.02 else None,
-            busy=min(1.0, self._busy_seconds / capacity) if capacity > 0 else 0.0,
-            workers=len(self._schedule_worker),
-            best=self._best(),
-            metric=settings.metric,
-            mode=settings.mode,
-            path=str(settings.folder),
-        )
+        return self._meter.snapshot(self.trials.values(), len(self._schedule_worker))
+
+    def tell(self, hook: str, *arguments: Any) -> None:
+        """Call a hook of every callback that has it."""
+        self._hooks.tell(hook, *arguments)
 
     # --- asking ----------------------------------------------------------
 
@@ -200,7 +160,7 @@ class Coordinator:
         self.trials[number] = LiveTrial(record)
         self.store.add_trial(number, config, record.status, epochs, suggestion.parent)
         self._schedule.add_trial(number, epochs=epochs)
-        self._units_planned += epochs * self.context.units_per_epoch
+        self._meter.units_planned += epochs * self.context.units_per_epoch
         self._active += 1
 
     # --- dispatching -----------------------------------------------------
@@ -215,7 +175,7 @@ class Coordinator:
             trial = self.trials[trial_number]
             if trial.record.status == "waiting":
                 self._set_status(trial, "running")
-                self._tell_of(trial, "on_trial_start")
+                self._hooks.tell_of(trial.record, "on_trial_start")
             number = self._executor_worker[worker]
             trial.worker = number
             trial.workers.add(number)
@@ -231,8 +191,7 @@ class Coordinator:
                 ended=tuple(self._ended.pop(number, ())),
             )
             trial.dispatches += 1
-            if self._first_unit is None:
-                self._first_unit = self._now()
+            self._meter.unit_begins()
             self._in_flight[number] = task
             self.executor.submit(number, task)
 
@@ -254,9 +213,8 @@ class Coordinator:
         trial.epoch_seconds += event.seconds
         if task.step < self.context.train.num_shards and event.seconds > 0:
             trial.rows_per_second = event.rows / event.seconds
-        self._busy_seconds += event.seconds
-        self._units_done += 1
-        self._any_unit_done = True
+        self._meter.unit_done(event.seconds)
+        self._first_failures.any_unit_done = True
         self.store.add_unit(
             trial=task.trial,
             epoch=task.epoch,
@@ -273,7 +231,7 @@ class Coordinator:
         )
         trial.last_worker = event.worker
         means = {name: s / w for name, (s, w) in event.sums.items() if w}
-        self._tell_of(trial, "on_unit_end", means)
+        self._hooks.tell_of(trial.record, "on_unit_end", means)
         if event.metrics is not None:
             self._epoch_done(trial, event)
 
@@ -281,28 +239,19 @@ class Coordinator:
         record = trial.record
         metrics = event.metrics
         assert metrics is not None and event.state_hash is not None
-        if not self._is_reported(metrics):
-            if event.state_file is not None:
-                Path(self.context.epoch_dir, event.state_file + ".new").unlink(missing_ok=True)
-            self._end_trial(trial, "failed", self._no_metric(metrics))
+        missing = missing_metric(
+            self.settings.metric, metrics, validated=self.context.validation is not None
+        )
+        if missing is not None:
+            self._states.discard(event.state_file)
+            self._end_trial(trial, "failed", missing)
             return
         epoch = event.task.epoch
-        file = event.state_file
-        publish = None
-        if file is not None:
-            folder = Path(self.context.epoch_dir)
-            publish = (folder / (file + ".new"), folder / file)
-            trial.kept[epoch] = file
-        record.epochs.append(
-            EpochRecord(epoch, metrics, trial.epoch_seconds, event.state_hash, file)
-        )
-        self.store.add_epoch(
-            record.number, epoch, metrics, trial.epoch_seconds, event.state_hash, file, publish
-        )
-        trial.history.append(record.epochs[-1].to_history())
+        ended = EpochRecord(epoch, metrics, trial.epoch_seconds, event.state_hash, event.state_file)
         trial.epoch_seconds = 0.0
-        self._retire_states(trial)
-        self._tell_of(trial, "on_epoch_end", metrics)
+        trial.history.append(ended.to_history())
+        self._states.add(record, ended)
+        self._hooks.tell_of(record, "on_epoch_end", metrics)
         decision = self.searcher.report(record.number, epoch, metrics)
         if decision is Decision.PAUSE:
             raise InputError(
@@ -314,25 +263,6 @@ class Coordinator:
             self.settings.stop is not None and self.settings.stop.should_stop(trial.history)
         ):
             self._end_trial(trial, "stopped")
-
-    def _is_reported(self, metrics: Mapping[str, float]) -> bool:
-        """Whether what ranks trials is there: with validation, from validation."""
-        name = self.settings.metric
-        only_training = f"train_{name}" in metrics and f"val_{name}" not in metrics
-        return name in metrics and not (only_training and self.context.validation is not None)
-
-    def _no_metric(self, metrics: Mapping[str, float]) -> str:
-        name = self.settings.metric
-        if name in metrics:
-            return (
-                f"the model reports no metric {name!r} in validation: return it from eval_batch "
-                f"too, or rank by metric='train_{name}'"
-            )
-        names = ", ".join(sorted(metrics)) or "none"
-        return (
-            f"the model reports no metric {name!r}; it reports {names}: return it from train_batch "
-            "and eval_batch, or choose another metric="
-        )
 
     def _unit_failed(self, event: UnitFailed) -> None:
         trial = self.trials[event.task.trial]
@@ -390,10 +320,11 @@ class Coordinator:
         record.error = error or None
         record.traceback = traceback or None
         self._schedule.drop_trial(record.number)
-        self._units_planned -= record.target_epochs * self.context.units_per_epoch - trial.position
+        planned = record.target_epochs * self.context.units_per_epoch
+        self._meter.units_planned -= planned - trial.position
         self._active -= 1
         self._set_status(trial, status)
-        self._remove_slots(record.number)
+        self._states.remove_slots(record.number)
         for worker in trial.workers:
             if worker in self._schedule_worker:
                 self._ended.setdefault(worker, []).append(record.number)
@@ -401,9 +332,9 @@ class Coordinator:
             # Worst of all, so that a searcher that listens turns away from it.
             worst = math.inf if self.settings.mode == "min" else -math.inf
             self.searcher.report(record.number, len(record.epochs), {self.settings.metric: worst})
-        self._tell_of(trial, "on_trial_end")
+        self._hooks.tell_of(record, "on_trial_end")
         if status == "failed":
-            self._count_failure(record)
+            self._first_failures.add(record)
 
     def _set_status(self, trial: LiveTrial, status: Status) -> None:
         trial.record.status = status
@@ -411,57 +342,13 @@ class Coordinator:
             trial.record.number, status, trial.record.error or "", trial.record.traceback or ""
         )
 
-    def _retire_states(self, trial: LiveTrial) -> None:
-        """Delete kept states that `keep` no longer asks for; the last one always stays."""
-        if self.settings.keep == "all" or not trial.kept:
-            return
-        record = trial.record
-        wanted = {record.epochs[-1].epoch}
-        if self.settings.keep == "best":
-            best = record.best_epoch(self.settings.metric, self.settings.mode)
-            if best is not None:
-                wanted.add(best)
-        for epoch in sorted(set(trial.kept) - wanted):
-            file = Path(self.context.epoch_dir, trial.kept.pop(epoch))
-            record.epochs[epoch].state_file = None
-            self.store.retire_state(record.number, epoch, file)
-
-    def _remove_slots(self, number: int) -> None:
-        for suffix in (".a", ".b", ".slots"):
-            Path(self.context.state_dir, f"{number}{suffix}").unlink(missing_ok=True)
-
     def end_open_trials(self) -> None:
         """Mark the trials that the run left unfinished as stopped."""
         for trial in self.trials.values():
             if trial.record.status not in ENDED:
                 self._set_status(trial, "stopped")
 
-    # --- failures --------------------------------------------------------
-
-    def _count_failure(self, record: TrialRecord) -> None:
-        """Stop early if nothing but the same failure has happened yet."""
-        if self._any_unit_done and not self._reports_nothing(record):
-            return
-        self._first_failures.append(record)
-        causes = {failure_kind(r.error or "") for r in self._first_failures}
-        if len(self._first_failures) >= ALIKE_FAILURES and len(causes) == 1:
-            raise RunError(
-                f"the first {len(self._first_failures)} trials failed alike: "
-                f"{self._first_failures[0].error}"
-            )
-
-    def _reports_nothing(self, record: TrialRecord) -> bool:
-        return (record.error or "").startswith("the model reports no metric")
-
-    def _raise_if_all_failed(self) -> None:
-        records = [t.record for t in self.trials.values()]
-        failed = [r for r in records if r.status in ("failed", "diverged")]
-        if records and len(failed) == len(records):
-            raise RunError(f"all {len(records)} trials failed; the first: {failed[0].error}")
-        if not records:
-            raise RunError("the searcher suggested no trial")
-
-    # --- time and display ------------------------------------------------
+    # --- time ------------------------------------------------------------
 
     def _now(self) -> float:
         return time.perf_counter() - self._started
@@ -478,53 +365,6 @@ class Coordinator:
             return None
         return min(max(0.0, self.settings.time_limit - self._now()), MAX_PATIENCE)
 
-    def _show(self) -> None:
-        before = self._now()
-        if before >= self._next_progress:
-            self._progress.update(self.snapshot())
-            # With thousands of trials a picture takes a while: it is drawn less often then.
-            after = self._now()
-            self._next_progress = after + max(PROGRESS_SECONDS, PROGRESS_SPACING * (after - before))
-
-    def _row(self, trial: LiveTrial) -> TrialRow:
-        record = trial.record
-        return TrialRow(
-            number=record.number,
-            config=record.config,
-            status=record.status,
-            epoch=len(record.epochs),
-            epochs=record.target_epochs,
-            metrics=record.epochs[-1].metrics if record.epochs else {},
-            rows_per_second=trial.rows_per_second,
-            worker=trial.worker,
-            error=record.error,
-        )
-
-    def _best(self) -> int | None:
-        return best_trial(
-            [trial.record for trial in self.trials.values()],
-            self.settings.metric,
-            self.settings.mode,
-            self.settings.select,
-        )
-
-    def tell(self, hook: str, *arguments: Any) -> None:
-        """Call a hook of every callback that has it."""
-        for method in self._hooks(hook):
-            method(*arguments)
-
-    def _tell_of(self, trial: LiveTrial, hook: str, *arguments: Any) -> None:
-        """Call a hook with the trial as it is now, which is a copy: made only if one listens."""
-        methods = self._hooks(hook)
-        if methods:
-            view = self._result.trial_of(trial.record)
-            for method in methods:
-                method(view, *arguments)
-
-    def _hooks(self, hook: str) -> list[Callable[..., None]]:
-        found = (getattr(callback, hook, None) for callback in self.settings.callbacks)
-        return [method for method in found if method is not None]
-
     def _make_schedule(self) -> _core.Schedule:
         train, validation = self.context.train, self.context.validation
         return _core.Schedule(
@@ -534,26 +374,3 @@ class Coordinator:
             eval_cost=0.0 if validation is None else validation.num_rows / 3,
             live_models=self.context.live_models or 8,
         )
-
-
-def check_batch_size(config: dict[str, Any], default: int | None, trial: int) -> None:
-    """The batch size is given once: in the configuration or to the search."""
-    if "batch_size" in config and default is not None:
-        raise InputError(
-            "batch_size is given twice, to search() and in the space: leave out one of them"
-        )
-    value = config.get("batch_size", default)
-    if value is None:
-        raise InputError(
-            "batch_size is missing: give it to search(batch_size=...) or put it into the space"
-        )
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
-        raise InputError(
-            f"trial {trial}: batch_size must be a whole number from 1 to {2**31 - 1}, not {value!r}"
-        )
-
-
-def failure_kind(message: str) -> str:
-    """What makes two failures alike: the exception's type and where it was raised."""
-    kind, _, rest = message.partition(":")
-    return kind + rest[rest.rfind("(") :] if "(" in rest else message

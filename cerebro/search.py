@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import cerebro.environment as environment
 from cerebro.check import Check, raise_if_broken
-from cerebro.coordinator import Coordinator, check_batch_size
+from cerebro.coordinator import Coordinator
 from cerebro.errors import InputError, RunError, text_of
 from cerebro.executors.base import Executor
 from cerebro.executors.inline import InlineExecutor
@@ -30,6 +30,7 @@ from cerebro.settings import (
     MAX_SEED,
     MAX_THREADS,
     Settings,
+    check_batch_size,
     check_build,
     check_callbacks,
     check_columns,

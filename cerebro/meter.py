@@ -1,0 +1,85 @@
+"""How far a run is and how busy its workers are: what progress displays draw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from cerebro.live_trial import LiveTrial
+from cerebro.report.snapshot import Snapshot
+from cerebro.settings import Settings
+from cerebro.trial import best_trial
+
+PROGRESS_SECONDS = 0.25
+PROGRESS_SPACING = 50
+"""Progress takes at most about one part in so many of the coordinator's time."""
+
+
+class Meter:
+    """Counts work and shows it, at most a few times a second.
+
+    Parameters
+    ----------
+    settings
+        The search's.
+    progress
+        The display.
+    now
+        Seconds since the run's start.
+    """
+
+    def __init__(self, settings: Settings, progress: Any, now: Callable[[], float]) -> None:
+        self._settings = settings
+        self._progress = progress
+        self._now = now
+        self._next_show = 0.0
+        self.first_unit: float | None = None
+        """When the first unit was dispatched."""
+        self.busy_seconds = 0.0
+        self.units_done = 0
+        self.units_planned = 0
+
+    def unit_begins(self) -> None:
+        if self.first_unit is None:
+            self.first_unit = self._now()
+
+    def unit_done(self, seconds: float) -> None:
+        self.busy_seconds += seconds
+        self.units_done += 1
+
+    def started(self, trials: Iterable[LiveTrial], workers: int) -> None:
+        """Show the run for the first time."""
+        self._progress.run_started(self.snapshot(trials, workers))
+
+    def show(self, trials: Iterable[LiveTrial], workers: int) -> None:
+        """Show the run as it is, unless that was done just now."""
+        before = self._now()
+        if before >= self._next_show:
+            self._progress.update(self.snapshot(trials, workers))
+            # With thousands of trials a picture takes a while: it is drawn less often then.
+            after = self._now()
+            self._next_show = after + max(PROGRESS_SECONDS, PROGRESS_SPACING * (after - before))
+
+    def snapshot(self, trials: Iterable[LiveTrial], workers: int) -> Snapshot:
+        """What progress displays draw."""
+        trials = list(trials)
+        seconds = self._now()
+        share = min(1.0, self.units_done / max(1, self.units_planned))
+        # Workers' start-up is not training: it counts neither as work nor as idleness.
+        training = 0.0 if self.first_unit is None else seconds - self.first_unit
+        capacity = training * max(1, workers)
+        settings = self._settings
+        return Snapshot(
+            trials=[trial.row() for trial in trials],
+            share_done=share,
+            seconds=seconds,
+            seconds_left=training * (1 - share) / share if share > 0.02 else None,
+            busy=min(1.0, self.busy_seconds / capacity) if capacity > 0 else 0.0,
+            workers=workers,
+            best=best_trial(
+                [trial.record for trial in trials], settings.metric, settings.mode, settings.select
+            ),
+            metric=settings.metric,
+            mode=settings.mode,
+            path=str(settings.folder),
+        )
