@@ -113,6 +113,67 @@ class Coordinator:
         """Call a hook of every callback that has it."""
         self._hooks.tell(hook, *arguments)
 
+    # --- the user's commands -----------------------------------------------
+
+    def pause_trial(self, number: int) -> None:
+        """Give a trial no further unit until it is continued; the one that runs ends first.
+
+        Raises
+        ------
+        InputError
+            If there is no such trial, or it has ended.
+        """
+        trial = self._open_trial(number, "paused")
+        trial.held = True
+        self._schedule.hold_trial(number)
+        self._settle(trial)
+
+    def continue_trial(self, number: int) -> None:
+        """Let a trial go on that was paused by :meth:`pause_trial`.
+
+        Raises
+        ------
+        InputError
+            If there is no such trial, it has ended, or the user has not paused it.
+        """
+        trial = self._open_trial(number, "continued")
+        if not trial.held:
+            raise InputError(f"trial {number} is {trial.record.status}: nobody has paused it")
+        trial.held = False
+        self._schedule.release_trial(number)
+        if trial.record.status == "paused":
+            self._set_status(trial, "running" if trial.dispatches else "waiting")
+
+    def stop_trial(self, number: int) -> None:
+        """End a trial for good, after the unit that runs.
+
+        Raises
+        ------
+        InputError
+            If there is no such trial, or it has ended.
+        """
+        trial = self._open_trial(number, "stopped")
+        trial.stopping = True
+        self._schedule.hold_trial(number)
+        self._settle(trial)
+
+    def _open_trial(self, number: int, what: str) -> LiveTrial:
+        trial = self.trials.get(number)
+        if trial is None:
+            raise InputError(f"there is no trial {number}: it cannot be {what}")
+        if trial.record.status in ENDED:
+            raise InputError(f"trial {number} is {trial.record.status}: it cannot be {what}")
+        return trial
+
+    def _settle(self, trial: LiveTrial) -> None:
+        """Do what the user wants of a trial, unless a unit of it runs."""
+        if trial.worker is not None or trial.record.status in ENDED:
+            return
+        if trial.stopping:
+            self._end_trial(trial, "stopped")
+        elif trial.held and trial.record.status != "paused":
+            self._set_status(trial, "paused")
+
     # --- asking ----------------------------------------------------------
 
     def _ask(self) -> bool:
@@ -209,7 +270,6 @@ class Coordinator:
         self._schedule.unit_done(self._schedule_worker[event.worker], self._now())
         self._forget(event.worker, event.dropped)
         trial.position += 1
-        trial.worker = None
         trial.epoch_seconds += event.seconds
         if task.step < self.context.train.num_shards and event.seconds > 0:
             trial.rows_per_second = event.rows / event.seconds
@@ -234,6 +294,8 @@ class Coordinator:
         self._hooks.tell_of(trial.record, "on_unit_end", means)
         if event.metrics is not None:
             self._epoch_done(trial, event)
+        trial.worker = None
+        self._settle(trial)
 
     def _epoch_done(self, trial: LiveTrial, event: UnitDone) -> None:
         record = trial.record
@@ -276,6 +338,7 @@ class Coordinator:
         if event.kind == "storage":
             raise OSError(event.message)
         if event.kind == "cancelled":
+            self._settle(trial)
             return
         status: Status = "diverged" if event.kind == "diverged" else "failed"
         self._end_trial(trial, status, event.message, event.traceback)
@@ -302,6 +365,7 @@ class Coordinator:
                     f"{event.reason} in epoch {task.epoch}, shard {task.shard}, "
                     f"{trial.deaths[unit]} times",
                 )
+            self._settle(trial)
         self._join(self.executor.replace(event.worker))
 
     def _release(self, worker: int) -> None:

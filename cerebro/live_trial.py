@@ -21,6 +21,11 @@ class LiveTrial:
     epoch_seconds: float = 0.0
     rows_per_second: float | None = None
     worker: int | None = None
+    """Whoever runs its unit now."""
+    held: bool = False
+    """Paused by the user: it gets no unit until it is continued."""
+    stopping: bool = False
+    """Stopped by the user: it ends with the unit that runs."""
     last_worker: int | None = None
     """Whoever wrote the state that is committed."""
     workers: set[int] = field(default_factory=set)

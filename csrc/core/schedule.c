@@ -279,7 +279,7 @@ settle(cer_schedule *s, uint32_t slot)
     schedule_trial *t = &s->trials[slot];
     bool was_active =
         t->status == CER_TRIAL_READY || t->status == CER_TRIAL_RUNNING;
-    bool active = !t->ending && t->epoch < t->epochs;
+    bool active = !t->ending && !t->held && t->epoch < t->epochs;
 
     t->status = t->ending ? CER_TRIAL_DROPPED
                 : active  ? CER_TRIAL_READY
@@ -360,7 +360,7 @@ cer_schedule_extend_trial(cer_schedule *s, uint32_t trial, uint32_t epochs,
                         trial, begun, epochs);
     t->epochs = epochs;
     if (t->status == CER_TRIAL_RUNNING) {
-        schedule_account(s, t, true);
+        schedule_account(s, t, !t->held);
     } else {
         if (t->queue != NONE)
             schedule_dequeue(s, slot);
@@ -389,6 +389,41 @@ cer_schedule_drop_trial(cer_schedule *s, uint32_t trial, cer_error *err)
     settle(s, slot);
     schedule_forget_everywhere(s, slot);
     return CER_OK;
+}
+
+static cer_status
+set_held(cer_schedule *s, uint32_t trial, bool held, cer_error *err)
+{
+    uint32_t slot;
+    cer_status status = schedule_find_trial(s, trial, &slot, err);
+    schedule_trial *t;
+
+    if (status != CER_OK)
+        return status;
+    t = &s->trials[slot];
+    if (t->status == CER_TRIAL_DROPPED || t->ending)
+        return cer_fail(err, CER_INVALID, "trial %u was dropped", trial);
+    t->held = held;
+    if (t->status == CER_TRIAL_RUNNING) {
+        schedule_account(s, t, !held);
+        return CER_OK;
+    }
+    if (t->queue != NONE)
+        schedule_dequeue(s, slot);
+    settle(s, slot);
+    return CER_OK;
+}
+
+cer_status
+cer_schedule_hold_trial(cer_schedule *s, uint32_t trial, cer_error *err)
+{
+    return set_held(s, trial, true, err);
+}
+
+cer_status
+cer_schedule_release_trial(cer_schedule *s, uint32_t trial, cer_error *err)
+{
+    return set_held(s, trial, false, err);
 }
 
 cer_status

@@ -63,7 +63,8 @@ typedef struct cer_command {
 typedef enum cer_trial_status {
     CER_TRIAL_READY,   /* has a unit to run */
     CER_TRIAL_RUNNING, /* a worker runs its unit */
-    CER_TRIAL_WAITING, /* has done its epochs; to be extended or dropped */
+    CER_TRIAL_WAITING, /* has done its epochs, to be extended or dropped; or
+                          is held */
     CER_TRIAL_DROPPED,
 } cer_trial_status;
 
@@ -98,6 +99,12 @@ cer_status cer_schedule_extend_trial(cer_schedule *schedule, uint32_t trial,
  * unit_done, unit_failed or unit_lost. */
 cer_status cer_schedule_drop_trial(cer_schedule *schedule, uint32_t trial,
                                    cer_error *err);
+/* A trial that is held gets no further unit until it is released; one that is
+ * running ends first. It stays where it is, as a trial that is waiting. */
+cer_status cer_schedule_hold_trial(cer_schedule *schedule, uint32_t trial,
+                                   cer_error *err);
+cer_status cer_schedule_release_trial(cer_schedule *schedule, uint32_t trial,
+                                      cer_error *err);
 /* Adds `child`, which begins after the epochs that `parent` has done. */
 cer_status cer_schedule_fork_trial(cer_schedule *schedule, uint32_t parent,
                                    uint32_t child, uint32_t epochs,

@@ -31,6 +31,7 @@ typedef struct schedule_trial {
     uint32_t queue;       /* the heap it is in, or NONE */
     uint8_t status;       /* a cer_trial_status */
     bool ending;          /* dropped while its unit runs */
+    bool held;            /* gets no unit until it is released */
     bool warm;            /* its first unit, which is not timed, is over */
     bool known;           /* rate was measured */
     bool in_wave;

@@ -353,6 +353,40 @@ drop_trial(PyObject *self, PyObject *trial_arg)
         self, cer_schedule_drop_trial(schedule_of(self), trial, &err), &err);
 }
 
+PyDoc_STRVAR(
+    hold_trial_doc,
+    "hold_trial(trial)\n--\n\n"
+    "Give a trial no further unit until it is released; one that runs\n"
+    "ends first.");
+
+static PyObject *
+hold_trial(PyObject *self, PyObject *trial_arg)
+{
+    uint32_t trial;
+    cer_error err;
+
+    if (!to_number(trial_arg, &trial))
+        return NULL;
+    return none_or_raise(
+        self, cer_schedule_hold_trial(schedule_of(self), trial, &err), &err);
+}
+
+PyDoc_STRVAR(release_trial_doc,
+             "release_trial(trial)\n--\n\n"
+             "Let a trial that was held go on from where it is.");
+
+static PyObject *
+release_trial(PyObject *self, PyObject *trial_arg)
+{
+    uint32_t trial;
+    cer_error err;
+
+    if (!to_number(trial_arg, &trial))
+        return NULL;
+    return none_or_raise(
+        self, cer_schedule_release_trial(schedule_of(self), trial, &err), &err);
+}
+
 PyDoc_STRVAR(fork_trial_doc,
              "fork_trial(parent, child, *, epochs)\n--\n\n"
              "Add `child`, which begins after the epochs `parent` has done.");
@@ -375,10 +409,11 @@ fork_trial(PyObject *self, PyObject *args, PyObject *kwargs)
         &err);
 }
 
-PyDoc_STRVAR(trial_status_doc,
-             "trial_status(trial)\n--\n\n"
-             "Return 'ready', 'running', 'waiting' (has done its epochs) or\n"
-             "'dropped'.");
+PyDoc_STRVAR(
+    trial_status_doc,
+    "trial_status(trial)\n--\n\n"
+    "Return 'ready', 'running', 'waiting' (has done its epochs, or is\n"
+    "held) or 'dropped'.");
 
 static PyObject *
 trial_status(PyObject *self, PyObject *trial_arg)
@@ -571,6 +606,8 @@ static PyMethodDef schedule_methods[] = {
     WITH_KEYWORDS(add_trial),
     WITH_KEYWORDS(extend_trial),
     {"drop_trial", drop_trial, METH_O, drop_trial_doc},
+    {"hold_trial", hold_trial, METH_O, hold_trial_doc},
+    {"release_trial", release_trial, METH_O, release_trial_doc},
     WITH_KEYWORDS(fork_trial),
     {"trial_status", trial_status, METH_O, trial_status_doc},
     {"trial_position", trial_position, METH_O, trial_position_doc},

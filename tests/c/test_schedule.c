@@ -173,6 +173,34 @@ test_orphaned_shards_are_loaded_by_the_worker_with_the_fewest(void)
 }
 
 static void
+test_a_held_trial_goes_on_where_it_was(void)
+{
+    cer_schedule *s = make(2, 1, 2, 1);
+    cer_trial_status status;
+    cer_command c;
+    cer_unit unit;
+
+    CHECK(cer_schedule_next(s, 0.0, &c));
+    OK(cer_schedule_hold_trial(s, 0, &err));
+    OK(cer_schedule_hold_trial(s, 1, &err));
+    OK(cer_schedule_status(s, 0, &status, &err));
+    CHECK_EQ_INT(status, CER_TRIAL_RUNNING);
+    OK(cer_schedule_unit_failed(s, 0, 1.0, &unit, &err));
+    OK(cer_schedule_status(s, 0, &status, &err));
+    CHECK_EQ_INT(status, CER_TRIAL_WAITING);
+    CHECK(cer_schedule_finished(s));
+    CHECK(!cer_schedule_next(s, 1.0, &c));
+    OK(cer_schedule_release_trial(s, 0, &err));
+    CHECK(cer_schedule_next(s, 1.0, &c));
+    CHECK_EQ_INT(c.unit.trial, 0);
+    CHECK_EQ_INT(c.unit.attempt, 1);
+    CHECK_EQ_INT(cer_schedule_hold_trial(s, 7, &err), CER_INVALID);
+    OK(cer_schedule_drop_trial(s, 1, &err));
+    CHECK_EQ_INT(cer_schedule_release_trial(s, 1, &err), CER_INVALID);
+    cer_schedule_free(s);
+}
+
+static void
 test_a_dropped_trial_keeps_its_worker_until_its_unit_ends(void)
 {
     cer_schedule *s = make(2, 1, 2, 1);
@@ -428,5 +456,6 @@ CHECK_MAIN(test_oldest_trial_first_and_it_stays_on_its_worker,
            test_choice_of_the_worker, test_urgent_trial_goes_before_older_ones,
            test_live_models_are_the_recently_used,
            test_orphaned_shards_are_loaded_by_the_worker_with_the_fewest,
+           test_a_held_trial_goes_on_where_it_was,
            test_a_dropped_trial_keeps_its_worker_until_its_unit_ends,
            test_wrong_arguments_are_refused, test_random_searches)

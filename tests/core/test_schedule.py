@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from cerebro._core import Schedule, visit_order
@@ -72,6 +74,66 @@ def test_extend_drop_and_fork() -> None:
         schedule.drop_trial(9)
     with pytest.raises(ValueError, match="trial 8 is there already"):
         schedule.add_trial(8, epochs=1)
+
+
+@pytest.mark.parametrize("options", [{}, {"exclusive": True}, {"stagger": False}])
+@pytest.mark.parametrize("seed", range(20))
+def test_held_trials_get_no_unit_and_go_on_where_they_were(
+    options: dict[str, bool], seed: int
+) -> None:
+    shards, trials, rng = 4, 5, random.Random(seed)
+    schedule = new(2, shards=shards, eval_cost=0.5, **options)
+    for trial in range(trials):
+        schedule.add_trial(trial, epochs=2)
+    held: set[int] = set()
+    running: dict[int, tuple[int, ...]] = {}
+    units: dict[int, list[tuple[int, ...]]] = {trial: [] for trial in range(trials)}
+    now = 0.0
+    while not schedule.finished or held:
+        for trial in rng.sample(range(trials), 2):
+            (schedule.release_trial if trial in held else schedule.hold_trial)(trial)
+            held ^= {trial}
+        while (command := schedule.next(now)) is not None:
+            if command[0] == "run":
+                assert command[2] not in held
+                running[command[1]] = command[2:6]
+        now += 1.0
+        for worker, (trial, *unit) in list(running.items()):
+            if rng.random() < 0.7:
+                schedule.unit_done(worker, now)
+                units[trial].append(tuple(unit))
+                del running[worker]
+    for trial in range(trials):
+        expected = []
+        for epoch in range(2):
+            order = visit_order(trial, epoch, shards, stagger=options.get("stagger", True))
+            expected += [(epoch, step, shard) for step, shard in enumerate([*order, -1])]
+        assert units[trial] == expected
+
+
+def test_a_held_trial_is_waiting_and_keeps_its_worker() -> None:
+    schedule = new(2, shards=3)
+    schedule.add_trial(0, epochs=1)
+    schedule.add_trial(1, epochs=1)
+    assert schedule.next(0.0) is not None
+    assert schedule.next(0.0) == ("run", 1, 1, 0, 0, 1, 0)
+    schedule.hold_trial(1)
+    assert schedule.trial_status(1) == "running"
+    schedule.unit_done(1, 1.0)
+    schedule.unit_done(0, 1.0)
+    assert schedule.trial_status(1) == "waiting"
+    schedule.hold_trial(0)
+    assert schedule.next(1.0) is None
+    assert schedule.finished
+    schedule.extend_trial(1, 2)
+    assert schedule.next(1.0) is None
+    schedule.release_trial(1)
+    assert schedule.next(1.0) == ("run", 1, 1, 0, 1, 2, 0)
+    schedule.drop_trial(0)
+    with pytest.raises(ValueError, match="trial 0 was dropped"):
+        schedule.hold_trial(0)
+    with pytest.raises(ValueError, match="there is no trial 5"):
+        schedule.release_trial(5)
 
 
 def test_failed_and_lost_units_run_again_with_the_next_attempt() -> None:
