@@ -7,7 +7,6 @@ see it through `cerebro.Result` and `cerebro.Trial`.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ from cerebro import _core
 from cerebro.data import Dataset
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.recipe import Recipe
-from cerebro.store import decode, read_meta, reader
+from cerebro.store import read_meta, read_trials, reader
 from cerebro.trial import EpochRecord, TrialRecord
 from cerebro.unit import RunContext
 
@@ -246,33 +245,3 @@ class SavedRun:
             values["train"] = self.dataset("data")
             values["validation"] = self.dataset("validation") if has_validation else None
         return RunContext(**values | changes)
-
-
-def read_trials(connection: Any) -> list[TrialRecord]:
-    """Read all trials with their epochs."""
-    records = {}
-    for row in connection.execute("SELECT * FROM trials ORDER BY number"):
-        records[row["number"]] = TrialRecord(
-            number=row["number"],
-            config=decode(row["config"]),
-            status=row["status"],
-            target_epochs=row["epochs"],
-            parent=row["parent"],
-            error=row["error"],
-            traceback=row["traceback"],
-        )
-    metrics: dict[tuple[int, int], dict[str, float]] = {}
-    for row in connection.execute("SELECT * FROM metrics ORDER BY rowid"):
-        value = math.nan if row["value"] is None else row["value"]
-        metrics.setdefault((row["trial"], row["epoch"]), {})[row["name"]] = value
-    for row in connection.execute("SELECT * FROM epochs ORDER BY trial, epoch"):
-        records[row["trial"]].epochs.append(
-            EpochRecord(
-                epoch=row["epoch"],
-                metrics=metrics.get((row["trial"], row["epoch"]), {}),
-                seconds=row["seconds"],
-                state_hash=row["state_hash"],
-                state_file=row["state_file"],
-            )
-        )
-    return list(records.values())

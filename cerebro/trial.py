@@ -51,6 +51,10 @@ class TrialRecord:
     status: Status = "waiting"
     target_epochs: int = 0
     parent: int | None = None
+    parent_epoch: int | None = None
+    """Of a clone: the epoch of its parent whose state it began with."""
+    resumable: bool = False
+    """Whether the run left it unfinished."""
     error: str | None = None
     traceback: str | None = None
     epochs: list[EpochRecord] = field(default_factory=list)

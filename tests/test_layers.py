@@ -69,7 +69,8 @@ USE_CORE = {
     "replay",
     "saved_run",
     "space",
-    "store",
+    "store.publishing",
+    "store.writing",
     "worker",
     "_worker",
 }

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import math
+import shutil
 import sqlite3
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cerebro.errors import CorruptDataError, InputError
-from cerebro.store import FILE, Store, decode, encode, read_meta, reader
+from cerebro.store import (
+    FILE,
+    SCHEMA_VERSION,
+    Store,
+    decode,
+    encode,
+    read_meta,
+    read_run,
+    reader,
+)
+from cerebro.store.schema import MIGRATIONS, OLDEST_READABLE
 
 
 @pytest.mark.parametrize(
@@ -110,3 +122,150 @@ def test_a_state_retired_before_it_was_published_leaves_nothing(tmp_path):
     with reader(tmp_path) as connection:
         kept = connection.execute("SELECT epoch FROM epochs WHERE state_file NOT NULL").fetchall()
     assert [row["epoch"] for row in kept] == [49]
+
+
+# --- groups and going on -----------------------------------------------------
+
+
+def test_a_group_is_committed_together_or_not_at_all(tmp_path):
+    store = Store.create(tmp_path, {})
+    with store.group():
+        store.add_trial(0, {}, "waiting", 1, None)
+        with store.group():
+            store.set_meta("searcher", {"asked": 1})
+        store.add_trial(1, {}, "waiting", 1, 0, 3)
+    with pytest.raises(KeyError), store.group():
+        store.add_trial(2, {}, "waiting", 1, None)
+        raise KeyError
+    store.close()
+    run = read_run(tmp_path)
+    assert [(t.number, t.parent, t.parent_epoch) for t in run.trials] == [
+        (0, None, None),
+        (1, 0, 3),
+    ]
+    assert run.meta == {"searcher": {"asked": 1}}
+
+
+def test_a_group_whose_last_row_is_refused_leaves_nothing(tmp_path):
+    store = Store.create(tmp_path, {})
+    with pytest.raises(OSError, match="cannot write"):
+        with store.group():
+            store.add_trial(0, {}, "waiting", 1, None)
+            store.add_trial(0, {}, "waiting", 1, None)
+        store.flush()
+    with pytest.raises(OSError, match="cannot write"):
+        store.close()
+    assert read_run(tmp_path).trials == []
+
+
+def test_a_store_is_opened_again_and_goes_on(tmp_path):
+    store = Store.create(tmp_path, {"status": "running"})
+    store.add_trial(0, {"lr": 0.5}, "running", 2, None)
+    store.add_epoch(0, 0, {"loss": math.nan, "accuracy": 0.5}, 1.0, "aa", None, None)
+    store.set_status(0, "stopped", resumable=True)
+    store.close()
+    store = Store.open(tmp_path)
+    store.set_epochs(0, 4)
+    # After a loss of power an epoch may be trained again.
+    store.add_epoch(0, 0, {"loss": 1.0, "accuracy": 0.5}, 2.0, "aa", None, None)
+    store.add_epoch(0, 1, {"loss": 2.0}, 1.0, "bb", None, None)
+    store.add_trial(1, {}, "waiting", 2, None)
+    store.close()
+    first, second = read_run(tmp_path).trials
+    assert (first.status, first.resumable, first.target_epochs) == ("stopped", True, 4)
+    assert [(e.epoch, e.metrics, e.seconds) for e in first.epochs] == [
+        (0, {"loss": 1.0, "accuracy": 0.5}, 2.0),
+        (1, {"loss": 2.0}, 1.0),
+    ]
+    assert (second.status, second.resumable) == ("waiting", False)
+
+
+def test_only_a_run_can_be_opened(tmp_path):
+    with pytest.raises(InputError, match="is no run"):
+        Store.open(tmp_path)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / FILE).write_bytes(b"not a database" * 100)
+    with pytest.raises(CorruptDataError, match=FILE):
+        Store.open(tmp_path)
+
+
+# --- versions ----------------------------------------------------------------
+
+VERSION_1 = Path(__file__).parent.parent / "golden" / "store-v1.sqlite"
+"""Trial 0 finished, 1 failed, Ctrl-C left 2 in its second epoch and 3 in its first."""
+
+
+@pytest.fixture
+def old_run(tmp_path):
+    shutil.copy(VERSION_1, tmp_path / FILE)
+    return tmp_path
+
+
+def version(folder):
+    with sqlite3.connect(folder / FILE) as connection:
+        return connection.execute("PRAGMA user_version").fetchone()[0]
+
+
+def columns(file):
+    connection = sqlite3.connect(file)
+    tables = [n for (n,) in connection.execute("SELECT name FROM sqlite_master ORDER BY name")]
+    return {name: list(connection.execute(f"PRAGMA table_info({name})")) for name in tables}
+
+
+def test_every_version_is_reached_from_the_one_before():
+    assert sorted(MIGRATIONS) == list(range(OLDEST_READABLE + 1, SCHEMA_VERSION + 1))
+
+
+def test_readers_take_version_1_as_it_is(old_run):
+    before = (old_run / FILE).read_bytes()
+    run = read_run(old_run)
+    assert [t.status for t in run.trials] == ["finished", "failed", "stopped", "stopped"]
+    assert [len(t.epochs) for t in run.trials] == [2, 0, 1, 0]
+    assert set(run.trials[0].epochs[0].metrics) == {"loss", "train_loss", "val_loss"}
+    assert not any(t.resumable for t in run.trials)
+    assert run.meta["status"] == "stopped"
+    assert (old_run / FILE).read_bytes() == before
+
+
+def test_version_1_is_brought_forward_by_the_first_writer(old_run, tmp_path_factory):
+    before = read_run(old_run)
+    store = Store.open(old_run)
+    store.add_trial(4, {}, "waiting", 2, 0, 1)
+    store.close()
+    assert version(old_run) == SCHEMA_VERSION
+    after = read_run(old_run)
+    assert after.meta == before.meta
+    assert after.units == before.units
+    assert [t.resumable for t in after.trials] == [False, False, True, True, False]
+    assert [(t.number, t.config, t.status, t.epochs, t.error) for t in after.trials[:4]] == [
+        (t.number, t.config, t.status, t.epochs, t.error) for t in before.trials
+    ]
+    new = tmp_path_factory.mktemp("new")
+    Store.create(new, {}).close()
+    assert columns(old_run / FILE) == columns(new / FILE)
+
+
+def test_a_migration_that_fails_leaves_the_old_version(old_run, monkeypatch):
+    def broken(connection):
+        MIGRATIONS_2(connection)
+        connection.execute("INSERT INTO nowhere VALUES (1)")
+
+    MIGRATIONS_2 = MIGRATIONS[2]
+    monkeypatch.setitem(MIGRATIONS, 2, broken)
+    before = columns(old_run / FILE)
+    with pytest.raises(OSError, match="nowhere"):
+        Store.open(old_run)
+    assert version(old_run) == 1
+    assert columns(old_run / FILE) == before
+    assert len(read_run(old_run).trials) == 4
+
+
+def test_a_store_of_a_later_version_is_never_written(tmp_path):
+    Store.create(tmp_path, {}).close()
+    with sqlite3.connect(tmp_path / FILE) as connection:
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    connection.close()
+    before = (tmp_path / FILE).read_bytes()
+    with pytest.raises(CorruptDataError, match=r"of a later Cerebro.*update it"):
+        Store.open(tmp_path)
+    assert (tmp_path / FILE).read_bytes() == before

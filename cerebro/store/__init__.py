@@ -1,0 +1,36 @@
+"""The run store: ``run.sqlite`` in the run's folder.
+
+One process writes, any number read, also while the run goes on. The tables are
+plain SQLite, readable without Cerebro:
+
+``meta``    key, JSON value: settings, data, build, environment, status
+``trials``  number, JSON configuration, status, epochs asked for, error, parent
+``epochs``  trial, epoch, seconds, state hash, file of the state
+``metrics`` trial, epoch, name, value: ``train_*``, ``val_*`` and the short names
+``units``   one row per unit that ran: where, when, how many rows
+``events``  what else happened: workers lost, retries, warnings
+
+`encoding` says what values look like in it, `schema` what tables there are and
+how those of older versions become today's, `reading` and `writing` do what they
+are called, and `publishing` makes the states durable that rows name.
+"""
+
+from cerebro.store.encoding import decode, encode
+from cerebro.store.location import FILE, default_run_path
+from cerebro.store.reading import StoredRun, read_meta, read_run, read_trials, reader
+from cerebro.store.schema import SCHEMA_VERSION
+from cerebro.store.writing import Store
+
+__all__ = [
+    "FILE",
+    "SCHEMA_VERSION",
+    "Store",
+    "StoredRun",
+    "decode",
+    "default_run_path",
+    "encode",
+    "read_meta",
+    "read_run",
+    "read_trials",
+    "reader",
+]

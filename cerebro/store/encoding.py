@@ -1,0 +1,50 @@
+"""What values look like in the store: JSON, with what JSON lacks as tagged objects."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from cerebro.errors import InputError
+
+
+def encode(value: Any) -> str:
+    """JSON, with tuples and numbers that are not finite tagged: {"$float": "nan"}."""
+    return json.dumps(_tagged(value), separators=(",", ":"), allow_nan=False)
+
+
+def decode(text: str) -> Any:
+    """Give back what `encode` was given."""
+    return json.loads(text, object_hook=_untagged)
+
+
+def _tagged(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": repr(value)}
+    if isinstance(value, dict):
+        return {str(key): _tagged(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return {"$tuple": [_tagged(item) for item in value]}
+    if isinstance(value, list):
+        return [_tagged(item) for item in value]
+    if isinstance(value, (str, int, float, bool)) or value is None:
+        return value
+    if hasattr(value, "item"):  # NumPy scalars
+        return _tagged(value.item())
+    raise InputError(f"cannot record {value!r} in the run store: it is no JSON value")
+
+
+def _untagged(value: dict[str, Any]) -> Any:
+    if len(value) == 1 and "$float" in value:
+        return float(value["$float"])
+    if len(value) == 1 and "$tuple" in value:
+        return tuple(value["$tuple"])
+    return value
+
+
+def storable(value: Any) -> Any:
+    """Escape lone surrogates, which a path or an error may hold and UTF-8 cannot."""
+    if not isinstance(value, str) or value.isascii():
+        return value
+    return value.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,0 +1,123 @@
+"""Reads a run's store, finished or live; never writes to it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cerebro.errors import CorruptDataError, InputError
+from cerebro.store.encoding import decode
+from cerebro.store.location import BUSY_SECONDS, FILE
+from cerebro.store.schema import version_of
+from cerebro.trial import EpochRecord, TrialRecord
+
+
+@contextlib.contextmanager
+def reader(folder: Path) -> Iterator[sqlite3.Connection]:
+    """Open a run's store for reading; works while the run goes on.
+
+    What is read comes from one moment. It should be read soon: as long as the
+    connection is open, the writer's log cannot start over.
+
+    Raises
+    ------
+    InputError
+        If the folder holds no run.
+    CorruptDataError
+        If the file is no run store of a version that this Cerebro reads.
+    """
+    file = folder / FILE
+    if not file.exists():
+        raise InputError(f"{folder} is no run: it has no {FILE}")
+    uri = f"{file.resolve().as_uri()}?{_access(file)}"
+    try:
+        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as connection:
+            connection.row_factory = sqlite3.Row
+            version_of(connection, file)
+            connection.execute("BEGIN")  # all tables as they are at one moment
+            yield connection
+    except sqlite3.DatabaseError as error:
+        raise CorruptDataError(f"{file} cannot be read: {error}") from error
+    except (json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError) as error:
+        raise CorruptDataError(
+            f"{file} is damaged: a row cannot be read ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _access(file: Path) -> str:
+    """How SQLite is to open a store: where nothing can be written, it must not look for a WAL."""
+    if os.access(file.parent, os.W_OK):
+        return "mode=rw"
+    return "mode=ro" if file.with_name(FILE + "-wal").exists() else "mode=ro&immutable=1"
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """All that a store knows about a run, as it was at one moment."""
+
+    meta: dict[str, Any]
+    trials: list[TrialRecord]
+    """By number, with their epochs."""
+    units: int
+    """How many units have been recorded."""
+
+
+def read_run(folder: Path) -> StoredRun:
+    """Read what is needed to go on with a run.
+
+    Raises
+    ------
+    InputError
+        If the folder holds no run.
+    CorruptDataError
+        If its store cannot be read.
+    """
+    with reader(folder) as connection:
+        (units,) = connection.execute("SELECT count(*) FROM units").fetchone()
+        return StoredRun(read_meta(connection), read_trials(connection), units)
+
+
+def read_meta(connection: sqlite3.Connection) -> dict[str, Any]:
+    """Read what the store keeps about the run as a whole."""
+    rows: Iterable[sqlite3.Row] = connection.execute("SELECT key, value FROM meta")
+    return {row["key"]: decode(row["value"]) for row in rows}
+
+
+def read_trials(connection: sqlite3.Connection) -> list[TrialRecord]:
+    """Read all trials with their epochs, by number."""
+    records = {}
+    for row in connection.execute("SELECT * FROM trials ORDER BY number"):
+        names = row.keys()
+        records[row["number"]] = TrialRecord(
+            number=row["number"],
+            config=decode(row["config"]),
+            status=row["status"],
+            target_epochs=row["epochs"],
+            parent=row["parent"],
+            parent_epoch=row["parent_epoch"] if "parent_epoch" in names else None,
+            resumable=bool(row["resumable"]) if "resumable" in names else False,
+            error=row["error"],
+            traceback=row["traceback"],
+        )
+    metrics: dict[tuple[int, int], dict[str, float]] = {}
+    for row in connection.execute("SELECT * FROM metrics ORDER BY rowid"):
+        value = math.nan if row["value"] is None else row["value"]
+        metrics.setdefault((row["trial"], row["epoch"]), {})[row["name"]] = value
+    for row in connection.execute("SELECT * FROM epochs ORDER BY trial, epoch"):
+        records[row["trial"]].epochs.append(
+            EpochRecord(
+                epoch=row["epoch"],
+                metrics=metrics.get((row["trial"], row["epoch"]), {}),
+                seconds=row["seconds"],
+                state_hash=row["state_hash"],
+                state_file=row["state_file"],
+            )
+        )
+    return list(records.values())

@@ -1,0 +1,134 @@
+"""The tables of a run store, and how those of older versions become today's.
+
+A store says its version in SQLite's ``user_version``. Reading takes every
+version from `OLDEST_READABLE` on as it is; the first writing open brings the
+store forward, one version after the other, in one transaction.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+from cerebro.errors import CorruptDataError
+
+SCHEMA_VERSION = 2
+OLDEST_READABLE = 1
+
+SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE trials (
+    number INTEGER PRIMARY KEY,
+    config TEXT NOT NULL,
+    status TEXT NOT NULL,
+    epochs INTEGER NOT NULL,
+    parent INTEGER,
+    error TEXT,
+    traceback TEXT,
+    resumable INTEGER NOT NULL DEFAULT 0,  -- 1: the run left it unfinished
+    parent_epoch INTEGER  -- of a clone: the epoch whose state it began with
+);
+CREATE TABLE epochs (
+    trial INTEGER NOT NULL,
+    epoch INTEGER NOT NULL,
+    seconds REAL NOT NULL,
+    state_hash TEXT NOT NULL,
+    state_file TEXT,
+    PRIMARY KEY (trial, epoch)
+) WITHOUT ROWID;
+CREATE TABLE metrics (
+    trial INTEGER NOT NULL,
+    epoch INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    value REAL,  -- NULL stands for NaN, which SQLite does not have
+    PRIMARY KEY (trial, epoch, name)
+);
+CREATE TABLE units (
+    id INTEGER PRIMARY KEY,
+    trial INTEGER NOT NULL,
+    epoch INTEGER NOT NULL,
+    step INTEGER NOT NULL,
+    shard INTEGER NOT NULL,
+    worker INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    started REAL NOT NULL,
+    seconds REAL NOT NULL,
+    rows INTEGER NOT NULL,
+    batches INTEGER NOT NULL,
+    hopped INTEGER NOT NULL,
+    state_bytes INTEGER NOT NULL
+);
+CREATE TABLE events (
+    id INTEGER PRIMARY KEY,
+    time REAL NOT NULL,
+    kind TEXT NOT NULL,
+    trial INTEGER,
+    text TEXT NOT NULL
+);
+"""
+
+
+def _to_2(connection: sqlite3.Connection) -> None:
+    """Trials say whether the run left them unfinished, and clones where they began."""
+    connection.execute("ALTER TABLE trials ADD COLUMN resumable INTEGER NOT NULL DEFAULT 0")
+    connection.execute("ALTER TABLE trials ADD COLUMN parent_epoch INTEGER")
+    # In version 1 only a stopping rule ended a trial early for good.
+    connection.execute(
+        "UPDATE trials SET resumable = 1 WHERE status = 'stopped' AND EXISTS "
+        "(SELECT 1 FROM meta WHERE key = 'settings' AND value LIKE '%\"stop\":null%')"
+    )
+
+
+MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {2: _to_2}
+"""By the version that each leads to, from the one before."""
+
+
+def version_of(connection: sqlite3.Connection, file: Path) -> int:
+    """Return a store's version.
+
+    Raises
+    ------
+    CorruptDataError
+        If this Cerebro cannot read it; the message says what to do.
+    """
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if version > SCHEMA_VERSION:
+        raise CorruptDataError(
+            f"{file} has store version {version}, of a later Cerebro; this one reads "
+            f"{OLDEST_READABLE} to {SCHEMA_VERSION}: update it (pip install -U cerebro)"
+        )
+    if version < OLDEST_READABLE:
+        raise CorruptDataError(
+            f"{file} has store version {version}: it is no run store, or its making was cut off"
+        )
+    return version
+
+
+def migrate(connection: sqlite3.Connection, file: Path) -> None:
+    """Bring a store forward to `SCHEMA_VERSION`, all or nothing.
+
+    Parameters
+    ----------
+    connection
+        In autocommit mode (``isolation_level=None``).
+    file
+        Its name, for messages.
+
+    Raises
+    ------
+    CorruptDataError
+        If the store's version is not one that this Cerebro knows.
+    """
+    if version_of(connection, file) == SCHEMA_VERSION:
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        # Again: another process may have been first.
+        for version in range(version_of(connection, file) + 1, SCHEMA_VERSION + 1):
+            MIGRATIONS[version](connection)
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
