@@ -45,7 +45,8 @@ PYTHON_LAYERS = [
     ["saved_trial"],
     ["result"],
     ["replay", "search"],
-    ["cli", "demo"],
+    ["commands", "demo"],
+    ["cli"],
     ["__main__"],
 ]
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from cerebro import cli
+from cerebro.commands import shard
 from cerebro.errors import CerebroError, CorruptDataError, InputError
 
 
@@ -192,9 +193,9 @@ def test_ctrl_c_is_130_and_says_what_was_kept(
 
 
 def test_columns() -> None:
-    assert cli._columns(None) is None
-    assert cli._columns(["x", "y"]) == ["x", "y"]
-    assert cli._columns(["x=age,fare", "y=label", "z"]) == {
+    assert shard._columns(None) is None
+    assert shard._columns(["x", "y"]) == ["x", "y"]
+    assert shard._columns(["x=age,fare", "y=label", "z"]) == {
         "x": ["age", "fare"],
         "y": "label",
         "z": "z",
@@ -202,13 +203,13 @@ def test_columns() -> None:
 
 
 def test_dtypes_and_picture_size() -> None:
-    assert cli._dtypes(["x=float32"]) == {"x": "float32"}
+    assert shard._dtypes(["x=float32"]) == {"x": "float32"}
     with pytest.raises(InputError, match="x=float32"):
-        cli._dtypes(["x"])
-    assert cli._picture_size("224x112") == (112, 224)
-    assert cli._picture_size("64") == (64, 64)
+        shard._dtypes(["x"])
+    assert shard._picture_size("224x112") == (112, 224)
+    assert shard._picture_size("64") == (64, 64)
     with pytest.raises(InputError, match="--size big"):
-        cli._picture_size("big")
+        shard._picture_size("big")
 
 
 def test_verify_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

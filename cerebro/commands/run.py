@@ -1,0 +1,120 @@
+"""``run``: search as a Python file says."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import inspect
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cerebro.commands.ending import interrupted, status_of
+from cerebro.commands.options import count, new_command, progress, progress_option
+from cerebro.errors import InputError
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = new_command(commands, "run", main, "search as a Python file says")
+    parser.description = (
+        "Search as a Python file says. The file defines build, space, data and, if it likes, "
+        "settings: a dictionary of keywords of cerebro.search. Options override settings."
+    )
+    parser.add_argument("file", help="the Python file")
+    for name in ("epochs", "n-trials", "workers", "threads", "batch-size", "eval-batch-size"):
+        parser.add_argument(f"--{name}", type=count)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--width", type=count, help="trials that live at a time")
+    parser.add_argument("--max-retries", type=count)
+    parser.add_argument("--unit-timeout", type=float, metavar="SECONDS")
+    parser.add_argument("--time-limit", type=float, metavar="SECONDS")
+    parser.add_argument("--run", help="the run's folder (runs/<time>)")
+    parser.add_argument("--metric", help="what to rank trials by, such as accuracy")
+    parser.add_argument("--mode", choices=["min", "max"], help="whether small or large is good")
+    parser.add_argument("--searcher", help="grid or random")
+    parser.add_argument(
+        "--validation", help="a data folder, or the fraction of the data to hold out"
+    )
+    parser.add_argument("--keep", choices=["best", "last", "all"], help="which states to keep")
+    parser.add_argument("--if-exists", choices=["error", "resume"])
+    progress_option(parser)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Search as a Python file says."""
+    import cerebro
+    from cerebro.recipe import import_file
+
+    file = Path(options.file)
+    if not file.is_file():
+        raise InputError(f"{file}: there is no such file")
+    module = import_file(file)
+    missing = [name for name in ("build", "space", "data") if not hasattr(module, name)]
+    if missing:
+        raise InputError(f"{file} does not define {' and '.join(missing)}")
+    settings = _settings(module, file, options)
+    data = module.data
+    if isinstance(data, (str, os.PathLike)):
+        data = cerebro.Dataset(os.fspath(data))
+    try:
+        result = cerebro.search(module.build, module.space, data, **settings)
+    except KeyboardInterrupt:
+        return interrupted(settings["run"])
+    print()
+    print(result.summary())
+    print(f"\nThe run is in {result.path}. To look at it:\n")
+    print(f"  python -m cerebro show {shlex.quote(str(result.path))}")
+    return status_of(result)
+
+
+def _settings(module: Any, file: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Merge the file's settings with the options, which win."""
+    from cerebro.settings import new_run_folder
+
+    settings = getattr(module, "settings", {})
+    if not isinstance(settings, Mapping):
+        raise InputError(
+            f"{file}: settings must be a dictionary of cerebro.search's keywords, such as "
+            f"settings = dict(epochs=10), not {type(settings).__name__}"
+        )
+    settings = dict(settings)
+    _refuse_unknown(settings, file)
+    for name, value in vars(options).items():
+        if name not in ("command", "file") and value is not None:
+            settings[name] = value
+    if options.progress is not None:
+        settings["progress"] = progress(options.progress)
+    if isinstance(settings.get("validation"), str):
+        settings["validation"] = _validation(settings["validation"])
+    if settings.get("run") is None:
+        settings["run"] = new_run_folder(None, "error")  # known even if Ctrl-C comes
+    if "epochs" not in settings:
+        raise InputError(
+            f"how many epochs? Give --epochs, or settings = dict(epochs=...) in {file}"
+        )
+    return settings
+
+
+def _refuse_unknown(settings: dict[Any, Any], file: Path) -> None:
+    """Name the first setting that cerebro.search does not take, and what may be meant."""
+    from cerebro.search import search
+
+    known = list(inspect.signature(search).parameters)[3:]
+    for name in settings:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
+            raise InputError(f"{file}: settings has {name!r}, which search does not take: {hint}")
+
+
+def _validation(text: str) -> Any:
+    """Read a fraction, or open a data folder."""
+    import cerebro
+
+    try:
+        return float(text)
+    except ValueError:
+        return cerebro.Dataset(text)
