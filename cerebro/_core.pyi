@@ -282,6 +282,20 @@ def run_unit(
     TypeError naming a metric that is no number, and what `step` raises.
     """
 
+class FolderWatch:
+    """A descriptor that becomes readable when a file arrives in a folder.
+
+    Files renamed into the folder count, and those written there and closed. What
+    another host does on a network file system is not seen.
+    """
+
+    def __new__(cls, path: _Path) -> FolderWatch: ...
+    def fileno(self) -> int: ...
+    def drain(self) -> bool:
+        """Take note of all that has arrived, without waiting; whether there was anything."""
+
+    def close(self) -> None: ...
+
 class BeatPage:
     """A page shared between a worker and its coordinator.
 

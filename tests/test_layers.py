@@ -21,7 +21,7 @@ PACKAGE = ROOT / "cerebro"
 # A family is <name>.[ch] and <name>_*.[ch]; it may include its own headers and those below.
 C_LAYERS = [
     ["base"],
-    ["alloc", "beat", "dtype", "hash", "heap", "json", "rng", "stream"],
+    ["alloc", "beat", "dtype", "hash", "heap", "json", "rng", "stream", "watch"],
     ["convert", "copy", "fsio", "gather", "runner"],
     ["npy", "pointwise", "schedule", "tensor"],
     ["shard", "state"],

@@ -22,6 +22,7 @@
     X(state_buffer)                                                            \
     X(slots)                                                                   \
     X(beat_page)                                                               \
+    X(folder_watch)                                                            \
     X(unit_result)
 
 typedef struct core_state {
@@ -74,6 +75,7 @@ int core_register_state(PyObject *module);
 int core_register_slots(PyObject *module);
 int core_register_beat(PyObject *module);
 int core_register_runner(PyObject *module);
+int core_register_watch(PyObject *module);
 
 /* csrc/python files that need NumPy define NO_IMPORT_ARRAY, all but module.c.
  */

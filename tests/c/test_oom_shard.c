@@ -7,6 +7,7 @@
 #include "scratch.h"
 #include "shard.h"
 #include "shard_files.h"
+#include "watch.h"
 
 typedef cer_status (*attempt)(cer_error *err);
 
@@ -119,6 +120,24 @@ replacing_a_file(void)
     fail_every_allocation(replace_file, 2);
 }
 
+static cer_status
+watch_folder(cer_error *err)
+{
+    cer_watch *watch = NULL;
+    cer_status status = cer_watch_open(scratch_folder, &watch, err);
+
+    CHECK((watch != NULL) == (status == CER_OK));
+    cer_watch_close(watch);
+    return status;
+}
+
+static void
+watching_a_folder(void)
+{
+    (void)scratch("");
+    fail_every_allocation(watch_folder, 1);
+}
+
 static void
 the_shortest_parent(void)
 {
@@ -128,4 +147,4 @@ the_shortest_parent(void)
 }
 
 CHECK_MAIN(opening_a_shard, hashing_a_file, writing_a_file, replacing_a_file,
-           the_shortest_parent)
+           watching_a_folder, the_shortest_parent)
