@@ -7,9 +7,20 @@ same protocol stands for this process (`inline`), for processes on this machine
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Protocol
 
 from cerebro.unit import CheckTask, Event, RunContext, Task
+
+LOOK_SECONDS = 1.0
+"""How long an executor that cannot be woken is left waiting."""
+
+
+class Wake(Protocol):
+    """Something with a descriptor that becomes readable."""
+
+    def fileno(self) -> int: ...
 
 
 class Executor(Protocol):
@@ -27,11 +38,32 @@ class Executor(Protocol):
     def submit(self, worker: int, task: Task | CheckTask) -> None:
         """Start a task on an idle worker; returns at once."""
 
-    def wait(self, timeout: float | None = None) -> list[Event]:
-        """Return what happened, waiting until something has or `timeout` seconds passed."""
+    def wait(self, timeout: float | None = None, wake: Wake | None = None) -> list[Event]:
+        """Return what happened, waiting until something has or `timeout` seconds passed.
+
+        Returns early when `wake` becomes readable. An executor without this parameter
+        is asked again every second instead.
+        """
 
     def replace(self, worker: int) -> int:
         """Start a worker in place of a lost one and return its number."""
 
     def close(self, *, kill: bool = False) -> None:
         """End the run: no worker goes on with it. `kill` does not wait for units in flight."""
+
+    # An executor may also have `cancel(worker)`, which ends the worker's unit at its
+    # next batch with `UnitFailed` of the kind "cancelled".
+
+
+def waker(executor: Executor) -> Callable[[float | None, Wake | None], list[Event]]:
+    """Return `executor.wait`, which is woken as well as it can be."""
+    wait: Callable[..., list[Event]] = executor.wait
+    parameters = inspect.signature(wait).parameters.values()
+    if any(p.name == "wake" or p.kind is p.VAR_KEYWORD for p in parameters):
+        return lambda timeout, wake: wait(timeout, wake=wake)
+
+    def wait_in_steps(timeout: float | None, wake: Wake | None) -> list[Event]:
+        steps = wake is not None and (timeout is None or timeout > LOOK_SECONDS)
+        return wait(LOOK_SECONDS if steps else timeout)
+
+    return wait_in_steps

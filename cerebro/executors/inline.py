@@ -1,7 +1,8 @@
 """Runs units in this process, one after the other (``workers=0``).
 
 For debuggers, notebooks and proofs: the same code as a worker's, so the states
-are the same bits. A unit runs when the coordinator waits for it.
+are the same bits. A unit runs when the coordinator waits for it, and nothing wakes
+the coordinator before the unit's end.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import sys
 
 from cerebro import generators
+from cerebro.executors.base import Wake
 from cerebro.unit import CheckTask, Event, RunContext, Task
 from cerebro.worker import UnitRunner
 
@@ -29,7 +31,7 @@ class InlineExecutor:
         assert self._next is None, "the inline worker runs one unit at a time"
         self._next = task
 
-    def wait(self, timeout: float | None = None) -> list[Event]:
+    def wait(self, timeout: float | None = None, wake: Wake | None = None) -> list[Event]:
         assert self._runner is not None
         task, self._next = self._next, None
         if task is None:

@@ -35,6 +35,7 @@ import cloudpickle
 
 from cerebro import _core
 from cerebro.errors import InputError, WorkerError
+from cerebro.executors.base import Wake
 from cerebro.sources import are_unchanged
 from cerebro.unit import CheckTask, Event, RunContext, Task, WorkerLost
 
@@ -225,14 +226,16 @@ class LocalExecutor:
         except OSError:
             self._lose(worker)
 
-    def wait(self, timeout: float | None = None) -> list[Event]:
+    def wait(self, timeout: float | None = None, wake: Wake | None = None) -> list[Event]:
         events: list[Event] = list(self._lost)
         self._lost.clear()
         if events or not self._busy:
             return events
         by_connection = {self._workers[w].connection: w for w in self._busy}
-        for connection in wait(list(by_connection), timeout):
-            assert isinstance(connection, Connection)
+        sources: list[Any] = [*by_connection, *([] if wake is None else [wake])]
+        for connection in wait(sources, timeout):
+            if not isinstance(connection, Connection):  # it is `wake`: no event
+                continue
             worker = by_connection[connection]
             try:
                 events.append(cloudpickle.loads(connection.recv_bytes()))
