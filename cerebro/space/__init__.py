@@ -1,0 +1,72 @@
+"""Search spaces: which configurations there are, and how one is drawn.
+
+A space is a mapping of names to dimensions::
+
+    {
+        "lr": loguniform(1e-4, 1e-1),
+        "batch_size": [32, 256],                      # a list means choice([32, 256])
+        "layers": integer(1, 4),
+        "optimizer": ["sgd", "adamw"],
+        "if sgd": when("optimizer", "sgd", {"momentum": uniform(0.0, 0.99)}),
+        "augment": {"crop": [0, 2, 4], "flip": [False, True]},   # nested
+        "epochs_warm": 1,                             # a constant
+    }
+
+A key whose value is a :func:`when`, or a list of them, is only a label: it does
+not appear in the configuration. The entries of the conditional space are merged
+into the mapping in which the ``when`` stands, if its condition holds.
+
+Every dimension draws from a stream of its own, keyed by the search's seed, the
+trial's number and the dimension's path, so adding, removing or moving a
+dimension leaves the values of the others as they were.
+
+Configurations are stored as JSON, so a value is None, a bool, a finite number,
+a string, or lists and mappings of those; tuples become lists. Choose among
+functions or classes by name.
+"""
+
+from cerebro.space.conditions import Node, when
+from cerebro.space.dimensions import (
+    Choice,
+    Constant,
+    Dimension,
+    Integer,
+    LogUniform,
+    Normal,
+    Path,
+    Uniform,
+    When,
+    choice,
+    integer,
+    json_value,
+    loguniform,
+    normal,
+    path_name,
+    uniform,
+)
+from cerebro.space.search_space import GRID_LIMIT, Space, SpaceLike, as_space
+
+__all__ = [
+    "GRID_LIMIT",
+    "Choice",
+    "Constant",
+    "Dimension",
+    "Integer",
+    "LogUniform",
+    "Node",
+    "Normal",
+    "Path",
+    "Space",
+    "SpaceLike",
+    "Uniform",
+    "When",
+    "as_space",
+    "choice",
+    "integer",
+    "json_value",
+    "loguniform",
+    "normal",
+    "path_name",
+    "uniform",
+    "when",
+]

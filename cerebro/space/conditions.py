@@ -1,0 +1,211 @@
+"""Conditional dimensions: a mapping of dimensions and `when`s as a list of nodes.
+
+Every node comes after those that it depends on, so that going through the list
+once settles a configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol, runtime_checkable
+
+from cerebro import _core
+from cerebro.errors import InputError
+from cerebro.space.dimensions import (
+    Choice,
+    Constant,
+    Dimension,
+    Path,
+    When,
+    json_value,
+    path_name,
+)
+
+
+@runtime_checkable
+class Mapped(Protocol):
+    """A space inside a space: what it was made of is merged."""
+
+    mapping: Mapping[str, Any]
+
+
+def when(name: str, value: Any, space: Mapping[str, Any]) -> When:
+    """Return a conditional space: its entries exist only if ``config[name] == value``.
+
+    Parameters
+    ----------
+    name
+        A key of the mapping in which the ``when`` stands, or of one around it.
+    value
+        The value, or a list of values, for which the condition holds.
+    space
+        A mapping like any space; it may hold nested mappings and further conditions.
+
+    Examples
+    --------
+    The key is a label and does not appear in configurations; several conditions
+    may share one as a list:
+
+    >>> {
+    ...     "optimizer": ["sgd", "adamw"],
+    ...     "optimizer options": [
+    ...         when("optimizer", "sgd", {"momentum": uniform(0, 0.99)}),
+    ...         when("optimizer", "adamw", {"weight_decay": loguniform(1e-5, 1e-1)}),
+    ...     ],
+    ... }  # doctest: +SKIP
+
+    Two conditions may set the same key if they depend on the same name and have
+    no value in common.
+    """
+    return When(name, value, space)
+
+
+@dataclass(frozen=True)
+class Condition:
+    path: Path
+    values: list[Any]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A dimension at its path, there if all its conditions hold."""
+
+    path: Path
+    dimension: Dimension
+    conditions: tuple[Condition, ...]
+    # A mapping rather than a value: made empty, filled by the nodes below it.
+    nest: bool = False
+
+    def applies(self, config: Mapping[str, Any]) -> bool:
+        """Return whether `config`, settled up to here, is to get this node's value."""
+        if self.nest and value_at(config, self.path)[0]:
+            return False
+        return _holds(config, self.conditions)
+
+    @cached_property
+    def stream(self) -> int:
+        """The key of the dimension's stream: the hash of its path as a JSON pointer."""
+        escaped = (key.replace("~", "~0").replace("/", "~1") for key in self.path)
+        return int(_core.xxh3_64(("/" + "/".join(escaped)).encode()), 16)
+
+
+def value_at(config: Mapping[str, Any], path: Path) -> tuple[bool, Any]:
+    value: Any = config
+    for key in path:
+        if not isinstance(value, Mapping) or key not in value:
+            return False, None
+        value = value[key]
+    return True, value
+
+
+def put_at(config: dict[str, Any], path: Path, value: Any) -> None:
+    for key in path[:-1]:
+        config = config[key]
+    config[path[-1]] = value
+
+
+def _holds(config: Mapping[str, Any], conditions: Sequence[Condition]) -> bool:
+    for condition in conditions:
+        there, value = value_at(config, condition.path)
+        if not there or value not in condition.values:
+            return False
+    return True
+
+
+class Compiler:
+    """Turns a mapping into nodes, every one after those that it depends on."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+
+    def mapping(
+        self, mapping: Mapping[str, Any], prefix: Path, conditions: tuple[Condition, ...]
+    ) -> None:
+        if not isinstance(mapping, Mapping):
+            raise InputError(
+                f"{path_name(prefix) or 'the space'} must be a mapping of names to dimensions, "
+                f"not {mapping!r}"
+            )
+        later: list[When] = []
+        for key, value in mapping.items():
+            if not isinstance(key, str) or not key:
+                raise InputError(f"the names in a space must be non-empty strings, not {key!r}")
+            path = (*prefix, key)
+            whens = self.whens(value, path)
+            if whens is not None:
+                later += whens
+            elif isinstance(value, (Mapping, Mapped)):
+                inner = value.mapping if isinstance(value, Mapped) else value
+                self.add(Node(path, Constant({}), conditions, nest=True))
+                self.mapping(inner, path, conditions)
+            else:
+                dimension = as_dimension(value).checked(path_name(path))
+                self.add(Node(path, dimension, conditions))
+        for item in later:
+            condition = self.condition(item, prefix)
+            self.mapping(item.space, prefix, (*conditions, condition))
+
+    @staticmethod
+    def whens(value: object, path: Path) -> list[When] | None:
+        if isinstance(value, When):
+            return [value]
+        if isinstance(value, (list, tuple)) and any(isinstance(item, When) for item in value):
+            if not all(isinstance(item, When) for item in value):
+                raise InputError(
+                    f"{path_name(path)}: a list holds either conditions (when) or options"
+                )
+            return list(value)
+        return None
+
+    def add(self, node: Node) -> None:
+        for other in self.nodes:
+            if other.path != node.path or (other.nest and node.nest):
+                continue
+            if not _exclusive(other.conditions, node.conditions):
+                raise InputError(
+                    f"{path_name(node.path)} is defined twice; conditions that set the same "
+                    "name must depend on the same name and have no value in common"
+                )
+        self.nodes.append(node)
+
+    def condition(self, item: When, prefix: Path) -> Condition:
+        label = f"when({item.name!r}, {item.value!r}, ...)"
+        value = json_value(item.value, label)
+        values = [value, *value] if isinstance(value, list) else [value]
+        for depth in range(len(prefix), -1, -1):
+            path = (*prefix[:depth], item.name)
+            found = [node for node in self.nodes if node.path == path]
+            if found:
+                self.check_possible(found, values, label, item.name)
+                return Condition(path, values)
+        known = ", ".join(path_name(node.path) for node in self.nodes) or "nothing"
+        raise InputError(
+            f"{label}: there is no {item.name!r} beside it or around it (there is {known})"
+        )
+
+    @staticmethod
+    def check_possible(found: list[Node], values: list[Any], label: str, name: str) -> None:
+        """Refuse a condition that can never hold: most often a misspelt option."""
+        options: list[Any] = []
+        for node in found:
+            if not isinstance(node.dimension, (Choice, Constant)) or node.nest:
+                return
+            options += node.dimension.values()
+        if not any(option in values for option in options):
+            raise InputError(f"{label} never holds: {name} is one of {options!r}")
+
+
+def _exclusive(one: Sequence[Condition], two: Sequence[Condition]) -> bool:
+    return any(
+        a.path == b.path and not any(value in b.values for value in a.values)
+        for a in one
+        for b in two
+    )
+
+
+def as_dimension(value: object) -> Dimension:
+    if isinstance(value, Dimension):
+        return value
+    return Choice(value) if isinstance(value, list) else Constant(value)

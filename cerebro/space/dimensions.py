@@ -1,0 +1,348 @@
+"""The dimensions of a space, and the values that configurations can have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from statistics import NormalDist
+from typing import Any
+
+from cerebro.errors import InputError
+
+Path = tuple[str, ...]
+
+
+def path_name(path: Path) -> str:
+    """Return how a dimension's path is written in messages, such as ``augment.crop``."""
+    return ".".join(path)
+
+
+def json_value(value: object, name: str) -> Any:
+    """Return `value` as what JSON gives back: tuples as lists, NumPy scalars as numbers.
+
+    Raises
+    ------
+    InputError
+        If the value cannot be stored as JSON; the message begins with `name`.
+    """
+    if hasattr(value, "dtype") and hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        value = value.item()
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise InputError(f"{name}: {value} is not a finite number")
+        return value
+    if isinstance(value, (list, tuple)):
+        return [json_value(item, name) for item in value]
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise InputError(f"{name}: the keys of a mapping must be strings")
+        return {key: json_value(item, name) for key, item in value.items()}
+    if isinstance(value, (Dimension, When)):
+        raise InputError(
+            f"{name}: {value!r} stands inside a value; give it a key of its own, "
+            "under when(...) if it depends on another choice"
+        )
+    raise InputError(
+        f"{name}: {value!r} cannot be stored as JSON; use a name (a string) and look the "
+        "object up in build"
+    )
+
+
+def _number(value: object, label: str, name: str) -> float:
+    """Check that an argument of a dimension is a finite real number."""
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InputError(f"{name}: {label} must be a number, not {value!r}")
+    if not math.isfinite(value):
+        raise InputError(f"{name}: {label} must be finite, not {value!r}")
+    return value
+
+
+def _whole(value: object, label: str, name: str) -> int:
+    number = _number(value, label, name)
+    if number != int(number):
+        raise InputError(f"{name}: {label} must be a whole number, not {value!r}")
+    return int(number)
+
+
+class Dimension:
+    """One entry of a space. Made by the functions of this module."""
+
+    def checked(self, name: str) -> Dimension:
+        """Return this dimension with its arguments checked and made plain.
+
+        Called when the space is made, because only then is the name known.
+        """
+        raise NotImplementedError
+
+    def draw(self, share: float) -> Any:
+        """Return the value at `share`, 0 <= share < 1, of the dimension's distribution."""
+        raise NotImplementedError
+
+    def count(self) -> int | None:
+        """Return how many values there are, None if they cannot be enumerated."""
+        return None
+
+    def values(self) -> Iterator[Any]:
+        """Give every value in order; only where :meth:`count` is not None."""
+        raise NotImplementedError
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the dimension as JSON, see :meth:`Space.from_json`."""
+        return {"type": type(self).__name__.lower(), **vars(self)}
+
+
+def _index(share: float, count: int) -> int:
+    """Return which of `count` equal parts of [0, 1) `share` is in."""
+    return min(int(share * count), count - 1)
+
+
+def _check_bounds(dimension: Dimension, low: float, high: float, name: str) -> None:
+    if low > high:
+        raise InputError(f"{name}: {dimension!r}: low is above high; swap them")
+
+
+@dataclass(frozen=True)
+class Uniform(Dimension):
+    """See :func:`uniform`."""
+
+    low: float
+    high: float
+    step: float | None = None
+
+    def checked(self, name: str) -> Uniform:
+        low, high = _number(self.low, "low", name), _number(self.high, "high", name)
+        _check_bounds(self, low, high, name)
+        if self.step is None:
+            return Uniform(float(low), float(high))
+        step = _number(self.step, "step", name)
+        if step <= 0:
+            raise InputError(f"{name}: {self!r}: step must be above 0")
+        return Uniform(float(low), float(high), float(step))
+
+    def draw(self, share: float) -> float:
+        count = self.count()
+        if count is not None:
+            return self._at(_index(share, count))
+        return min(self.low + (self.high - self.low) * share, self.high)
+
+    def count(self) -> int | None:
+        if self.step is None:
+            return None
+        # In decimal, so that uniform(0, 0.3, step=0.1) has the four values it shows.
+        span = Decimal(repr(self.high)) - Decimal(repr(self.low))
+        return int(span / Decimal(repr(self.step))) + 1
+
+    def _at(self, index: int) -> float:
+        return float(Decimal(repr(self.low)) + index * Decimal(repr(self.step)))
+
+    def values(self) -> Iterator[float]:
+        return (self._at(index) for index in range(self.count() or 0))
+
+    def __repr__(self) -> str:
+        step = "" if self.step is None else f", step={self.step!r}"
+        return f"uniform({self.low!r}, {self.high!r}{step})"
+
+
+@dataclass(frozen=True)
+class LogUniform(Dimension):
+    """See :func:`loguniform`."""
+
+    low: float
+    high: float
+
+    def checked(self, name: str) -> LogUniform:
+        low, high = _number(self.low, "low", name), _number(self.high, "high", name)
+        _check_bounds(self, low, high, name)
+        if low <= 0:
+            raise InputError(
+                f"{name}: {self!r}: low must be above 0; the bounds are the values themselves, "
+                "not their logarithms"
+            )
+        return LogUniform(float(low), float(high))
+
+    def draw(self, share: float) -> float:
+        low, high = math.log(self.low), math.log(self.high)
+        return min(max(math.exp(low + (high - low) * share), self.low), self.high)
+
+    def __repr__(self) -> str:
+        return f"loguniform({self.low!r}, {self.high!r})"
+
+
+@dataclass(frozen=True)
+class Integer(Dimension):
+    """See :func:`integer`."""
+
+    low: int
+    high: int
+    step: int = 1
+    log: bool = False
+
+    def checked(self, name: str) -> Integer:
+        low, high = _whole(self.low, "low", name), _whole(self.high, "high", name)
+        step = _whole(self.step, "step", name)
+        _check_bounds(self, low, high, name)
+        if step <= 0:
+            raise InputError(f"{name}: {self!r}: step must be above 0")
+        if self.log and low <= 0:
+            raise InputError(f"{name}: {self!r}: low must be above 0 where log=True")
+        if self.log and step != 1:
+            raise InputError(f"{name}: {self!r}: step and log=True exclude each other")
+        return Integer(low, high, step, bool(self.log))
+
+    def draw(self, share: float) -> int:
+        if not self.log:
+            return self.low + self.step * _index(share, self.count())
+        # Half a unit beyond both ends, so that the ends are as likely as their neighbours.
+        low, high = math.log(self.low - 0.5), math.log(self.high + 0.5)
+        return min(max(round(math.exp(low + (high - low) * share)), self.low), self.high)
+
+    def count(self) -> int:
+        return (self.high - self.low) // self.step + 1
+
+    def values(self) -> Iterator[int]:
+        return iter(range(self.low, self.high + 1, self.step))
+
+    def __repr__(self) -> str:
+        step = "" if self.step == 1 else f", step={self.step!r}"
+        log = ", log=True" if self.log else ""
+        return f"integer({self.low!r}, {self.high!r}{step}{log})"
+
+
+@dataclass(frozen=True)
+class Normal(Dimension):
+    """See :func:`normal`."""
+
+    mean: float
+    std: float
+
+    def checked(self, name: str) -> Normal:
+        mean, std = _number(self.mean, "mean", name), _number(self.std, "std", name)
+        if std <= 0:
+            raise InputError(f"{name}: {self!r}: std must be above 0")
+        return Normal(float(mean), float(std))
+
+    def draw(self, share: float) -> float:
+        # The middle of the 2**-53 wide interval that `share` begins: never 0 or 1.
+        return NormalDist(self.mean, self.std).inv_cdf(min(share + 2.0**-54, 1 - 2.0**-53))
+
+    def __repr__(self) -> str:
+        return f"normal({self.mean!r}, {self.std!r})"
+
+
+@dataclass(frozen=True)
+class Choice(Dimension):
+    """See :func:`choice`."""
+
+    options: Sequence[Any]
+
+    def checked(self, name: str) -> Choice:
+        if isinstance(self.options, (str, bytes, Mapping)):
+            raise InputError(f"{name}: {self!r}: the options must be a list")
+        try:
+            options = list(self.options)
+        except TypeError:
+            raise InputError(f"{name}: {self!r}: the options must be a list") from None
+        if not options:
+            raise InputError(f"{name}: a choice needs at least one option")
+        return Choice([json_value(option, name) for option in options])
+
+    def draw(self, share: float) -> Any:
+        return self.options[_index(share, len(self.options))]
+
+    def count(self) -> int:
+        return len(self.options)
+
+    def values(self) -> Iterator[Any]:
+        return iter(self.options)
+
+    def __repr__(self) -> str:
+        return f"choice({self.options!r})"
+
+
+@dataclass(frozen=True)
+class Constant(Dimension):
+    """A value that is the same in every configuration."""
+
+    value: Any
+
+    def checked(self, name: str) -> Constant:
+        return Constant(json_value(self.value, name))
+
+    def draw(self, share: float) -> Any:
+        return self.value
+
+    def count(self) -> int:
+        return 1
+
+    def values(self) -> Iterator[Any]:
+        yield self.value
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+@dataclass(frozen=True)
+class When:
+    """See :func:`when`."""
+
+    name: str
+    value: Any
+    space: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        return f"when({self.name!r}, {self.value!r}, {dict(self.space)!r})"
+
+
+def uniform(low: float, high: float, step: float | None = None) -> Uniform:
+    """Return a dimension of floats, equally likely from `low` to `high`.
+
+    Parameters
+    ----------
+    low, high
+        The ends, which are values of the dimension.
+    step
+        If given, only ``low, low + step, ...`` up to `high` are drawn, and the
+        dimension can be part of a grid.
+
+    Notes
+    -----
+    Wrong arguments raise :class:`~cerebro.errors.InputError`, naming the
+    dimension, when the space is made of it.
+    """
+    return Uniform(low, high, step)
+
+
+def loguniform(low: float, high: float) -> LogUniform:
+    """Return a dimension of floats whose logarithm is uniform; 0 < low <= high.
+
+    The bounds are the values themselves: ``loguniform(1e-4, 1e-1)``.
+    """
+    return LogUniform(low, high)
+
+
+def integer(low: int, high: int, step: int = 1, log: bool = False) -> Integer:
+    """Return a dimension of integers from `low` to `high`, both ends in.
+
+    With `log`, small values are more likely in the way of :func:`loguniform`;
+    `low` must then be above 0 and `step` 1.
+    """
+    return Integer(low, high, step, log)
+
+
+def choice(options: Sequence[Any]) -> Choice:
+    """Return a dimension of the given options, each as likely; a plain list means the same.
+
+    Options are values that JSON can store (see :mod:`cerebro.space`).
+    """
+    return Choice(options)
+
+
+def normal(mean: float, std: float) -> Normal:
+    """Return a dimension of normally distributed floats."""
+    return Normal(mean, std)

@@ -1,0 +1,286 @@
+"""`Space`: the checked search space, from which configurations are drawn."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from cerebro import _core
+from cerebro.errors import InputError
+from cerebro.space.conditions import Compiler, Node, as_dimension, put_at, value_at
+from cerebro.space.dimensions import (
+    Choice,
+    Constant,
+    Dimension,
+    Integer,
+    LogUniform,
+    Normal,
+    Path,
+    Uniform,
+    When,
+    json_value,
+    path_name,
+)
+
+# More configurations than this in a grid is a mistake rather than a plan.
+GRID_LIMIT = 100_000
+
+
+class Space:
+    """A checked search space.
+
+    Parameters
+    ----------
+    mapping
+        Names to dimensions, lists, constants, mappings and conditions, as
+        described in :mod:`cerebro.space`.
+
+    Raises
+    ------
+    InputError
+        Naming the dimension: reversed bounds, a logarithmic dimension with
+        ``low <= 0``, an empty choice, ``step <= 0``, numbers that are not
+        finite, values that JSON cannot store, a condition on a name that is not
+        there or that can never hold, a name defined twice.
+    """
+
+    def __init__(self, mapping: Mapping[str, Any]) -> None:
+        compiler = Compiler()
+        compiler.mapping(mapping, (), ())
+        self.mapping: dict[str, Any] = dict(mapping)
+        self.nodes: list[Node] = compiler.nodes
+
+    @property
+    def dimensions(self) -> dict[str, Dimension]:
+        """The dimensions that vary, by the dotted name of their path, in the order written."""
+        return {
+            path_name(node.path): node.dimension
+            for node in self.nodes
+            if not isinstance(node.dimension, Constant)
+        }
+
+    @property
+    def paths(self) -> list[Path]:
+        """The path of every value a configuration can have, conditional ones included."""
+        return [node.path for node in self.nodes if not node.nest]
+
+    def sample(self, seed: int, trial: int) -> dict[str, Any]:
+        """Return the configuration of one trial: a pure function of its arguments.
+
+        Parameters
+        ----------
+        seed
+            The search's seed, 0 <= seed < 2**64.
+        trial
+            The trial's number, from 0.
+        """
+        return self.complete({}, seed, trial)
+
+    def complete(self, point: Mapping[str, Any], seed: int, trial: int) -> dict[str, Any]:
+        """Return `point` with what it leaves open drawn as :meth:`sample` would.
+
+        The values of a point need not be inside the bounds.
+
+        Raises
+        ------
+        InputError
+            If the point has a name that is not in the space, or that the
+            conditions exclude.
+        """
+
+        def draw(node: Node) -> Any:
+            (share,) = _core.random_doubles(1, seed, "space", trial, node.stream)
+            return node.dimension.draw(share)
+
+        return self.fill(point, draw)
+
+    def fill(self, point: Mapping[str, Any], choose: Callable[[Node], Any]) -> dict[str, Any]:
+        """Return `point` with what it leaves open chosen by ``choose(node)``, in order.
+
+        Conditional dimensions are asked for only if their conditions hold; constants
+        are not asked for.
+
+        Raises
+        ------
+        InputError
+            As :meth:`complete` does.
+        """
+        if not isinstance(point, Mapping):
+            raise InputError(f"a point must be a mapping of names to values, not {point!r}")
+        given = json_value(point, "points")
+        config: dict[str, Any] = {}
+        for node in self.nodes:
+            if not node.applies(config):
+                continue
+            there, value = value_at(given, node.path)
+            if node.nest:
+                value = {}
+            elif not there and isinstance(node.dimension, Constant):
+                value = node.dimension.value
+            elif not there:
+                value = choose(node)
+            put_at(config, node.path, copy.deepcopy(value))
+        unknown = [path for path in _leaves(given, self._nests()) if not value_at(config, path)[0]]
+        if unknown:
+            known = ", ".join(path_name(path) for path in self.paths) or "nothing"
+            raise InputError(
+                f"points: {path_name(unknown[0])!r} is not in the space, or its condition does "
+                f"not hold (the space has {known})"
+            )
+        return config
+
+    def _nests(self) -> set[Path]:
+        return {node.path for node in self.nodes if node.nest}
+
+    def grid(self) -> list[dict[str, Any]]:
+        """Return every configuration.
+
+        The order is that of nested loops over the dimensions as they are
+        written, the first one outermost, conditional ones innermost.
+
+        Raises
+        ------
+        InputError
+            If a dimension cannot be enumerated, naming it, or if there are more
+            than 100,000 configurations.
+        """
+        for node in self.nodes:
+            if node.dimension.count() is None:
+                raise InputError(
+                    f"{path_name(node.path)}: {node.dimension!r} cannot be part of a grid; give "
+                    "a list, a step, or use searcher='random'"
+                )
+        configs: list[dict[str, Any]] = []
+        for config in self._expand({}, 0):
+            configs.append(config)
+            if len(configs) > GRID_LIMIT:
+                raise InputError(
+                    f"the grid has more than {GRID_LIMIT} configurations; use searcher='random'"
+                )
+        return configs
+
+    def _expand(self, config: dict[str, Any], index: int) -> Iterator[dict[str, Any]]:
+        """Give all completions of `config`, whose first `index` nodes are settled."""
+        while index < len(self.nodes) and not self.nodes[index].applies(config):
+            index += 1
+        if index == len(self.nodes):
+            yield copy.deepcopy(config)
+            return
+        node = self.nodes[index]
+        for value in node.dimension.values():
+            put_at(config, node.path, {} if node.nest else value)
+            yield from self._expand(config, index + 1)
+        self._remove(config, node.path)
+
+    @staticmethod
+    def _remove(config: dict[str, Any], path: Path) -> None:
+        for key in path[:-1]:
+            config = config[key]
+        del config[path[-1]]
+
+    def describe(self) -> str:
+        """Return the space as text, one line per value: its name, dimension and conditions."""
+        lines = []
+        leaves = [node for node in self.nodes if not node.nest]
+        width = max((len(path_name(node.path)) for node in leaves), default=0)
+        for node in leaves:
+            conditions = [
+                f"{path_name(c.path)} = {' or '.join(repr(v) for v in _shown(c.values))}"
+                for c in node.conditions
+            ]
+            suffix = f"   if {' and '.join(conditions)}" if conditions else ""
+            lines.append(f"{path_name(node.path):{width}}  {node.dimension!r}{suffix}")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"Space({self.mapping!r})"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the space as JSON, from which :meth:`from_json` makes an equal one."""
+        return _mapping_to_json(self.mapping)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Space:
+        """Return the space that :meth:`to_json` was called on.
+
+        Raises
+        ------
+        InputError
+            If `data` is not what :meth:`to_json` returns.
+        """
+        mapping = _from_json(data)
+        if not isinstance(mapping, dict):
+            raise InputError("this is not a search space as Cerebro stores it")
+        return cls(mapping)
+
+
+def _shown(values: list[Any]) -> list[Any]:
+    """Return a condition's values as they are shown: without the list that holds them all."""
+    if len(values) > 1 and isinstance(values[0], list) and values[0] == values[1:]:
+        return values[1:]
+    return values
+
+
+def _leaves(point: Mapping[str, Any], nests: set[Path], prefix: Path = ()) -> Iterator[Path]:
+    """Give the path of every value of a point; mappings that are values are not entered."""
+    for key, value in point.items():
+        path = (*prefix, key)
+        if isinstance(value, Mapping) and path in nests:
+            yield from _leaves(value, nests, path)
+        else:
+            yield path
+
+
+_Encoded = dict[str, Any]
+
+
+def _to_json(value: object, name: str) -> _Encoded:
+    whens = Compiler.whens(value, (name,))
+    if isinstance(value, When):
+        space = _mapping_to_json(value.space)
+        return {"type": "when", "name": value.name, "value": json_value(value.value, name), **space}
+    if whens is not None:
+        return {"type": "whens", "items": [_to_json(item, name) for item in whens]}
+    if isinstance(value, Space):
+        return {**value.to_json(), "type": "space"}
+    if isinstance(value, Mapping):
+        return {**_mapping_to_json(value), "type": "space"}
+    return as_dimension(value).checked(name).to_json()
+
+
+def _mapping_to_json(mapping: Mapping[str, Any]) -> _Encoded:
+    entries = [[key, _to_json(value, key)] for key, value in mapping.items()]
+    return {"entries": entries}
+
+
+_DIMENSIONS: dict[str, type[Dimension]] = {
+    kind.__name__.lower(): kind for kind in (Uniform, LogUniform, Integer, Normal, Choice, Constant)
+}
+
+
+def _from_json(data: Any) -> Any:
+    try:
+        kind = data.get("type", "space")
+        if kind == "whens":
+            return [_from_json(item) for item in data["items"]]
+        if kind in ("space", "when"):
+            mapping = {key: _from_json(value) for key, value in data["entries"]}
+            return mapping if kind == "space" else When(data["name"], data["value"], mapping)
+        return _DIMENSIONS[kind](**{key: value for key, value in data.items() if key != "type"})
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise InputError("this is not a search space as Cerebro stores it") from None
+
+
+SpaceLike = Space | Mapping[str, Any]
+
+
+def as_space(space: SpaceLike) -> Space:
+    """Return `space` as a checked :class:`Space`.
+
+    Raises
+    ------
+    InputError
+        As :class:`Space` does.
+    """
+    return space if isinstance(space, Space) else Space(space)
