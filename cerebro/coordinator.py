@@ -45,7 +45,7 @@ class Coordinator:
         store: Store,
         progress: Any,
         result: Any,
-        first: Suggestion,
+        first: Suggestion | None = None,
     ) -> None:
         self.settings = settings
         self.context = context

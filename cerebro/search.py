@@ -15,14 +15,12 @@ from typing import Any, Literal
 
 import cerebro.environment as environment
 from cerebro.check import Check, raise_if_broken
-from cerebro.coordinator import Coordinator
-from cerebro.errors import InputError, RunError, text_of
+from cerebro.conduct import Opened, conduct
+from cerebro.errors import InputError, RunError
 from cerebro.executors.base import Executor
-from cerebro.executors.inline import InlineExecutor
-from cerebro.executors.local import LocalExecutor
-from cerebro.interrupts import uninterrupted
+from cerebro.owner import FILE as OWNER_FILE
+from cerebro.owner import Owner
 from cerebro.recipe import Recipe
-from cerebro.report.progress import make_progress
 from cerebro.result import Result
 from cerebro.searchers import make_searcher
 from cerebro.searchers.base import Searcher, Suggestion
@@ -256,74 +254,32 @@ def run_search(settings: Settings, space: Space, searcher: str | Searcher) -> Re
             "no validation data: trials are ranked by training metrics (give validation=)",
             stacklevel=3,
         )
-    progress = make_progress(settings.progress)
-    executor = settings.executor or default_executor(settings)
-    context = run_context(settings)
-    coordinator = store = None
-    try:
-        # First of all: what cannot be sent to a worker is found before a file is made.
-        workers = executor.start(context)
-        store = make_run(settings)
-        result = Result(settings.folder, build=settings.build)
-        coordinator = Coordinator(
-            settings, context, the_searcher, executor, store, progress, result, first
-        )
-        coordinator.tell("on_run_start", result)
-        workers = check_first(executor, workers, first.config, context)
-        coordinator.run(workers)
-        executor.close()
-        store.set_meta("status", "stopped" if coordinator.out_of_time else "finished")
-        store.set_meta("ended", time.time())
-        store.close()
-    except BaseException as error:
-        abandon(error, executor, progress, store, coordinator)
-        if isinstance(error, RunError) and store is not None:
-            with contextlib.suppress(Exception):
-                result.refresh()
-                error.result = result
-        raise
-    result.refresh()
-    progress.finished(coordinator.snapshot(), result)
-    coordinator.tell("on_run_end", result)
-    return result
+    return conduct(
+        settings,
+        run_context(settings),
+        the_searcher,
+        partial(make_run, settings),
+        first=first,
+        prepare=partial(check_first, config=first.config),
+    )
 
 
-def abandon(
-    error: BaseException,
-    executor: Executor,
-    progress: Any,
-    store: Store | None,
-    coordinator: Coordinator | None,
-) -> None:
-    """Leave a run that ends badly: no process stays, what is finished is kept.
-
-    Every step is tried whatever becomes of the others, and none hides `error`.
-    """
-    steps: list[Callable[[], None]] = [lambda: executor.close(kill=True), progress.close]
-    if store is not None:
-        interrupted = isinstance(error, KeyboardInterrupt)
-        record = {"status": "stopped" if interrupted else "failed", "ended": time.time()}
-        if not interrupted:
-            record["error"] = text_of(error, 2000)
-        if coordinator is not None:
-            steps.append(coordinator.end_open_trials)
-        steps += [partial(store.set_meta, *item) for item in record.items()]
-        steps.append(store.close)
-    with uninterrupted():
-        for step in steps:
-            with contextlib.suppress(Exception):
-                step()
-
-
-def make_run(settings: Settings) -> Store:
+def make_run(settings: Settings) -> Opened:
     """Make the run's folder and its store; if that fails, nothing is left of them."""
     folder = settings.folder
     existed = folder.exists()
+    owner = None
     try:
+        folder.mkdir(parents=True, exist_ok=True)
+        owner = Owner.take(folder)
         make_folders(settings)
-        return Store.create(folder, run_record(settings))
+        return Opened(owner, Store.create(folder, run_record(settings)))
     except BaseException as error:
+        if owner is None and isinstance(error, InputError):
+            raise  # somebody else is making the run
         remove_run(folder, keep=existed)
+        if owner is not None:
+            owner.release()
         if isinstance(error, OSError):
             raise OSError(
                 f"cannot make the run folder {folder}: {error.strerror or error}: choose another "
@@ -337,20 +293,14 @@ def remove_run(folder: Path, *, keep: bool) -> None:
     for name in ("states", "trials", "control"):
         shutil.rmtree(folder / name, ignore_errors=True)
     with contextlib.suppress(OSError):
-        for file in folder.glob("run.sqlite*"):
-            file.unlink()
+        for file in (*folder.glob("run.sqlite*"), folder / OWNER_FILE):
+            file.unlink(missing_ok=True)
         if not keep:
             folder.rmdir()
 
 
-def default_executor(settings: Settings) -> Executor:
-    if settings.workers == 0:
-        return InlineExecutor()
-    return LocalExecutor(settings.workers, settings.threads)
-
-
 def check_first(
-    executor: Executor, workers: Sequence[int], config: Mapping[str, Any], context: RunContext
+    executor: Executor, workers: Sequence[int], context: RunContext, config: Mapping[str, Any]
 ) -> list[int]:
     """Try the first configuration before anything is trained; see `cerebro.check`.
 

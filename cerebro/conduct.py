@@ -1,0 +1,170 @@
+"""One process at work on a run, new or resumed, from its workers' start to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from cerebro.coordinator import Coordinator
+from cerebro.errors import RunError, text_of
+from cerebro.executors.base import Executor
+from cerebro.executors.inline import InlineExecutor
+from cerebro.executors.local import LocalExecutor
+from cerebro.interrupts import TERMINATED, Terminated, terminable, uninterrupted
+from cerebro.owner import Owner
+from cerebro.report.progress import make_progress
+from cerebro.result import Result
+from cerebro.searchers.base import Searcher, Suggestion
+from cerebro.settings import Settings
+from cerebro.store import Store
+from cerebro.unit import RunContext
+
+
+@dataclass
+class Opened:
+    """A run that belongs to this process."""
+
+    owner: Owner
+    store: Store
+
+
+Prepare = Callable[[Executor, Sequence[int], RunContext], Sequence[int]]
+"""Makes the workers ready to train; returns those that are."""
+
+
+def conduct(
+    settings: Settings,
+    context: RunContext,
+    searcher: Searcher,
+    open_run: Callable[[], Opened],
+    *,
+    first: Suggestion | None = None,
+    prepare: Prepare | None = None,
+) -> Result:
+    """Train until the searcher has enough, the time is over or somebody says stop.
+
+    Parameters
+    ----------
+    settings, context, searcher
+        What is searched, what workers are told, and who decides.
+    open_run
+        Makes or opens the run. It is called when workers have started: what cannot be
+        sent to them is found before a file is made.
+    first
+        The searcher's first suggestion, where it was asked for one already.
+    prepare
+        What is to be done before anything is trained.
+
+    Raises
+    ------
+    RunError
+        If no trial can go on.
+    KeyboardInterrupt
+        On Ctrl-C, when the run is closed; it says how to go on.
+    SystemExit
+        On SIGTERM, with status 143, after printing the same.
+    """
+    try:
+        with terminable():
+            return _conduct(settings, context, searcher, open_run, first, prepare)
+    except Terminated as error:
+        print(f"\n{error}", file=sys.stderr, flush=True)
+        raise SystemExit(TERMINATED) from None
+
+
+def _conduct(
+    settings: Settings,
+    context: RunContext,
+    searcher: Searcher,
+    open_run: Callable[[], Opened],
+    first: Suggestion | None,
+    prepare: Prepare | None,
+) -> Result:
+    progress = make_progress(settings.progress)
+    executor = settings.executor or default_executor(settings)
+    run = coordinator = result = None
+    try:
+        workers: Sequence[int] = executor.start(context)
+        run = open_run()
+        result = Result(settings.folder, build=settings.build)
+        coordinator = Coordinator(
+            settings, context, searcher, executor, run.store, progress, result, first
+        )
+        coordinator.tell("on_run_start", result)
+        if prepare is not None:
+            workers = prepare(executor, workers, context)
+        coordinator.run(workers)
+        executor.close()
+        run.store.set_meta("status", "stopped" if coordinator.out_of_time else "finished")
+        run.store.set_meta("ended", time.time())
+        run.store.close()
+        run.owner.release()
+    except BaseException as error:
+        abandon(error, executor, progress, run, coordinator)
+        if result is not None:
+            explain(error, result)
+        raise
+    result.refresh()
+    progress.finished(coordinator.snapshot(), result)
+    coordinator.tell("on_run_end", result)
+    return result
+
+
+def abandon(
+    error: BaseException,
+    executor: Executor,
+    progress: Any,
+    run: Opened | None,
+    coordinator: Coordinator | None,
+) -> None:
+    """Leave a run that ends badly: no process stays, what is finished is kept.
+
+    Every step is tried whatever becomes of the others, and none hides `error`.
+    """
+    steps: list[Callable[[], None]] = [lambda: executor.close(kill=True), progress.close]
+    if run is not None:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        record = {"status": "stopped" if interrupted else "failed", "ended": time.time()}
+        if not interrupted:
+            record["error"] = text_of(error, 2000)
+        if coordinator is not None:
+            steps.append(coordinator.end_open_trials)
+        steps += [partial(run.store.set_meta, *item) for item in record.items()]
+        steps += [run.store.close, run.owner.release]
+    with uninterrupted():
+        for step in steps:
+            with contextlib.suppress(Exception):
+                step()
+
+
+def explain(error: BaseException, result: Result) -> None:
+    """Tell with the error what there is of the run, which is closed."""
+    with uninterrupted(), contextlib.suppress(Exception):
+        result.refresh()
+        if isinstance(error, RunError):
+            error.result = result
+        elif isinstance(error, KeyboardInterrupt):
+            error.args = (how_to_go_on(result),)
+
+
+def how_to_go_on(result: Result) -> str:
+    """What an interrupted run has kept, and what resumes it."""
+    epochs = sum(trial.epoch for trial in result.trials)
+    return (
+        f"interrupted: {len(result.trials)} trials with {epochs} finished epochs are kept in "
+        f"{result.path}. To look at them:\n\n"
+        f"  python -m cerebro show {shlex.quote(str(result.path))}"
+    )
+
+
+def default_executor(settings: Settings) -> Executor:
+    """Workers on this machine, or this process."""
+    if settings.workers == 0:
+        return InlineExecutor()
+    return LocalExecutor(settings.workers, settings.threads)
