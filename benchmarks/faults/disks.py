@@ -1,0 +1,81 @@
+"""Small disks that can run full or become read-only, in a mount namespace of our own."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUSER = 0x10000000
+MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def enter_namespace() -> str | None:
+    """Give this process mounts of its own; return why that cannot be, or None.
+
+    Root does so directly, others as root of a user namespace of their own. What is
+    mounted afterwards goes away with the processes.
+    """
+    uid, gid = os.getuid(), os.getgid()
+    flags = CLONE_NEWNS if os.geteuid() == 0 else CLONE_NEWNS | CLONE_NEWUSER
+    if _libc.unshare(flags) != 0 and (
+        flags & CLONE_NEWUSER or _libc.unshare(flags | CLONE_NEWUSER) != 0
+    ):
+        return f"unshare: {os.strerror(ctypes.get_errno())}"
+    try:
+        if os.geteuid() != 0:
+            Path("/proc/self/setgroups").write_text("deny")
+            Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
+            Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
+        _mount("none", "/", None, MS_REC | MS_PRIVATE)
+    except OSError as error:
+        return f"mount: {error.strerror}"
+    return None
+
+
+def _mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
+    done = _libc.mount(
+        source.encode(), target.encode(), kind.encode() if kind else None, flags, options.encode()
+    )
+    if done != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), target)
+
+
+class SmallDisk:
+    """A memory file system of a few megabytes at a folder."""
+
+    def __init__(self, folder: Path, nbytes: int) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        _mount("cerebro-faults", str(folder), "tmpfs", 0, f"size={nbytes},mode=0755")
+
+    def fill(self, leave: int) -> None:
+        """Take all of the room but `leave` bytes."""
+        info = os.statvfs(self.folder)
+        nbytes = max(0, info.f_bavail * info.f_frsize - leave)
+        with (self.folder / ".ballast").open("wb") as file:
+            if nbytes:
+                os.posix_fallocate(file.fileno(), 0, nbytes)
+
+    def empty(self) -> None:
+        """Give back the room that `fill` took."""
+        (self.folder / ".ballast").unlink(missing_ok=True)
+
+    def set_read_only(self, folder: Path, read_only: bool) -> None:
+        """Make what is below a folder of the disk read-only, or writable again.
+
+        Files that are open for writing stay so, as after an administrator's remount
+        of a bind mount.
+        """
+        if read_only:
+            _mount(str(folder), str(folder), None, MS_BIND)
+            _mount("none", str(folder), None, MS_REMOUNT | MS_BIND | MS_RDONLY)
+        elif _libc.umount2(str(folder).encode(), 2) != 0:  # as soon as nobody uses it
+            raise OSError(ctypes.get_errno(), "cannot unmount", str(folder))
+
+    def close(self) -> None:
+        _libc.umount2(str(self.folder).encode(), 2)

@@ -1,0 +1,390 @@
+"""One run from its first leg to the end, and the judgement of what came of it."""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import cerebro
+from benchmarks.faults import oracle, power, processes
+from benchmarks.faults.disks import SmallDisk
+from benchmarks.faults.oracle import Oracles, Outcome
+from benchmarks.faults.plan import SHIMMED, SMALL_DISK, TORN, Fault, Leg, Plan
+from benchmarks.faults.problem import to_json
+from benchmarks.faults.running import LEG_SECONDS, Progress, Report, Running
+from benchmarks.faults.sabotage import spoil
+from benchmarks.faults.shim import Shim
+
+EXIT_SECONDS = 2.0
+"""How long workers may outlive their coordinator."""
+DISK_BYTES = 24 << 20
+LAST_LEGS = 3
+"""Undisturbed legs after the planned ones; the first should finish the run."""
+
+
+class Disturbed:
+    """Carries out a plan in a folder of its own.
+
+    Parameters
+    ----------
+    plan
+        What is to happen.
+    oracles
+        Undisturbed outcomes and data.
+    folder
+        For everything that this run needs; made here.
+    library
+        The compiled shim, where the plan needs it.
+    small_disks
+        Whether disks can be mounted; otherwise the shim stands in for them.
+    sabotage
+        What to do to the finished run before it is judged, to see that it is noticed.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        oracles: Oracles,
+        folder: Path,
+        library: Path | None,
+        *,
+        small_disks: bool,
+        sabotage: str | None = None,
+    ) -> None:
+        self.plan = plan
+        self.report = Report(plan.seed)
+        self.mark = f"{os.getpid()}-{plan.seed}-{time.monotonic_ns()}"
+        self._oracles = oracles
+        self._folder = folder
+        self._sabotage = sabotage
+        folder.mkdir(parents=True)
+        on_disk = plan.disk and small_disks
+        self.disk = SmallDisk(folder / "disk", DISK_BYTES) if on_disk else None
+        self._root = folder / "disk" / "runs"
+        self._root.mkdir(parents=True)
+        self.run = self._root / "run"
+        self._memory = folder / "memory" if plan.state_dir else None
+        self._states = self._memory or self.run / "states"
+        self._events = folder / "events"
+        os.mkfifo(self._events)
+        # Open at both ends: writers never wait for a reader, and it never ends.
+        self._pipe = os.open(self._events, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._rest = b""
+        self.shim: Shim | None = None
+        if plan.needs_shim or (plan.disk and not small_disks):
+            assert library is not None
+            self.shim = Shim(library, folder, self._root, self._events)
+        if plan.loses_power and self.shim is not None:
+            power.begin_shadow(self._root, self.shim.shadow)
+            self.shim.keep_shadow()
+        self._torn: dict[Path, bytes] = {}  # damaged files as they were
+        self._progress = Progress()
+        self._hung = False
+
+    def go(self) -> Report:
+        """Run until finished, then judge; what the run does wrong is in the report."""
+        began = time.monotonic()
+        try:
+            finished = False
+            for leg in (*self.plan.legs, *[Leg("resume", 2, ())] * LAST_LEGS):
+                finished = self._leg(leg)
+                if finished or self._hung:
+                    break
+            if finished and self.plan.again and hasattr(cerebro, "resume"):
+                self._once_more()
+            if self._sabotage is not None:
+                spoil(self._sabotage, self.run, self.mark)
+            self._judge(finished)
+        finally:
+            processes.kill_all(self.mark)
+            self.report.seconds = time.monotonic() - began
+            self._close()
+        return self.report
+
+    def _close(self) -> None:
+        os.close(self._pipe)
+        if self.shim is not None:
+            if self.shim.trouble:
+                self.report.blame("broken: the shim could not keep what it should")
+            self.shim.close()
+        if self.disk is not None:
+            self.disk.close()
+
+    # --- a leg -----------------------------------------------------------
+
+    def _leg(self, leg: Leg) -> bool:
+        """Run one leg; True if the run is finished."""
+        how = leg.how
+        if how != "script" and not (self.run / "run.sqlite").exists():
+            how = "script"
+        self.report.legs += 1
+        self.report.tell(f"leg {self.report.legs}: {how}, {leg.workers} workers")
+        process = self._start(how, leg.workers)
+        running = Running(self, leg, process, self._progress, self.report)
+        code = running.watch()
+        self._after(running, code)
+        self._hung = running.hung
+        if code != 0:
+            return False
+        if running.status is None:
+            return oracle.read_outcome(self.run).status == "finished"
+        return running.status == "finished"
+
+    def _start(self, how: str, workers: int) -> subprocess.Popen[bytes]:
+        problem = self.plan.problem
+        if how == "command":
+            command = ["-m", "cerebro", "resume", str(self.run), "--workers", str(workers)]
+        else:
+            text = to_json(
+                problem,
+                data=str(self._oracles.data(problem)),
+                run=str(self.run),
+                workers=workers,
+                keep=self.plan.keep,
+                state_dir=str(self._memory) if self._memory else None,
+                how=how,
+                if_exists="resume" if hasattr(cerebro, "resume") else "error",
+            )
+            command = ["-m", "benchmarks.faults.job", text]
+        with self._output.open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, *command],
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd=self._folder,
+            )
+
+    def _environment(self) -> dict[str, str]:
+        more = {processes.MARK: self.mark, "CEREBRO_FAULTS_EVENTS": str(self._events)}
+        if self.plan.children:
+            more["CEREBRO_FAULTS_CHILDREN"] = "1"
+        if self.shim is not None:
+            more.update(self.shim.environment())
+        return oracle.environment(**more)
+
+    @property
+    def _output(self) -> Path:
+        return self._folder / f"output-{self.report.legs}"
+
+    def _said(self, size: int = 1500) -> str:
+        with suppress(OSError):
+            return self._output.read_text(errors="replace")[-size:].strip()
+        return ""
+
+    def lines(self, timeout: float, child: int | None = None) -> list[str]:
+        """Return what has been told, waiting for it or for the end of the child."""
+        poll = select.poll()
+        poll.register(self._pipe, select.POLLIN)
+        if child is not None:
+            poll.register(child, select.POLLIN)
+        poll.poll(max(0.0, timeout) * 1000)
+        with suppress(BlockingIOError):
+            while True:
+                self._rest += os.read(self._pipe, 1 << 16)
+        *whole, self._rest = self._rest.split(b"\n")
+        return [line.decode() for line in whole]
+
+    # --- after a leg -----------------------------------------------------
+
+    def _after(self, running: Running, code: int) -> None:
+        """Judge how a leg ended, see that nothing of it is left, and mend what was broken."""
+        self.report.tell(f"  ended with status {code}")
+        self._check_processes(running)
+        for line in self.lines(0.0):  # what was told at last
+            running.hear(line)
+        self._check_exit(running, code)
+        self.report.deaths += running.deaths
+        self._mend()
+        floor = oracle.committed(self._states) if self._states.exists() else {}
+        for trial, position in running.done.items():
+            floor[trial] = max(floor.get(trial, 0), position)
+        self._progress.highest.update(running.highest)
+        self._progress.floor = floor
+        self._progress.damaged = False
+        end = running.end
+        if end is not None and end.kind == "power loss":
+            self._lose_power(end, running)
+        elif end is not None and end.kind in TORN:
+            self._tear(end)
+
+    def _check_exit(self, running: Running, code: int) -> None:
+        """Every end has the exit status that it should have."""
+        if running.hung:
+            said = self._said(6000)
+            self.report.blame(f"hang: a leg took over {LEG_SECONDS:g} seconds; it said: {said}")
+            return
+        allowed = {0}
+        kind = running.end.kind if running.end is not None else ""
+        if kind in ("interrupted", "terminated"):
+            allowed |= {130, 143, -signal.SIGINT, -signal.SIGTERM}
+        elif kind in SMALL_DISK or (kind in SHIMMED and kind != "power loss"):
+            allowed |= {1}
+        elif kind:
+            allowed |= {-signal.SIGKILL}
+        refused = [file for file in self._torn if file.name in self._said()]
+        if code == 1 and refused:  # a damaged file is named; the user puts it back
+            allowed |= {1}
+            self.report.refusals.append(self._said().splitlines()[-1])
+            for file in refused:
+                file.write_bytes(self._torn.pop(file))
+        if code not in allowed:
+            self.report.blame(f"unclean: exit status {code}; it said: {self._said()}")
+
+    def _check_processes(self, running: Running) -> None:
+        """Workers, and what they have started, end with their coordinator."""
+        began = time.monotonic()
+        left = processes.wait_gone(processes.marked(self.mark), EXIT_SECONDS)
+        if left:
+            self.report.blame(f"orphans: {len(left)} processes outlive their coordinator")
+            processes.kill_all(self.mark)
+        elif running.end is not None and "coordinator killed" in running.end.kind:
+            self.report.exits.append(time.monotonic() - began)
+
+    def _mend(self) -> None:
+        if self.shim is not None:
+            self.shim.calm()
+        if self.disk is not None:
+            self.disk.empty()
+            with suppress(OSError):  # it was not read-only
+                self.disk.set_read_only(self.run, False)
+
+    # --- faults between legs ----------------------------------------------
+
+    def _lose_power(self, fault: Fault, running: Running) -> None:
+        assert self.shim is not None
+        rng = random.Random(fault.seed)
+        mix = None if rng.random() < 0.4 else rng
+        self.report.tell(
+            "  power is lost" + ("" if mix is None else "; the disk had written at will")
+        )
+        power.lose_power(self._root, self.shim.shadow, mix)
+        if self._memory is not None:
+            shutil.rmtree(self._memory, ignore_errors=True)
+        # What readers saw in the store was durable; nothing else is owed.
+        units = self.plan.problem.units_per_epoch
+        self._progress.floor = {trial: n * units for trial, n in running.durable.items()}
+        self._progress.damaged = True
+
+    def _tear(self, fault: Fault) -> None:
+        """Damage a file as a bad disk would."""
+        rng = random.Random(fault.seed)
+        patterns = {
+            "torn epoch state": (self.run / "states", "*.safetensors"),
+            "torn slot page": (self._states, "*.slots"),
+            "torn slot": (self._states, "*.[ab]"),
+            "torn new file": (self.run / "states", "*.safetensors*"),
+            "torn log of the store": (self.run, "run.sqlite-wal"),
+            "torn store": (self.run, "run.sqlite"),
+        }
+        folder, pattern = patterns[fault.kind]
+        files = sorted(folder.glob(pattern)) if folder.exists() else []
+        if not files:
+            self.report.tell("  there was nothing to tear")
+            return
+        file = rng.choice(files)
+        before = file.read_bytes()
+        if fault.kind == "torn new file":  # as if its worker had been cut off writing it
+            name = f"{rng.randrange(self.plan.problem.trials)}-epoch-{rng.randrange(3)}"
+            file = file.with_name(name + ".safetensors.new")
+        elif fault.kind in ("torn epoch state", "torn store"):
+            self._torn.setdefault(file, before)  # a user may have a backup
+        file.write_bytes(torn(before, rng))
+        self.report.tell(f"  {file.name} is torn")
+        if fault.kind == "torn log of the store":
+            self._progress.floor = {}
+        elif fault.kind != "torn store":
+            self._progress.floor = self._durable_epochs()
+        self._progress.damaged = True
+
+    def _durable_epochs(self) -> dict[int, int]:
+        """Where trials may go back to after damage: the last epoch of which a state is kept."""
+        units = self.plan.problem.units_per_epoch
+        kept = {
+            trial: (epoch + 1) * units
+            for (trial, epoch), row in sorted(oracle.read_outcome(self.run).epochs.items())
+            if row.file is not None and self.run / "states" / row.file not in self._torn
+        }
+        return {t: min(p, kept.get(t, 0)) for t, p in self._progress.floor.items()}
+
+    # --- the end ------------------------------------------------------------
+
+    def _once_more(self) -> None:
+        """A finished run that is taken up again has nothing to do."""
+        self.report.legs += 1
+        leg = Leg("script", 1, ())
+        running = Running(self, leg, self._start("script", 1), self._progress, self.report)
+        code = running.watch()
+        if code != 0 or running.highest:
+            self.report.blame(
+                f"unclean: a finished run was taken up again: status {code}, units "
+                f"{running.highest}; it said: {self._said()}"
+            )
+
+    def _judge(self, finished: bool) -> None:
+        blame = self.report.blame
+        if not finished:
+            blame(f"unfinished after {self.report.legs} legs; the last said: {self._said()}")
+        left = processes.wait_gone(processes.marked(self.mark), EXIT_SECONDS)
+        if left:
+            blame(f"orphans: {len(left)} processes are left")
+        try:
+            found = oracle.read_outcome(self.run)
+        except (sqlite3.Error, KeyError, ValueError) as error:
+            blame(f"lost: the store cannot be read: {error}")
+            return
+        self._judge_torn(found)
+        wanted = self._oracles.of(self.plan.problem)
+        self.report.epochs = len(wanted.epochs)
+        problems = oracle.differences(found, wanted)
+        problems += oracle.state_problems(self.run, found, self.plan.keep)
+        problems += oracle.stray_files(self.run, self._memory, found)
+        if not self.plan.goes_back:
+            twice = {unit: count for unit, count in found.units.items() if count > 1}
+            problems += [f"repeated: {n} rows of unit {unit}" for unit, n in twice.items()]
+        for problem in problems:
+            blame(problem)
+
+    def _judge_torn(self, found: Outcome) -> None:
+        """A damaged state that is still kept must be named by ``verify``; then it is put back."""
+        names = {row.file for row in found.epochs.values()}
+        for file, before in self._torn.items():
+            if file.name not in names or not file.exists() or file.read_bytes() == before:
+                continue
+            done = subprocess.run(
+                [sys.executable, "-m", "cerebro", "verify", str(self.run)],
+                env=oracle.environment(),
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode != 1 or file.name not in done.stderr:
+                self.report.blame(f"wrong: verify passes over {file.name}, which is torn")
+            self.report.refusals.append(done.stderr.strip())
+            file.write_bytes(before)
+
+
+def torn(data: bytes, rng: random.Random) -> bytes:
+    """Return a file's bytes after an accident: cut, a page zeroed, a bit turned, or none left."""
+    how = rng.choice(["cut", "zeros", "bit", "bit", "empty"])
+    if how == "empty" or not data:
+        return b""
+    at = rng.randrange(len(data))
+    if how == "cut":
+        return data[:at]
+    if how == "zeros":
+        start = at // power.PAGE * power.PAGE
+        zeros = bytes(len(data[start : start + power.PAGE]))
+        return data[:start] + zeros + data[start + power.PAGE :]
+    return data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
