@@ -40,6 +40,7 @@ from cerebro.errors import (
     one_line,
     text_of,
 )
+from cerebro.plain_files import open_plain
 from cerebro.protocol import Info, check_model, whole_pass
 from cerebro.recipe import accepts_info
 from cerebro.torch_settings import compute_settings
@@ -54,6 +55,7 @@ from cerebro.unit import (
     UnitSums,
 )
 
+APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 MAX_LIVE_MODELS = 8
 MAX_OPEN_SLOTS = 64
 
@@ -83,8 +85,8 @@ class TrialLog(io.TextIOBase):
     def write(self, text: str) -> int:
         with storing():
             if self._file is None:
-                self._file = self._path.open(
-                    "a", buffering=1, encoding="utf-8", errors="backslashreplace"
+                self._file = os.fdopen(
+                    open_plain(self._path, APPEND), "a", 1, "utf-8", "backslashreplace"
                 )
             return self._file.write(text)
 
@@ -657,7 +659,7 @@ def _names_data(error: BaseException, context: RunContext) -> bool:
 def redirected_fds(path: Path) -> Iterator[None]:
     """Append what the process writes to file descriptors 1 and 2 to a file."""
     with storing():
-        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        log = open_plain(path, APPEND)
     flush_output()
     saved = os.dup(1), os.dup(2)
     try:

@@ -33,7 +33,7 @@ C_LAYERS = [
 # Modules or packages; one may import those of layers below and its own package.
 PYTHON_LAYERS = [
     ["errors", "interrupts", "sources"],
-    ["environment", "torch_settings", "trial", "unit"],
+    ["environment", "plain_files", "torch_settings", "trial", "unit"],
     ["owner"],
     ["_torch_state", "epoch_progress", "export", "generators", "metrics", "protocol", "recipe"],
     ["report", "space", "store", "transforms"],

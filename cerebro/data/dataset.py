@@ -474,7 +474,7 @@ class Dataset:
         folder = self._path / shard_folder(shard)
         for name, entry in self._shards[shard].files.items():
             try:
-                whole = (folder / name).stat().st_size == entry.bytes
+                whole = (folder / name).lstat().st_size == entry.bytes
             except OSError:
                 whole = False
             if not whole:

@@ -30,7 +30,8 @@ from typing import Any, NoReturn
 
 from cerebro import _core
 from cerebro.data.dtypes import STORAGE
-from cerebro.errors import CorruptDataError, InputError
+from cerebro.errors import CorruptDataError, InputError, one_line
+from cerebro.plain_files import load_json, read_bytes
 
 FORMAT = "cerebro-dataset"
 VERSION = 1
@@ -39,6 +40,7 @@ MAX_ROWS = 2**32 - 1  # row numbers are uint32 in the row order
 MAX_BYTES = 2**63 - 1
 MAX_DIMENSIONS = 8  # of one row: CER_COLUMN_MAX_DIMS
 MAX_NAME_BYTES = 200  # leaves room for ".offsets.npy" in a file name of 255 bytes
+MAX_MANIFEST_BYTES = 256 << 20  # about a million shards
 
 _HASH_FIELD = "manifest_xxh3_128"
 _FIELDS = {
@@ -223,11 +225,12 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     InputError
         There is no such folder.
     CorruptDataError
-        The manifest is missing, cut, altered, or of a later format; the message names the field.
+        The manifest is missing, cut, altered, larger than any, a symbolic link, or of a later
+        format; the message names the field.
     """
     path = Path(folder) / FILE_NAME
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, MAX_MANIFEST_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         if not Path(folder).is_dir():
             raise InputError(
@@ -249,7 +252,7 @@ def parse_manifest(content: bytes, path: str) -> Manifest:
         top.fail("version", f"is not {VERSION}: written by a later Cerebro; update to read it")
     top.only(_FIELDS)
     unsigned = {name: value for name, value in top.value.items() if name != _HASH_FIELD}
-    if top.hexadecimal(_HASH_FIELD, 32) != checksum_of(unsigned):
+    if top.hexadecimal(_HASH_FIELD, 32) != _checksum_of(unsigned, path):
         top.fail(_HASH_FIELD, "does not match the content: the file was altered or damaged")
     columns = tuple(_parse_column(fields) for fields in top.objects("columns"))
     try:
@@ -320,22 +323,18 @@ def _parse_source(fields: _Fields) -> dict[str, Any]:
 
 
 def _load_json(content: bytes, path: str) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        value = dict(pairs)
-        if len(value) != len(pairs):
-            raise ValueError("a field is given twice")
-        return value
-
-    def refuse(constant: str) -> NoReturn:
-        raise ValueError(f"{constant} is no JSON number")
-
-    try:
-        value = json.loads(content.decode(), object_pairs_hook=unique, parse_constant=refuse)
-    except (ValueError, RecursionError) as error:
-        raise CorruptDataError(f"{path} is cut or damaged: {error}") from None
+    value = load_json(content, path)
     if not isinstance(value, dict):
         raise CorruptDataError(f"{path} is damaged: not a JSON object")
     return value
+
+
+def _checksum_of(content: Mapping[str, Any], path: str) -> str:
+    """The checksum of what was read, which may be nested just too deep to be written again."""
+    try:
+        return checksum_of(content)
+    except (ValueError, RecursionError) as error:
+        raise CorruptDataError(f"{path} is cut or damaged: {error}") from None
 
 
 class _Fields:
@@ -347,7 +346,8 @@ class _Fields:
         self.value = value
 
     def fail(self, field: str, fault: str) -> NoReturn:
-        raise CorruptDataError(f"{self.path}: field '{self.where}{field}' {fault}")
+        complaint = one_line(f"field '{self.where}{field}' {fault}")
+        raise CorruptDataError(f"{self.path}: {complaint}")
 
     def only(self, allowed: set[str]) -> None:
         for field in self.value.keys() - allowed:

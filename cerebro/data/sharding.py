@@ -26,6 +26,7 @@ from cerebro.data.dtypes import dtype_name
 from cerebro.data.layout import Columns, OutputColumn, check_rows, lay_out, source_columns
 from cerebro.data.manifest import (
     FILE_NAME,
+    MAX_MANIFEST_BYTES,
     Manifest,
     checksum_of,
     read_manifest,
@@ -36,6 +37,7 @@ from cerebro.data.sources.base import Source, Table
 from cerebro.data.spool import spool
 from cerebro.data.writer import default_shards, write_shards
 from cerebro.errors import InputError
+from cerebro.plain_files import open_plain
 
 _LOCK = ".lock"
 _SPOOL = ".spool"
@@ -216,9 +218,16 @@ def _column_fingerprint(data: ColumnData) -> list[Any]:
 
 def _spooled(source: Source, columns: Columns | None, folder: Path, meter: Meter) -> Table:
     """Read a source that comes in chunks into temporary files."""
+    wanted = source_columns(columns)
+    unpacked, free = source.unpacked_bytes(wanted), shutil.disk_usage(folder).free
+    if unpacked is not None and unpacked > free:
+        raise InputError(
+            f"the source has {unpacked} bytes when unpacked, but '{folder.parent}' has room for "
+            f"{free}: free some, choose another path, or leave columns out"
+        )
     (folder / _SPOOL).mkdir()
     meter.begin("reading rows")
-    return spool(source.chunks(source_columns(columns)), folder / _SPOOL, meter)
+    return spool(source.chunks(wanted), folder / _SPOOL, meter)
 
 
 def _write(
@@ -237,7 +246,13 @@ def _write(
 def _commit(manifest: Manifest, folder: Path, target: Path) -> None:
     """Write the manifest, then make the folder appear under its name."""
     shutil.rmtree(folder / _SPOOL, ignore_errors=True)
-    _core.replace_file(os.fspath(folder / FILE_NAME), manifest.to_bytes())
+    content = manifest.to_bytes()
+    if len(content) > MAX_MANIFEST_BYTES:
+        raise InputError(
+            f"{len(manifest.shards)} shards of {len(manifest.columns)} columns are more than a "
+            "manifest can list: ask for fewer shards"
+        )
+    _core.replace_file(os.fspath(folder / FILE_NAME), content)
     _core.fsync_directory(os.fspath(folder))
     try:
         folder.rename(target)  # an empty folder gives way, anything else does not
@@ -276,11 +291,16 @@ def _remove_stale(target: Path) -> None:
         if not folder.name.startswith(_prefix(target)):
             continue
         try:
-            with (folder / _LOCK).open("rb") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-        except OSError:  # in use, just being made, or not ours to remove
+            lock = open_plain(folder / _LOCK, os.O_RDONLY)
+        except OSError:  # just being made, or not ours to remove
             continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        except OSError:  # in use
+            continue
+        finally:
+            os.close(lock)
 
 
 def _library_version() -> str:

@@ -22,6 +22,19 @@ open_file(const char *path, int flags)
     return fd;
 }
 
+/* Why a file could not be opened. O_NOFOLLOW says of a link that there are too
+ * many of them (of an O_DIRECTORY that it is none), which helps nobody. */
+static cer_status
+fail_open(cer_error *err, int os_errno, const char *what, const char *path)
+{
+    if (os_errno == ELOOP)
+        return cer_fail(err, CER_CORRUPT,
+                        "%s is a symbolic link, and those are not followed "
+                        "here: put the file itself in its place",
+                        path);
+    return cer_fail_errno(err, os_errno, "cannot %s %s", what, path);
+}
+
 static void
 close_fd(int fd)
 {
@@ -55,9 +68,9 @@ open_regular(const char *path, int *fd, size_t *size_bytes, cer_error *err)
 {
     cer_status status;
 
-    *fd = open_file(path, O_RDONLY | O_NONBLOCK);
+    *fd = open_file(path, O_RDONLY | O_NONBLOCK | O_NOFOLLOW);
     if (*fd < 0)
-        return cer_fail_errno(err, errno, "cannot open %s", path);
+        return fail_open(err, errno, "open", path);
     status = regular_size(*fd, path, size_bytes, err);
     if (status != CER_OK) {
         close_fd(*fd);
@@ -80,6 +93,51 @@ cer_fsio_create(const char *path, int *fd, cer_error *err)
     *fd = open_file(path, O_WRONLY | O_CREAT | O_EXCL);
     return *fd < 0 ? cer_fail_errno(err, errno, "cannot create %s", path)
                    : CER_OK;
+}
+
+cer_status
+cer_fsio_overwrite(const char *path, int *fd, cer_error *err)
+{
+    size_t size_bytes;
+    cer_status status;
+
+    *fd = open_file(path, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK);
+    if (*fd < 0)
+        return fail_open(err, errno, "create", path);
+    status = regular_size(*fd, path, &size_bytes, err);
+    if (status == CER_OK && size_bytes > 0)
+        status = cer_fsio_shorten(*fd, 0, path, err);
+    if (status != CER_OK) {
+        close_fd(*fd);
+        *fd = -1;
+    }
+    return status;
+}
+
+cer_status
+cer_fsio_shorten(int fd, size_t size_bytes, const char *path, cer_error *err)
+{
+    int result;
+
+    do
+        result = ftruncate(fd, (off_t)size_bytes);
+    while (result < 0 && errno == EINTR);
+    return result < 0 ? cer_fail_errno(err, errno, "cannot shorten %s", path)
+                      : CER_OK;
+}
+
+cer_status
+cer_fsio_check_folder(const char *path, cer_error *err)
+{
+    struct stat info;
+
+    if (lstat(path, &info) < 0)
+        return cer_fail_errno(err, errno, "cannot open folder %s", path);
+    if (S_ISLNK(info.st_mode))
+        return fail_open(err, ELOOP, "open", path);
+    if (!S_ISDIR(info.st_mode))
+        return cer_fail_errno(err, ENOTDIR, "cannot open folder %s", path);
+    return CER_OK;
 }
 
 cer_status
@@ -118,8 +176,9 @@ cer_fsio_write(int fd, const void *data, size_t len_bytes, const char *path,
 
         if (n < 0 && errno == EINTR)
             continue;
-        if (n < 0)
-            return cer_fail_errno(err, errno, "cannot write %s", path);
+        if (n <= 0) /* 0 is not to be, and would be tried for ever */
+            return cer_fail_errno(err, n < 0 ? errno : EIO, "cannot write %s",
+                                  path);
         done += (size_t)n;
     }
     return CER_OK;
@@ -332,16 +391,16 @@ grow_file(int fd, const char *path, size_t *size_bytes, cer_error *err)
         return cer_fail_errno(err, EFBIG, "cannot grow %s", path);
     code = reserve(fd, now, wanted);
     if (code != 0) {
-        /* Best effort: the error is the one to report. */
-        int ignored = ftruncate(fd, (off_t)now);
-
-        (void)ignored;
+        (void)cer_fsio_shorten(fd, now, path, NULL); /* best effort */
         return cer_fail_errno(err, code, "cannot grow %s to %zu bytes", path,
                               wanted);
     }
     *size_bytes = wanted;
     return CER_OK;
 }
+
+/* Non-blocking for what is no regular file; that is found out and refused. */
+#define MAP_FLAGS (O_RDWR | O_NOFOLLOW | O_NONBLOCK)
 
 cer_status
 cer_fsio_map_write(const char *path, size_t size_bytes, bool create,
@@ -352,15 +411,15 @@ cer_fsio_map_write(const char *path, size_t size_bytes, bool create,
     bool created = false;
 
     *out = map;
-    map.fd = open_file(path, O_RDWR);
+    map.fd = open_file(path, MAP_FLAGS);
     if (map.fd < 0 && errno == ENOENT && create) {
-        map.fd = open_file(path, O_RDWR | O_CREAT | O_EXCL);
+        map.fd = open_file(path, MAP_FLAGS | O_CREAT | O_EXCL);
         created = map.fd >= 0;
         if (!created && errno == EEXIST) /* made by another one just now */
-            map.fd = open_file(path, O_RDWR);
+            map.fd = open_file(path, MAP_FLAGS);
     }
     if (map.fd < 0)
-        return cer_fail_errno(err, errno, "cannot open %s", path);
+        return fail_open(err, errno, "open", path);
     status = cer_fsio_map_grow(&map, size_bytes, path, err);
     if (status == CER_OK) {
         *out = map;

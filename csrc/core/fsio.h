@@ -9,6 +9,10 @@
 
 #include "base.h"
 
+/* Where these functions open a file for reading or writing, its name must be
+ * the file's own: a symbolic link in its place is CER_CORRUPT. Folders on the
+ * way to it may be links. */
+
 /* Opens a regular file for reading; anything else in its place is an error and
  * never waited for. The caller closes *fd, -1 on failure. */
 cer_status cer_fsio_open_read(const char *path, int *fd, cer_error *err);
@@ -16,6 +20,18 @@ cer_status cer_fsio_open_read(const char *path, int *fd, cer_error *err);
 /* Makes a new file and opens it for writing; CER_IO with EEXIST if there is
  * anything of that name. The caller closes *fd, -1 on failure. */
 cer_status cer_fsio_create(const char *path, int *fd, cer_error *err);
+
+/* Opens a file for writing from its beginning, empty: made if it is not there.
+ * The caller closes *fd, -1 on failure. */
+cer_status cer_fsio_overwrite(const char *path, int *fd, cer_error *err);
+
+/* Makes an open file `size_bytes` long, which is less than it has. */
+cer_status cer_fsio_shorten(int fd, size_t size_bytes, const char *path,
+                            cer_error *err);
+
+/* Whether `path` is a folder and no symbolic link to one: CER_CORRUPT for any
+ * link, CER_IO for what is no folder or is not there. */
+cer_status cer_fsio_check_folder(const char *path, cer_error *err);
 
 /* Reads until `len_bytes` are there or the file ends; *got says how many. */
 cer_status cer_fsio_read(int fd, void *data, size_t len_bytes, size_t *got,

@@ -309,6 +309,8 @@ cer_shard_open(const char *directory, size_t rows, const cer_column_spec *specs,
     status = check_specs(directory, rows, specs, n_specs, err);
     if (status != CER_OK)
         return status;
+    if ((status = cer_fsio_check_folder(directory, err)) != CER_OK)
+        return status;
     if (allocate(directory, rows, n_specs, &shard) != CER_OK) {
         status =
             cer_fail(err, CER_NOMEM, "out of memory opening %s", directory);

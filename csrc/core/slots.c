@@ -2,7 +2,6 @@
 #include "slots.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -62,11 +61,14 @@ fence_of(uint64_t head)
     return (uint32_t)(head >> 32);
 }
 
-/* 0, 1 or -1: there is none. */
+/* 0, 1 or -1: there is none. 3 is no slot: the page is shared, and whoever else
+ * has it open may have written anything since it was checked. */
 static int
 newest_of(uint64_t head)
 {
-    return (int)(head & 3) - 1;
+    int slot = (int)(head & 3) - 1;
+
+    return slot < 2 ? slot : -1;
 }
 
 /* What a commit makes of head. */
@@ -212,6 +214,25 @@ check_page(cer_slots *slots, bool create, cer_error *err)
     return CER_OK;
 }
 
+/* Maps the page. One that is cut is not filled up again: what it lacks may have
+ * been the newest record. */
+static cer_status
+map_page(cer_slots *slots, bool create, cer_error *err)
+{
+    cer_map *file = &slots->page_file;
+    cer_status status =
+        cer_fsio_map_write(slots->page_path, 0, create, file, err);
+
+    if (status == CER_OK && create && file->size_bytes == 0)
+        status = cer_fsio_map_grow(file, PAGE_BYTES, slots->page_path, err);
+    if (status == CER_OK && file->size_bytes != PAGE_BYTES)
+        status = cer_fail(err, CER_CORRUPT,
+                          "%s is no commit page of slots: it has %zu bytes, "
+                          "not %d",
+                          slots->page_path, file->size_bytes, PAGE_BYTES);
+    return status;
+}
+
 cer_status
 cer_slots_open(const char *stem, bool create, cer_slots **out, cer_error *err)
 {
@@ -231,12 +252,7 @@ cer_slots_open(const char *stem, bool create, cer_slots **out, cer_error *err)
         status = cer_fail(err, CER_NOMEM, "out of memory opening slots");
         goto done;
     }
-    status = cer_fsio_map_write(slots->page_path, create ? PAGE_BYTES : 0,
-                                create, &slots->page_file, err);
-    if (status == CER_OK && slots->page_file.size_bytes < PAGE_BYTES)
-        status = cer_fail(err, CER_CORRUPT, "%s is no commit page of slots",
-                          slots->page_path);
-    if (status != CER_OK)
+    if ((status = map_page(slots, create, err)) != CER_OK)
         goto done;
     slots->page = (page *)(void *)slots->page_file.data;
     status = check_page(slots, create, err);
@@ -354,10 +370,11 @@ resize_slot(cer_slots *slots, int slot, size_t nbytes, cer_error *err)
     map = slots->maps[slot];
     release_older(map, true);
     has_views = map->older != NULL;
-    if (length > nbytes && !has_views &&
-        ftruncate(map->file.fd, (off_t)nbytes) < 0)
-        return cer_fail_errno(err, errno, "cannot shorten %s",
-                              slots->paths[slot]);
+    if (length > nbytes && !has_views)
+        status =
+            cer_fsio_shorten(map->file.fd, nbytes, slots->paths[slot], err);
+    if (status != CER_OK)
+        return status;
     return cer_fsio_map_grow(&map->file, nbytes, slots->paths[slot], err);
 }
 
@@ -567,17 +584,6 @@ cer_slots_look_sealed(cer_slots *slots, cer_slots_view *out)
 
 /* --- saving -------------------------------------------------------------- */
 
-static int
-create_file(const char *path)
-{
-    int fd;
-
-    do
-        fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    while (fd < 0 && errno == EINTR);
-    return fd;
-}
-
 cer_status
 cer_slots_save(cer_slots *slots, const char *path, cer_error *err)
 {
@@ -587,13 +593,10 @@ cer_slots_save(cer_slots *slots, const char *path, cer_error *err)
 
     if (status != CER_OK)
         return status;
-    fd = create_file(path);
-    if (fd < 0) {
-        status = cer_fail_errno(err, errno, "cannot create %s", path);
+    if ((status = cer_fsio_overwrite(path, &fd, err)) != CER_OK)
         goto done;
-    }
     status = cer_fsio_write(fd, view.bytes, view.info.nbytes, path, err);
-    if (close(fd) < 0 && status == CER_OK)
+    if (close(fd) < 0 && status == CER_OK && errno != EINTR)
         status = cer_fail_errno(err, errno, "cannot write %s", path);
     if (status != CER_OK)
         (void)unlink(path);

@@ -26,7 +26,10 @@
  * Nothing is synced: after a loss of power the files may hold anything, pages
  * of different ages or zeros. A *seal* beside the record is the hash of the
  * state's bytes. Whoever goes on with a trial that another process left
- * believes only what its seal confirms. */
+ * believes only what its seal confirms.
+ *
+ * The files are the slots' own: a symbolic link in the place of one is refused,
+ * for what is packed would be written to where it points. */
 #ifndef CER_SLOTS_H
 #define CER_SLOTS_H
 
@@ -93,8 +96,8 @@ cer_status cer_slots_seal(cer_slots *slots, cer_hash128 *out, cer_error *err);
  * false: neither slot holds one. Reads all of a state to be sure. */
 bool cer_slots_look_sealed(cer_slots *slots, cer_slots_view *out);
 
-/* Writes the newest committed state to a file, which is removed again if that
- * fails. Not synced. Errors as above. */
+/* Writes the newest committed state to a file, in the place of one that is
+ * there; it is removed again if that fails. Not synced. Errors as above. */
 cer_status cer_slots_save(cer_slots *slots, const char *path, cer_error *err);
 
 #endif

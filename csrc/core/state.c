@@ -19,7 +19,8 @@ typedef struct path_key {
 static int
 compare_paths(const char *a, size_t a_len, const char *b, size_t b_len)
 {
-    int order = memcmp(a, b, a_len < b_len ? a_len : b_len);
+    size_t n = a_len < b_len ? a_len : b_len;
+    int order = n == 0 ? 0 : memcmp(a, b, n); /* the empty path may be NULL */
 
     return order != 0 ? order : (a_len > b_len) - (a_len < b_len);
 }
@@ -160,13 +161,29 @@ cer_state_writer_add(cer_state_writer *writer, const char *path,
     return CER_OK;
 }
 
+/* NULL of a scalar: if there is nothing else, no dimensions were ever kept. */
+static const int64_t *
+shape_of(const cer_state_writer *writer, const added *tensor)
+{
+    return tensor->ndim == 0 ? NULL : writer->dims + tensor->dims_at;
+}
+
+static const int64_t *
+strides_of(const cer_state_writer *writer, const added *tensor)
+{
+    return tensor->ndim == 0 ? NULL
+                             : writer->dims + tensor->dims_at + tensor->ndim;
+}
+
 static cer_status
 sort_paths(cer_state_writer *writer, cer_error *err)
 {
     for (size_t i = 0; i < writer->n; i++) {
         const added *tensor = &writer->tensors[i];
 
-        writer->keys[i].path = writer->paths.bytes + tensor->path_at;
+        /* All paths may be empty, and their text never made. */
+        writer->keys[i].path =
+            tensor->path_len == 0 ? "" : writer->paths.bytes + tensor->path_at;
         writer->keys[i].len = tensor->path_len;
         writer->keys[i].index = i;
     }
@@ -193,7 +210,6 @@ place_tensors(cer_state_writer *writer, size_t *data_bytes, cer_error *err)
     for (size_t item = 8; item > 0; item /= 2) {
         for (size_t i = 0; i < writer->n; i++) {
             added *tensor = &writer->tensors[writer->keys[i].index];
-            const int64_t *dims = writer->dims + tensor->dims_at;
 
             if (cer_dtype_size(tensor->dtype) != item)
                 continue;
@@ -205,8 +221,8 @@ place_tensors(cer_state_writer *writer, size_t *data_bytes, cer_error *err)
                 .nbytes = tensor->nbytes,
                 .item = item,
                 .ndim = tensor->ndim,
-                .shape = dims,
-                .strides = dims + tensor->ndim,
+                .shape = shape_of(writer, tensor),
+                .strides = strides_of(writer, tensor),
             };
         }
     }
@@ -217,7 +233,7 @@ static void
 add_entry(cer_text *header, const cer_state_writer *writer, const path_key *key)
 {
     const added *tensor = &writer->tensors[key->index];
-    const int64_t *shape = writer->dims + tensor->dims_at;
+    const int64_t *shape = shape_of(writer, tensor);
 
     cer_text_add_char(header, ',');
     cer_json_add_string(header, key->path, key->len);
@@ -758,7 +774,7 @@ tensor_fits(const cer_state_tensor *tensor, const cer_state_writer *writer,
             const path_key *key)
 {
     const added *live = &writer->tensors[key->index];
-    const int64_t *shape = writer->dims + live->dims_at;
+    const int64_t *shape = shape_of(writer, live);
 
     if (compare_paths(tensor->path, tensor->path_len, key->path, key->len) != 0)
         return false;
@@ -770,7 +786,7 @@ tensor_fits(const cer_state_tensor *tensor, const cer_state_writer *writer,
     }
     return live->nbytes == 0 ||
            elements_are_apart(cer_dtype_size(live->dtype), live->ndim, shape,
-                              shape + live->ndim);
+                              strides_of(writer, live));
 }
 
 bool
@@ -790,7 +806,6 @@ cer_state_copy_into(const cer_state *state, cer_state_writer *writer)
 {
     for (size_t i = 0; i < writer->n; i++) {
         const added *live = &writer->tensors[writer->keys[i].index];
-        const int64_t *dims = writer->dims + live->dims_at;
 
         writer->copies[i] = (cer_copy){
             .dense = (uint8_t *)(uintptr_t)state->tensors[i].data,
@@ -798,8 +813,8 @@ cer_state_copy_into(const cer_state *state, cer_state_writer *writer)
             .nbytes = live->nbytes,
             .item = cer_dtype_size(live->dtype),
             .ndim = live->ndim,
-            .shape = dims,
-            .strides = dims + live->ndim,
+            .shape = shape_of(writer, live),
+            .strides = strides_of(writer, live),
         };
     }
     cer_copy_all(writer->copies, writer->n, CER_COPY_FROM_DENSE, 0);

@@ -189,55 +189,62 @@ refuse_torch(PyObject *object)
 }
 
 static int
-refuse_dtype(unsigned code, unsigned bits)
+refuse_view(const cer_error *err)
 {
-    PyErr_Format(PyExc_TypeError,
-                 "has an element type (DLPack code %u with %u bits) that "
-                 "states cannot hold: convert it, for example to float32",
-                 code, bits);
+    PyErr_SetString(PyExc_TypeError, err->message);
     return -1;
 }
 
-/* Copies what a DLTensor says; its data may be NULL only if it is empty. */
 static int
 take_dltensor(const DLTensor *from, py_view *out)
 {
-    int64_t expected = 1; /* stride of a tensor that names none */
-    size_t item;
-    bool empty = false;
+    cer_error err = {0};
 
-    if (from->device.device_type != kDLCPU) {
-        PyErr_Format(PyExc_TypeError,
-                     "is on another device (DLPack type %d), not in the host's "
-                     "memory",
-                     (int)from->device.device_type);
-        return -1;
+    return cer_tensor_view_take(from, &out->tensor, &err) == CER_OK
+               ? 0
+               : refuse_view(&err);
+}
+
+/* The tensor's capsule: with a version, as new producers give it, or without
+ * from those that do not know of versions. */
+static PyObject *
+export_capsule(PyObject *object)
+{
+    PyObject *method = PyObject_GetAttrString(object, "__dlpack__");
+    PyObject *arguments = PyTuple_New(0), *options, *capsule = NULL;
+
+    options = Py_BuildValue("{s(ii)}", "max_version", DLPACK_MAJOR_VERSION,
+                            DLPACK_MINOR_VERSION);
+    if (method == NULL || arguments == NULL || options == NULL)
+        goto done;
+    capsule = PyObject_Call(method, arguments, options);
+    if (capsule == NULL && PyErr_ExceptionMatches(PyExc_TypeError)) {
+        PyErr_Clear();
+        capsule = PyObject_CallNoArgs(method);
     }
-    if (!cer_dtype_from_dlpack(from->dtype.code, from->dtype.bits,
-                               from->dtype.lanes, &out->dtype))
-        return refuse_dtype(from->dtype.code, from->dtype.bits);
-    if (from->ndim < 0 || from->ndim > PY_EXCHANGE_MAX_DIMS) {
-        PyErr_Format(PyExc_TypeError, "has %d dimensions, more than %d",
-                     (int)from->ndim, PY_EXCHANGE_MAX_DIMS);
-        return -1;
-    }
-    item = cer_dtype_size(out->dtype);
-    out->ndim = (uint32_t)from->ndim;
-    for (uint32_t i = out->ndim; i-- > 0;) {
-        out->shape[i] = from->shape[i];
-        out->strides[i] =
-            (from->strides != NULL ? from->strides[i] : expected) *
-            (int64_t)item;
-        expected *= from->shape[i];
-        empty = empty || from->shape[i] == 0;
-    }
-    out->data =
-        from->data == NULL ? NULL : (uint8_t *)from->data + from->byte_offset;
-    if (out->data == NULL && !empty) {
-        PyErr_SetString(PyExc_TypeError, "has no memory of its own");
-        return -1;
-    }
-    return 0;
+
+done:
+    Py_XDECREF(method);
+    Py_XDECREF(arguments);
+    Py_XDECREF(options);
+    return capsule;
+}
+
+/* What a capsule of either kind says of its tensor. */
+static int
+take_capsule(PyObject *capsule, py_view *out)
+{
+    DLManagedTensor *managed;
+    cer_error err = {0};
+
+    if (PyCapsule_IsValid(capsule, "dltensor_versioned"))
+        return cer_tensor_view_take_versioned(
+                   PyCapsule_GetPointer(capsule, "dltensor_versioned"),
+                   &out->tensor, &err) == CER_OK
+                   ? 0
+                   : refuse_view(&err);
+    managed = PyCapsule_GetPointer(capsule, "dltensor");
+    return managed == NULL ? -1 : take_dltensor(&managed->dl_tensor, out);
 }
 
 /* Through a capsule, which stays the owner and frees what it holds. */
@@ -246,7 +253,6 @@ view_capsule(PyObject *object, py_view *out)
 {
     PyObject *device = PyObject_CallMethod(object, "__dlpack_device__", NULL);
     PyObject *capsule = NULL;
-    DLManagedTensor *managed;
     int type, id, result = -1;
 
     if (device == NULL || !PyArg_ParseTuple(device, "ii", &type, &id))
@@ -258,14 +264,11 @@ view_capsule(PyObject *object, py_view *out)
                      type);
         goto done;
     }
-    capsule = PyObject_CallMethod(object, "__dlpack__", NULL);
-    if (capsule == NULL)
-        goto done;
-    managed = PyCapsule_GetPointer(capsule, "dltensor");
-    if (managed == NULL || take_dltensor(&managed->dl_tensor, out) < 0)
+    capsule = export_capsule(object);
+    if (capsule == NULL || take_capsule(capsule, out) < 0)
         goto done;
     out->owner = Py_NewRef(capsule);
-    out->in_place = true;
+    out->in_place = !out->tensor.read_only;
     result = 0;
 
 done:
@@ -321,7 +324,7 @@ view_torch(const py_source *source, PyObject *object, py_view *out)
         return refuse_torch(object);
     if (take_dltensor(&tensor, out) < 0)
         return refuse_torch(object);
-    real = resolved(source, object, out->dtype);
+    real = resolved(source, object, out->tensor.dtype);
     if (real == NULL)
         return -1;
     out->owner = real;
@@ -373,22 +376,27 @@ static int
 view_numpy(PyObject *object, py_view *out)
 {
     PyArrayObject *array = (PyArrayObject *)object;
+    cer_tensor_view *tensor = &out->tensor;
+    cer_error err = {0};
 
-    if (!numpy_dtype(PyArray_DESCR(array), &out->dtype)) {
+    if (!numpy_dtype(PyArray_DESCR(array), &tensor->dtype)) {
         PyErr_Format(PyExc_TypeError,
                      "is an array of %S, which states cannot hold: convert it, "
                      "for example to float32",
                      PyArray_DESCR(array));
         return -1;
     }
-    out->ndim = (uint32_t)PyArray_NDIM(array);
-    for (uint32_t i = 0; i < out->ndim; i++) {
-        out->shape[i] = PyArray_DIM(array, (int)i);
-        out->strides[i] = PyArray_STRIDE(array, (int)i);
+    tensor->ndim = (uint32_t)PyArray_NDIM(array);
+    for (uint32_t i = 0; i < tensor->ndim; i++) {
+        tensor->shape[i] = PyArray_DIM(array, (int)i);
+        tensor->strides[i] = PyArray_STRIDE(array, (int)i);
     }
-    out->data = PyArray_DATA(array);
+    tensor->data = PyArray_DATA(array);
+    tensor->read_only = !PyArray_ISWRITEABLE(array);
+    if (cer_tensor_view_check(tensor, &err) != CER_OK)
+        return refuse_view(&err);
     out->owner = Py_NewRef(object);
-    out->in_place = PyArray_ISWRITEABLE(array);
+    out->in_place = !tensor->read_only;
     return 0;
 }
 

@@ -2,16 +2,15 @@
  *
  * torch tensors are read through the C exchange table of their type (DLPack
  * 1.3) where there is one, NumPy arrays through NumPy's C API, everything else
- * through __dlpack__. Only memory of the host is described. */
+ * through __dlpack__, with a version where it gives one. Only memory of the
+ * host is described, and only what cer_tensor_view_check lets pass. */
 #ifndef CER_PY_EXCHANGE_H
 #define CER_PY_EXCHANGE_H
 
 #include "module.h"
 
-#include "dlpack.h"
-#include "dtype.h"
+#include "tensor_view.h"
 
-#define PY_EXCHANGE_MAX_DIMS 64
 #define PY_EXCHANGE_TYPES 8
 
 typedef enum py_kind {
@@ -41,12 +40,8 @@ typedef struct py_exchange {
 /* Memory of a tensor, valid while `owner` is held. */
 typedef struct py_view {
     PyObject *owner; /* a reference of the view's own */
-    void *data;
-    cer_dtype dtype;
-    uint32_t ndim;
-    int64_t shape[PY_EXCHANGE_MAX_DIMS];
-    int64_t strides[PY_EXCHANGE_MAX_DIMS]; /* in bytes */
-    bool in_place; /* writing to `data` changes the tensor itself */
+    cer_tensor_view tensor;
+    bool in_place; /* writing to its memory changes the tensor itself */
 } py_view;
 
 void py_exchange_clear(py_exchange *exchange);

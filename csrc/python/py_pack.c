@@ -308,8 +308,9 @@ pack_tensor(packer *p, const py_source *source, PyObject *value)
     packed->n_tensors++;
     packed->in_place = packed->in_place && view.in_place;
     if (cer_state_writer_add(packed->writer, p->path.bytes, p->path.len,
-                             view.dtype, view.ndim, view.shape, view.strides,
-                             view.data, &err) != CER_OK) {
+                             view.tensor.dtype, view.tensor.ndim,
+                             view.tensor.shape, view.tensor.strides,
+                             view.tensor.data, &err) != CER_OK) {
         core_raise(p->core, &err);
         return -1;
     }

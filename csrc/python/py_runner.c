@@ -65,10 +65,10 @@ read_tensor(runner *r, PyObject *value, double *out)
         PyErr_Clear(); /* on another device, for one */
         return 0;
     }
-    for (uint32_t i = 0; i < view.ndim; i++)
-        elements *= view.shape[i];
+    for (uint32_t i = 0; i < view.tensor.ndim; i++)
+        elements *= view.tensor.shape[i];
     if (elements == 1)
-        read = cer_metric_read(view.dtype, view.data, out);
+        read = cer_metric_read(view.tensor.dtype, view.tensor.data, out);
     py_view_clear(&view);
     return read;
 }

@@ -32,12 +32,15 @@ fsync(int fd)
 static size_t short_writes;
 static int write_interrupted;
 static int fail_write_with;
+static bool write_takes_nothing;
 
 ssize_t write(int fd, const void *data, size_t len_bytes);
 
 ssize_t
 write(int fd, const void *data, size_t len_bytes)
 {
+    if (write_takes_nothing)
+        return 0;
     if (fail_write_with != 0) {
         errno = fail_write_with;
         return -1;
@@ -430,6 +433,87 @@ impossible_sizes_are_refused(void)
     CHECK_EQ_INT(access(scratch("huge"), F_OK), -1);
 }
 
+/* --- links ---------------------------------------------------------------- */
+static void
+check_link_refused(cer_status status, const cer_error *err)
+{
+    CHECK_EQ_INT(status, CER_CORRUPT);
+    CHECK(strstr(err->message, "link is a symbolic link") != NULL);
+}
+
+static void
+links_are_followed_only_on_the_way(void)
+{
+    cer_error err = {0};
+    cer_map map;
+    char text[8] = "";
+    int fd;
+
+    CHECK_EQ_INT(mkdir(scratch("folder"), 0700), 0);
+    scratch_write("folder/file", "text", 4);
+    CHECK_EQ_INT(symlink("folder/file", scratch("link")), 0);
+    CHECK_EQ_INT(symlink("folder", scratch("folder-link")), 0);
+    check_link_refused(cer_fsio_open_read(scratch("link"), &fd, &err), &err);
+    CHECK_EQ_INT(fd, -1);
+    check_link_refused(cer_fsio_overwrite(scratch("link"), &fd, &err), &err);
+    CHECK_EQ_INT(fd, -1);
+    check_link_refused(cer_fsio_map_read(scratch("link"), &map, &err), &err);
+    check_link_refused(cer_fsio_map_write(scratch("link"), 9, true, &map, &err),
+                       &err);
+    check_link_refused(cer_fsio_check_folder(scratch("folder-link"), &err),
+                       &err);
+    CHECK_EQ_INT(cer_fsio_map_read(scratch("folder-link/file"), &map, NULL),
+                 CER_OK);
+    cer_fsio_unmap(&map);
+    CHECK_EQ_INT(cer_fsio_check_folder(scratch("folder"), NULL), CER_OK);
+    CHECK_EQ_INT(cer_fsio_check_folder(scratch("folder/file"), &err), CER_IO);
+    CHECK_EQ_INT(err.os_errno, ENOTDIR);
+    CHECK_EQ_INT(cer_fsio_check_folder(scratch("nowhere"), &err), CER_IO);
+    CHECK_EQ_INT(err.os_errno, ENOENT);
+    /* A replacement takes the link's place and leaves what it points to. */
+    CHECK_EQ_INT(cer_fsio_replace(scratch("link"), "new", 3, NULL), CER_OK);
+    CHECK_EQ_INT(scratch_read("folder/file", text, sizeof text), 4);
+    CHECK_EQ_INT(scratch_read("link", text, sizeof text), 3);
+    CHECK_EQ_INT(unlink(scratch("folder/file")), 0);
+}
+
+static void
+overwriting_makes_and_empties(void)
+{
+    char text[8];
+    cer_error err = {0};
+    int fd = -1;
+
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ_INT(cer_fsio_overwrite(scratch("over"), &fd, NULL), CER_OK);
+        CHECK_EQ_INT(cer_fsio_write(fd, "abcdef", 6 - (size_t)i, "x", NULL),
+                     CER_OK);
+        (void)close(fd);
+        CHECK_EQ_INT(scratch_read("over", text, sizeof text), 6 - i);
+    }
+    fd = open(scratch("over"), O_WRONLY);
+    CHECK_EQ_INT(cer_fsio_shorten(fd, 2, "over", NULL), CER_OK);
+    (void)close(fd);
+    CHECK_EQ_INT(scratch_read("over", text, sizeof text), 2);
+    CHECK_EQ_INT(cer_fsio_shorten(-1, 2, "over", &err), CER_IO);
+    /* Nobody reads at the other end: to wait for that would be for ever. */
+    CHECK_EQ_INT(mkfifo(scratch("pipe"), 0600), 0);
+    CHECK_EQ_INT(cer_fsio_overwrite(scratch("pipe"), &fd, &err), CER_IO);
+    CHECK_EQ_INT(fd, -1);
+}
+
+/* A write that takes nothing, and says so, would be tried for ever. */
+static void
+a_write_of_nothing_is_an_error(void)
+{
+    cer_error err = {0};
+
+    write_takes_nothing = true;
+    CHECK_EQ_INT(cer_fsio_write(1, "x", 1, "file", &err), CER_IO);
+    write_takes_nothing = false;
+    CHECK_EQ_INT(err.os_errno, EIO);
+}
+
 CHECK_MAIN(reading_takes_up_short_counts_and_interruptions,
            writing_takes_up_short_counts_and_interruptions,
            errors_name_the_file_and_keep_the_errno, only_regular_files_are_read,
@@ -442,4 +526,5 @@ CHECK_MAIN(reading_takes_up_short_counts_and_interruptions,
            what_cannot_be_mapped_is_named,
            writable_mappings_are_shared_and_grow,
            an_empty_writable_mapping_can_grow, a_disk_without_room_is_an_error,
-           impossible_sizes_are_refused)
+           impossible_sizes_are_refused, links_are_followed_only_on_the_way,
+           overwriting_makes_and_empties, a_write_of_nothing_is_an_error)

@@ -329,6 +329,96 @@ pages_are_checked(void)
     CHECK(slots == NULL);
 }
 
+/* What is missing may have been the newest record: a cut page is not filled up
+ * with zeros and taken for one that has less in it. */
+static void
+a_page_cut_anywhere_is_refused(void)
+{
+    static uint8_t page[4097];
+    cer_slots *slots = open_slots("cut");
+
+    CHECK_EQ_INT(pack(slots, 0, 1, 100, 1, NULL), CER_OK);
+    CHECK_EQ_INT(pack(slots, 0, 2, 100, 2, NULL), CER_OK);
+    cer_slots_close(slots);
+    CHECK_EQ_INT(scratch_read("cut.slots", page, sizeof page), 4096);
+    for (size_t len = 0; len <= sizeof page; len++) {
+        cer_error err = {0};
+
+        if (len == 4096)
+            continue;
+        scratch_write("cut.slots", page, len);
+        CHECK_EQ_INT(cer_slots_open(scratch("cut"), false, &slots, &err),
+                     CER_CORRUPT);
+        CHECK(strstr(err.message, "cut.slots is no commit page") != NULL);
+        if (len > 0) /* an empty one is new */
+            CHECK_EQ_INT(cer_slots_open(scratch("cut"), true, &slots, NULL),
+                         CER_CORRUPT);
+        CHECK_EQ_INT(scratch_read("cut.slots", page, sizeof page), len);
+    }
+    scratch_write("cut.slots", page, 4096);
+    slots = open_slots("cut");
+    check_newest(slots, 2, 100, 2);
+    cer_slots_close(slots);
+}
+
+/* Another process has written nonsense since the page was checked: there is no
+ * third slot to look at. */
+static void
+a_page_that_changes_under_us_is_survived(void)
+{
+    static uint8_t page[4096];
+    cer_slots *slots = open_slots("nonsense");
+    cer_slots_info info;
+    cer_slots_view view;
+    uint8_t *to;
+    int fd;
+
+    CHECK_EQ_INT(pack(slots, 0, 1, 100, 1, NULL), CER_OK);
+    CHECK_EQ_INT(scratch_read("nonsense.slots", page, sizeof page), 4096);
+    /* The record behind b's, as if it were the third slot's. */
+    memcpy(page + 256, page + 128, 64);
+    page[64] |= 3;
+    fd = open(scratch("nonsense.slots"), O_WRONLY);
+    CHECK_EQ_INT(write(fd, page, sizeof page), 4096);
+    (void)close(fd);
+    CHECK(!cer_slots_committed(slots, &info));
+    CHECK_EQ_INT(cer_slots_look(slots, NULL, &view, NULL), CER_STATE);
+    CHECK_EQ_INT(cer_slots_begin(slots, 0, 10, &to, NULL), CER_OK);
+    cer_slots_close(slots);
+}
+
+static void
+check_is_link_error(cer_status status, const cer_error *err, const char *name)
+{
+    CHECK_EQ_INT(status, CER_CORRUPT);
+    CHECK(strstr(err->message, name) != NULL);
+    CHECK(strstr(err->message, "symbolic link") != NULL);
+}
+
+/* What a link points to is neither read nor written. */
+static void
+links_are_not_followed(void)
+{
+    cer_slots *slots = open_slots("real"), *other = NULL;
+    char victim[8] = "victim";
+    cer_error err = {0};
+
+    CHECK_EQ_INT(pack(slots, 0, 1, 100, 1, NULL), CER_OK);
+    scratch_write("victim", victim, sizeof victim);
+    CHECK_EQ_INT(symlink(scratch("real.slots"), scratch("linked.slots")), 0);
+    check_is_link_error(cer_slots_open(scratch("linked"), true, &other, &err),
+                        &err, "linked.slots");
+    CHECK_EQ_INT(symlink(scratch("victim"), scratch("real.b")), 0);
+    check_is_link_error(pack(slots, 0, 2, 100, 2, &err), &err, "real.b");
+    CHECK_EQ_INT(symlink(scratch("victim"), scratch("saved-link")), 0);
+    check_is_link_error(cer_slots_save(slots, scratch("saved-link"), &err),
+                        &err, "saved-link");
+    CHECK_EQ_INT(scratch_read("victim", victim, sizeof victim), 8);
+    CHECK_EQ_STR(victim, "victim");
+    check_newest(slots, 1, 100, 1);
+    cer_slots_close(slots);
+}
+
 /* Packs without end; every byte of the state at position p is p mod 256. */
 static void
 pack_for_ever(const char *stem, uint64_t position)
@@ -378,4 +468,6 @@ CHECK_MAIN(commits_flip_between_the_slots, files_are_as_long_as_their_state,
            two_at_once_are_caught_at_the_commit, views_outlive_everything,
            only_what_was_sealed_is_believed, what_is_torn_is_not_believed,
            the_highest_attempt_is_known, the_newest_state_is_saved,
-           pages_are_checked, a_killed_process_leaves_a_whole_state)
+           pages_are_checked, a_page_cut_anywhere_is_refused,
+           a_page_that_changes_under_us_is_survived, links_are_not_followed,
+           a_killed_process_leaves_a_whole_state)

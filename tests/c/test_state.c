@@ -60,6 +60,35 @@ a_state_is_read(void)
     cer_state_close(&state);
 }
 
+/* Neither a path nor a dimension is ever kept: there is no memory for either.
+ */
+static void
+a_scalar_can_be_all_there_is(void)
+{
+    cer_state_writer *writer = cer_state_writer_new();
+    double value = 2.5, other = 0;
+    size_t nbytes;
+    cer_state state;
+
+    CHECK_EQ_INT(cer_state_writer_add(writer, "", 0, CER_F64, 0, NULL, NULL,
+                                      &value, NULL),
+                 CER_OK);
+    CHECK_EQ_INT(cer_state_writer_finish(writer, "1", 1, &nbytes, NULL),
+                 CER_OK);
+    cer_state_writer_write(writer, bytes);
+    CHECK_EQ_INT(cer_state_open(bytes, nbytes, "x", &state, NULL), CER_OK);
+    CHECK(cer_state_find(&state, NULL, 0) == state.tensors);
+    CHECK_EQ_INT(cer_state_writer_find(writer, NULL, 0), 0);
+    CHECK(cer_state_fits(&state, writer));
+    memcpy(&other, state.tensors[0].data, sizeof other);
+    CHECK(other == value);
+    value = 0;
+    cer_state_copy_into(&state, writer);
+    CHECK(value == 2.5);
+    cer_state_close(&state);
+    cer_state_writer_free(writer);
+}
+
 static void
 a_state_cut_anywhere_is_corrupt(void)
 {
@@ -210,6 +239,6 @@ states_are_copied_into_what_fits(void)
 }
 
 CHECK_MAIN(the_layout_is_as_described, a_state_is_read,
-           a_state_cut_anywhere_is_corrupt, damaged_headers_do_no_harm,
-           an_empty_state, what_cannot_be_written_is_refused,
-           states_are_copied_into_what_fits)
+           a_scalar_can_be_all_there_is, a_state_cut_anywhere_is_corrupt,
+           damaged_headers_do_no_harm, an_empty_state,
+           what_cannot_be_written_is_refused, states_are_copied_into_what_fits)

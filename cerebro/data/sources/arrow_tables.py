@@ -17,6 +17,20 @@ from cerebro.data.dtypes import Array
 from cerebro.data.sources.base import Source, Table, choose, file_fingerprint, import_or_explain
 from cerebro.errors import InputError
 
+OLDEST_ARROW = 15
+
+
+def import_arrow(what: str) -> None:
+    """Raise InputError without pyarrow, or with one that unpickles what a file tells it to."""
+    import_or_explain("pyarrow", what, "parquet")
+    import pyarrow as pa
+
+    if int(pa.__version__.partition(".")[0]) < OLDEST_ARROW:
+        raise InputError(
+            f"{what} needs pyarrow {OLDEST_ARROW} or later, not {pa.__version__}, which unpickles "
+            "extension types: pip install -U pyarrow"
+        )
+
 
 class ArrowSource(Source):
     """Record batches, from a table in memory or a stream."""
@@ -24,7 +38,7 @@ class ArrowSource(Source):
     kind = "arrow"
 
     def __init__(self, source: Any) -> None:
-        import_or_explain("pyarrow", "an Arrow source", "parquet")
+        import_arrow("an Arrow source")
         import pyarrow as pa
 
         self.whole = isinstance(source, (pa.Table, pa.RecordBatch))
@@ -55,7 +69,7 @@ class ArrowFileSource(Source):
     kind = "arrow file"
 
     def __init__(self, path: Path) -> None:
-        import_or_explain("pyarrow", f"'{path}'", "parquet")
+        import_arrow(f"'{path}'")
         self.path = path
 
     def fingerprint(self) -> str:

@@ -29,6 +29,13 @@ class Source:
         """Yield tables with the same columns; `wanted` are the needed ones (None: all)."""
         raise NotImplementedError
 
+    def unpacked_bytes(self, wanted: Sequence[str] | None) -> int | None:
+        """How much there is to read in all, where a source that may be small knows that it is much.
+
+        Asked before anything is spooled: a compressed file may be a thousand times as large.
+        """
+        return None
+
     def fingerprint(self) -> str | None:
         """A text that changes when the rows do, cheap to make; None where there is none.
 

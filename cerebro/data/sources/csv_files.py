@@ -60,6 +60,7 @@ class CsvSource(Source):
                 first = 0
                 for rows in self._runs(reader, len(header)):
                     cells = list(zip(*rows, strict=True))
+                    _refuse_nul(self.path, header, cells)
                     yield first, {name: cells[place] for name, place in places.items()}
                     first += len(rows)
             except csv.Error as error:
@@ -85,6 +86,13 @@ class CsvSource(Source):
                 rows = []
         if rows:
             yield rows
+
+
+def _refuse_nul(path: Path, header: Sequence[str], columns: Sequence[Cells]) -> None:
+    """Only new versions of Python read NUL as a character; nobody means it."""
+    for name, cells in zip(header, columns, strict=True):
+        if "\0" in name or "\0" in "".join(cells):
+            raise InputError(f"'{path}', column {name!r} has a NUL character: is it a CSV file?")
 
 
 def _places(path: Path, header: Sequence[str], wanted: Sequence[str] | None) -> dict[str, int]:

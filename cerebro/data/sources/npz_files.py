@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import lzma
+import math
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -12,10 +15,24 @@ import numpy as np
 
 from cerebro.data.columns import ColumnData, from_array
 from cerebro.data.dtypes import Array
+from cerebro.data.manifest import MAX_BYTES, MAX_ROWS
 from cerebro.data.sources.base import Source, Table, choose, file_fingerprint
 from cerebro.errors import InputError
 
 CHUNK_BYTES = 16 << 20
+
+# What zipfile and the decompressors behind it raise for what they cannot make out: damaged,
+# encrypted, compressed in an unknown way, of an impossible layout.
+_UNREADABLE = (
+    zipfile.BadZipFile,
+    EOFError,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    ValueError,
+    OverflowError,
+    RuntimeError,
+)
 
 
 class NpzSource(Source):
@@ -29,16 +46,45 @@ class NpzSource(Source):
     def fingerprint(self) -> str:
         return file_fingerprint(self.path)
 
+    def unpacked_bytes(self, wanted: Sequence[str] | None) -> int:
+        try:
+            with zipfile.ZipFile(self.path) as archive:
+                members = self._members(archive)
+                return sum(members[name].file_size for name in choose(members, wanted))
+        except InputError:
+            raise
+        except _UNREADABLE as error:
+            raise self._unreadable(error) from None
+
     def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
         try:
             with zipfile.ZipFile(self.path) as archive:
-                files = {name.removesuffix(".npy"): name for name in archive.namelist()}
+                infos = self._members(archive)
                 members = {
-                    name: _Member(name, archive.open(files[name])) for name in choose(files, wanted)
+                    name: _Member(name, archive.open(infos[name]), infos[name].file_size)
+                    for name in choose(infos, wanted)
                 }
                 yield from _side_by_side(members)
-        except (zipfile.BadZipFile, EOFError, zlib.error) as error:
-            raise InputError(f"'{self.path}' is no npz file or is damaged: {error}") from None
+        except InputError:
+            raise
+        except _UNREADABLE as error:
+            raise self._unreadable(error) from None
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            raise self._unreadable(error) from None  # bz2's complaint about its data
+
+    def _members(self, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+        members: dict[str, zipfile.ZipInfo] = {}
+        for info in archive.infolist():
+            name = info.filename.removesuffix(".npy")
+            if name in members:
+                raise InputError(f"'{self.path}' has two columns named {name!r}: rename one")
+            members[name] = info
+        return members
+
+    def _unreadable(self, error: BaseException) -> InputError:
+        return InputError(f"'{self.path}' is no npz file or is damaged: {error}")
 
 
 def _side_by_side(members: dict[str, _Member]) -> Iterator[Table]:
@@ -56,36 +102,65 @@ def _side_by_side(members: dict[str, _Member]) -> Iterator[Table]:
 
 
 class _Member:
-    """One array of the archive, read from front to back."""
+    """One array of the archive, read from front to back.
 
-    def __init__(self, name: str, stream: Any) -> None:
+    The archive says how many bytes a member has, and the member's header how many it should have:
+    only where both agree is anything unpacked.
+    """
+
+    def __init__(self, name: str, stream: Any, file_bytes: int) -> None:
         self.name = name
         self._stream = stream
-        try:
-            major, _ = np.lib.format.read_magic(stream)
-            header = (
-                np.lib.format.read_array_header_1_0
-                if major == 1
-                else np.lib.format.read_array_header_2_0
-            )
-            shape, fortran, self._dtype = header(stream)
-        except ValueError as error:
-            raise InputError(f"column {name!r} is no .npy file or is damaged: {error}") from None
-        if self._dtype.hasobject:
-            raise InputError(
-                f"column {name!r} has dtype object, which would have to be unpickled: save it with "
-                "a numeric or string dtype, or leave it out with columns=[...]"
-            )
+        shape, fortran, self._dtype = self._header()
+        self._check_dtype()
         if not shape:
             raise InputError(f"column {name!r} is a single value: give one value for each row")
+        # Sizes of 0 count as 1: so the product of any of them fits as well.
+        extent = math.prod(max(1, size) for size in shape) * self._dtype.itemsize
+        if min(shape) < 0 or extent > MAX_BYTES or shape[0] > MAX_ROWS:
+            raise InputError(f"column {name!r} says it has the shape {shape}: no such array can be")
         self.rows: int = shape[0]
         self._shape = shape[1:]
-        self.row_bytes = self._dtype.itemsize * int(np.prod(self._shape, dtype=np.int64))
+        self.row_bytes = self._dtype.itemsize * math.prod(self._shape)
+        held = file_bytes - stream.tell()
+        if held != self.rows * self.row_bytes:
+            raise InputError(
+                f"column {name!r} has {held} bytes where its header says "
+                f"{self.rows * self.row_bytes}: the file was cut or damaged"
+            )
         self._whole: Array | None = None
         if fortran and len(shape) > 1:  # rows do not lie together: no way but to read all
             count = self.rows * self.row_bytes
             self._whole = self._array(count).reshape(shape[::-1]).transpose()
         self._next = 0
+
+    def _header(self) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+        """Shape, order and type. The header is a Python literal, which is parsed and never run."""
+        try:
+            major, _ = np.lib.format.read_magic(self._stream)
+            read = (
+                np.lib.format.read_array_header_1_0
+                if major == 1
+                else np.lib.format.read_array_header_2_0
+            )
+            shape, fortran, dtype = read(self._stream)
+        except (ValueError, RecursionError, MemoryError) as error:
+            raise InputError(
+                f"column {self.name!r} is no .npy file or is damaged: {error}"
+            ) from None
+        return tuple(int(size) for size in shape), fortran, dtype
+
+    def _check_dtype(self) -> None:
+        if self._dtype.hasobject:
+            raise InputError(
+                f"column {self.name!r} has dtype object, which would have to be unpickled: save it "
+                "with a numeric or string dtype, or leave it out with columns=[...]"
+            )
+        if self._dtype.itemsize == 0 or self._dtype.subdtype is not None:
+            raise InputError(
+                f"column {self.name!r} has dtype {self._dtype}: save it with a numeric or string "
+                "dtype, or leave it out with columns=[...]"
+            )
 
     def read(self, rows: int) -> ColumnData:
         self._next += rows

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cerebro.data.sources.arrow_tables import table_of
-from cerebro.data.sources.base import Source, Table, choose, file_fingerprint, import_or_explain
+from cerebro.data.sources.arrow_tables import import_arrow, table_of
+from cerebro.data.sources.base import Source, Table, choose, file_fingerprint
 from cerebro.errors import InputError
 
 BATCH_ROWS = 16_384
@@ -18,7 +18,7 @@ class ParquetSource(Source):
     kind = "parquet"
 
     def __init__(self, path: Path) -> None:
-        import_or_explain("pyarrow", f"'{path}'", "parquet")
+        import_arrow(f"'{path}'")
         self.path = path
 
     def fingerprint(self) -> str:

@@ -1,0 +1,312 @@
+"""Nothing that is read from disk is unpickled, nor run in any other way.
+
+Unpickling runs code that the file chooses. So the sources are read here: of all modules only the
+two ends of the pipe between a process and its own workers import an unpickler, and those read no
+files. Then files that hold pickles are opened while every unpickler is a trap.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "cerebro"
+BINDING = ROOT / "csrc" / "python"
+
+UNPICKLERS = {
+    *("pickle", "_pickle", "pickletools", "cloudpickle", "dill", "joblib", "marshal", "shelve"),
+    *("jsonpickle", "hickle", "klepto"),
+}
+
+# Why these two may: their pickles come from a socket to a process that this one has started, and
+# carry the user's own functions.
+ALLOWED = {
+    "executors/local.py": "sends a search to its own workers and reads their answers",
+    "_worker.py": "reads what the process that started it sends",
+}
+
+# Functions that unpickle unless told otherwise, and the argument that tells them.
+GUARDED = {"load": {"np", "numpy", "torch"}, "load_state_dict_from_url": {"torch", "hub"}}
+SAFE = {"np": "allow_pickle", "numpy": "allow_pickle", "torch": "weights_only"}
+FORBIDDEN_CALLS = {"read_pickle", "read_array", "unsafe_load", "unsafe_load_all"}
+FORBIDDEN_BUILTINS = {"eval", "exec", "compile"}
+
+READS_FILES = {"open", "read_bytes", "read_text", "load", "memmap", "fdopen", "open_plain"}
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def name_of(file: Path) -> str:
+    return file.relative_to(PACKAGE).as_posix()
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Every module imported anywhere in a file, also within functions and by name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and called(node) in ("import_module", "__import__"):
+            yield from (arg.value for arg in node.args if isinstance(arg, ast.Constant))
+
+
+def called(node: ast.Call) -> str:
+    """The last name of what is called: ``load`` of ``np.load(...)``."""
+    function = node.func
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def calls(tree: ast.AST) -> list[ast.Call]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
+def at(file: Path, call: ast.Call) -> str:
+    return f"{name_of(file)}:{call.lineno} calls {ast.unparse(call.func)}"
+
+
+def owner(node: ast.Call) -> str:
+    """``np`` of ``np.load(...)``; "" of a plain function."""
+    function = node.func
+    while isinstance(function, ast.Attribute):
+        function = function.value
+        if isinstance(function, ast.Name):
+            return function.id
+    return ""
+
+
+def test_only_the_pipe_to_workers_unpickles() -> None:
+    found = {
+        name_of(file)
+        for file in modules()
+        if {name.partition(".")[0] for name in imported(ast.parse(file.read_text()))} & UNPICKLERS
+    }
+    assert found == set(ALLOWED)
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_who_unpickles_reads_no_files(name: str) -> None:
+    tree = ast.parse((PACKAGE / name).read_text())
+    unpicklers = {"pickle", "cloudpickle"}
+    reads = [f"{called(c)}, line {c.lineno}" for c in calls(tree) if called(c) in READS_FILES]
+    assert reads == []
+    loads = [c for c in calls(tree) if owner(c) in unpicklers and called(c) == "loads"]
+    assert loads
+    for call in loads:  # straight from a connection, or handed on as bytes from there
+        (argument,) = call.args
+        assert isinstance(argument, (ast.Call, ast.Name))
+        if isinstance(argument, ast.Call):
+            assert called(argument) == "recv_bytes"
+
+
+def test_loaders_are_told_not_to_unpickle() -> None:
+    problems = []
+    for file in modules():
+        for call in calls(ast.parse(file.read_text())):
+            name, of = called(call), owner(call)
+            if name in FORBIDDEN_CALLS and of not in ("connection", "cursor", "self"):
+                problems.append(f"{name_of(file)}:{call.lineno} calls {name}")
+            if of in GUARDED.get(name, ()):
+                given = {word.arg: word.value for word in call.keywords}
+                value = given.get(SAFE.get(of, ""))
+                safe = isinstance(value, ast.Constant) and value.value is (of == "torch")
+                if not safe:
+                    problems.append(f"{name_of(file)}:{call.lineno} calls {of}.{name} unguarded")
+    assert problems == []
+
+
+def test_the_binding_imports_no_unpickler() -> None:
+    names = set()
+    for file in sorted(BINDING.glob("*.c")):
+        source = file.read_text()
+        names |= set(re.findall(r'PyImport_Import\w*\(\s*"([^"]+)"', source))
+        names |= set(re.findall(r'\bcall\(\s*"([^"]+)"', source))
+        code = r"\b(PyMarshal_\w+|PyRun_\w+|PyEval_EvalCode\w*|Py_CompileString\w*)\("
+        assert re.findall(code, source) == [], file.name
+    assert "torch" in names  # they are found
+    assert {name.partition(".")[0] for name in names} & UNPICKLERS == set()
+
+
+# --- with traps ---------------------------------------------------------------
+
+# Every unpickler of the process ends it with a status of its own.
+TRAPS = """
+import os, sys
+
+def trap(*args, **kwargs):
+    sys.stderr.write("unpickled\\n")
+    sys.stderr.flush()
+    os._exit(77)
+
+import _pickle, pickle
+for module in (_pickle, pickle):
+    for name in ("load", "loads", "Unpickler", "_load", "_loads", "_Unpickler"):
+        if hasattr(module, name):
+            setattr(module, name, trap)
+
+def hook(event, args):
+    if event == "pickle.find_class":
+        trap()
+
+sys.addaudithook(hook)
+"""
+
+# What a pickle would run: it leaves a file.
+PAYLOAD = """
+class Payload:
+    def __reduce__(self):
+        import os
+        return os.system, ("touch unpickled",)
+"""
+
+MAKE = (
+    PAYLOAD
+    + """
+import pickle, zipfile, sys
+import numpy as np
+
+import cerebro
+
+bad = np.array([Payload(), Payload()], dtype=object)
+np.savez("object.npz", x=bad, y=np.zeros(2))
+np.save("object.npy", bad, allow_pickle=True)
+with zipfile.ZipFile("torch.npz", "w") as archive:
+    archive.writestr("archive/data.pkl", pickle.dumps(Payload()))
+with open("state.safetensors", "wb") as file:
+    pickle.dump(Payload(), file)
+
+x = np.arange(40.0).reshape(20, 2)
+data = cerebro.shard({"x": x, "y": x[:, 0]}, "data", shards=2)
+
+class Model:
+    framework = "numpy"
+    w = np.zeros(2)
+    def train_batch(self, batch): return {"loss": 1.0}
+    def eval_batch(self, batch): return {"loss": 1.0}
+    def state_dict(self): return {"w": self.w}
+    def load_state_dict(self, state): self.w = state["w"]
+
+cerebro.search(lambda config: Model(), {"a": [1, 2]}, data, epochs=1, n_trials=2, batch_size=4,
+               validation=0.5, workers=0, run="run", progress=False)
+"""
+)
+
+OPEN = """
+from pathlib import Path
+import shutil
+
+import cerebro
+from cerebro import _core, cli
+from cerebro.errors import CerebroError
+
+def refused(function, *args):
+    try:
+        function(*args)
+    except CerebroError as error:
+        print(error)
+    else:
+        raise AssertionError(args)
+
+cerebro.Dataset("data").verify()
+cerebro.Dataset("data").stats("x")
+list(cerebro.Dataset("data").batches(4, framework="numpy"))
+result = cerebro.open("run")
+result.verify()
+repr(result), result.summary(), result.trials[0].log, result.trials[0].history
+for command in (["show", "run"], ["verify", "run"], ["verify", "data"]):
+    assert cli.main(command) == 0, command
+
+pickled = Path("state.safetensors").read_bytes()
+refused(_core.unpack_state, pickled)
+refused(cerebro.shard, "object.npz", "out")
+refused(cerebro.shard, "torch.npz", "out")
+assert not Path("out").exists()
+shutil.copy("object.npy", "data/shard-00000/x.npy")
+refused(cerebro.Dataset, "data")
+state = next(Path("run/states").glob("*.safetensors"))
+shutil.copy("state.safetensors", state)
+refused(result.verify)
+Path("run/run.sqlite").write_bytes(pickled)
+refused(cerebro.open, "run")
+Path("data/manifest.json").write_bytes(pickled)
+refused(cerebro.Dataset, "data")
+"""
+
+ARROW = (
+    PAYLOAD
+    + """
+import pickle
+import pyarrow as pa, pyarrow.parquet as pq
+field = pa.field("x", pa.int64(), metadata={
+    "ARROW:extension:name": "arrow.py_extension_type",
+    "ARROW:extension:metadata": pickle.dumps(Payload()),
+})
+table = pa.table([pa.array([1, 2, 3])], schema=pa.schema([field]))
+pq.write_table(table, "x.parquet")
+with pa.OSFile("x.arrow", "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+    writer.write_table(table)
+"""
+)
+
+READ_ARROW = """
+import cerebro
+for name in ("x.parquet", "x.arrow"):
+    assert cerebro.shard(name, "out-" + name, shards=1).num_rows == 3
+"""
+
+
+def python(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_the_traps_catch_an_unpickler(tmp_path: Path) -> None:
+    assert python(tmp_path, MAKE).returncode == 0
+    for program in (
+        "import numpy as np; np.load('object.npy', allow_pickle=True)",
+        "import pickle; pickle.loads(b'N.')",
+        "from cloudpickle import loads; loads(b'N.')",
+    ):
+        run = python(tmp_path, TRAPS + program)
+        assert (run.returncode, run.stderr) == (77, "unpickled\n"), run.stderr
+        assert not (tmp_path / "unpickled").exists()
+
+
+def test_pickles_on_disk_are_never_loaded(tmp_path: Path) -> None:
+    made = python(tmp_path, MAKE)
+    assert made.returncode == 0, made.stderr
+    run = python(tmp_path, TRAPS + OPEN)
+    assert run.returncode == 0, run.stderr
+    assert not (tmp_path / "unpickled").exists()
+    assert "dtype object, which would have to be unpickled" in run.stdout
+    assert "data.pkl" in run.stdout
+
+
+def test_pickles_in_arrow_files_are_never_loaded(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    made = python(tmp_path, ARROW)
+    assert made.returncode == 0, made.stderr
+    run = python(tmp_path, TRAPS + READ_ARROW)
+    assert run.returncode == 0, run.stderr
+    assert not (tmp_path / "unpickled").exists()
