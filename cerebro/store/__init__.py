@@ -11,8 +11,8 @@ plain SQLite, readable without Cerebro:
 ``events``  what else happened: workers lost, retries, warnings
 
 `encoding` says what values look like in it, `schema` what tables there are and
-how those of older versions become today's, `reading` and `writing` do what they
-are called, and `publishing` makes the states durable that rows name.
+how those of older versions become today's. `writing` has the thread that writes,
+`batch` what one transaction holds; `reading` reads.
 """
 
 from cerebro.store.encoding import decode, encode

@@ -52,10 +52,17 @@ def reader(folder: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _access(file: Path) -> str:
-    """How SQLite is to open a store: where nothing can be written, it must not look for a WAL."""
-    if os.access(file.parent, os.W_OK):
-        return "mode=rw"
-    return "mode=ro" if file.with_name(FILE + "-wal").exists() else "mode=ro&immutable=1"
+    """How SQLite is to open a store: it must not write, but may have to be let.
+
+    While there is a write-ahead log the store is opened read-only: as the last one to
+    leave, a reader with the right to write would copy a dead run's log into the file.
+    Without one there is nothing to copy, and SQLite needs the right to look: for the
+    log of a writer that begins, or to take back what a dead one with a rollback journal
+    left half-written. Where nothing can be written, it must look for neither.
+    """
+    if file.with_name(FILE + "-wal").exists():
+        return "mode=ro"
+    return "mode=rw" if os.access(file.parent, os.W_OK) else "mode=ro&immutable=1"
 
 
 @dataclass(frozen=True)

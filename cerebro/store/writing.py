@@ -2,48 +2,79 @@
 
 Rows are handed to a thread of their own, which publishes the states they name
 (fsync, rename, fsync of the folder) and commits whatever has gathered, so that
-training never waits for a disk. What belongs together is handed over together,
-as a group, and committed together. The file is made under a temporary name:
-where ``run.sqlite`` exists, the run can be opened.
+training never waits for a disk, unless that falls far behind. What belongs
+together is handed over together, as a group, and committed together. The file is
+made under a temporary name: where ``run.sqlite`` exists, the run can be opened.
+
+After the first failure nothing more is written: a page that the kernel could not
+write is gone, and a later fsync would not say so. What was committed before is
+what the run has; a commit that failed in its last step may turn up, whole.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cerebro import _core
-from cerebro.errors import CorruptDataError, InputError
+from cerebro.errors import CorruptDataError, InputError, text_of
+from cerebro.store.batch import Batch, Files
 from cerebro.store.encoding import encode, storable
 from cerebro.store.location import BUSY_SECONDS, FILE, journal_mode
-from cerebro.store.publishing import publish_states
+from cerebro.store.log_size import LogSize
 from cerebro.store.schema import SCHEMA, SCHEMA_VERSION, migrate
 
-MAX_GROUP = 10_000
+MAX_ROWS = 10_000
+"""Of a transaction, and rows that may wait for one: then whoever hands over waits too."""
+
+MAX_STATE_BYTES = 1 << 30
+MIN_STATES = 4
+"""States that may wait for the disk: `MAX_STATE_BYTES` together, but always `MIN_STATES`."""
+
+Row = tuple[Callable[..., None], tuple[Any, ...]]
+"""A method of `Batch` and its arguments."""
 
 
-@dataclass
-class Row:
-    """One statement to commit, the state it publishes and the states it retires.
+@dataclass(slots=True)
+class Group:
+    """Rows to commit together, and how much they ask of the disk."""
 
-    ``metrics`` are rows of their table that belong to the same transaction.
-    """
-
-    sql: str
-    values: tuple[Any, ...]
-    publish: tuple[Path, Path] | None = None
-    retire: tuple[Path, ...] = field(default=())
-    metrics: tuple[tuple[int, int, str, float], ...] = field(default=())
+    rows: list[Row] = field(default_factory=list)
+    states: int = 0
+    state_bytes: int = 0
 
 
-Item = list[Row] | threading.Event | None
-"""What is handed to the writing thread: rows to commit together, somebody who waits, the end."""
+Item = Group | threading.Event | None
+"""What is handed to the writing thread: rows, somebody who waits, the end."""
+
+
+@dataclass(slots=True)
+class Work:
+    """How much has been handed over, or written, since the store was opened."""
+
+    rows: int = 0
+    states: int = 0
+    state_bytes: int = 0
+
+    def plus(self, groups: list[Group]) -> Work:
+        return Work(
+            self.rows + sum(len(group.rows) for group in groups),
+            self.states + sum(group.states for group in groups),
+            self.state_bytes + sum(group.state_bytes for group in groups),
+        )
+
+    def is_far_ahead_of(self, other: Work) -> bool:
+        return self.rows - other.rows > MAX_ROWS or (
+            self.state_bytes - other.state_bytes > MAX_STATE_BYTES
+            and self.states - other.states > MIN_STATES
+        )
 
 
 class Store:
@@ -55,7 +86,9 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self._folder = folder.absolute()  # the working directory may change
         self._queue: queue.SimpleQueue[Item] = queue.SimpleQueue()
-        self._group: list[Row] | None = None
+        self._group: Group | None = None
+        self._handed = Work()
+        self._written = Work()
         self._error: BaseException | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._write, name="cerebro-store", daemon=True)
@@ -121,16 +154,16 @@ class Store:
         if self._group is not None:
             yield
             return
-        self._group = []
+        group = self._group = Group()
         try:
             yield
-            rows = self._group
         finally:
             self._group = None
-        self._hand_over(rows)
+        self._hand_over(group)
 
     def set_meta(self, key: str, value: Any) -> None:
-        self._put("INSERT OR REPLACE INTO meta VALUES (?, ?)", key, encode(value))
+        """Record something about the run as a whole."""
+        self._put(Batch.set_meta, key, encode(value))
 
     def add_trial(
         self,
@@ -142,10 +175,7 @@ class Store:
         parent_epoch: int | None = None,
     ) -> None:
         """Record a new trial; of a clone, also whose state it began with, after which epoch."""
-        self._put(
-            "INSERT INTO trials VALUES (?, ?, ?, ?, ?, NULL, NULL, 0, ?)",
-            *(number, encode(config), status, epochs, parent, parent_epoch),
-        )
+        self._put(Batch.add_trial, number, encode(config), status, epochs, parent, parent_epoch)
 
     def set_status(
         self,
@@ -157,15 +187,12 @@ class Store:
         resumable: bool = False,
     ) -> None:
         """Record how a trial is; `resumable` says that the run left it unfinished."""
-        self._put(
-            "UPDATE trials SET status = ?, error = ?, traceback = ?, resumable = ? "
-            "WHERE number = ?",
-            *(status, error or None, traceback or None, int(resumable), number),
-        )
+        texts = storable(error) or None, storable(traceback) or None
+        self._put(Batch.set_status, number, status, *texts, int(resumable))
 
     def set_epochs(self, number: int, epochs: int) -> None:
         """Record that a trial is to train for another number of epochs."""
-        self._put("UPDATE trials SET epochs = ? WHERE number = ?", epochs, number)
+        self.execute("UPDATE trials SET epochs = ? WHERE number = ?", epochs, number)
 
     def add_unit(
         self,
@@ -183,8 +210,9 @@ class Store:
         hopped: bool,
         state_bytes: int,
     ) -> None:
+        """Record a unit that ran."""
         self._put(
-            "INSERT INTO units VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            Batch.add_unit,
             *(trial, epoch, step, shard, worker, attempt, started, seconds),
             *(rows, batches, int(hopped), state_bytes),
         )
@@ -197,25 +225,40 @@ class Store:
         seconds: float,
         state_hash: str,
         state_file: str | None,
-        publish: tuple[Path, Path] | None,
+        publish: tuple[str | Path, str | Path] | None,
     ) -> None:
         """Record a finished epoch once its state is durable under its final name.
 
         An epoch that was trained again, from the durable state before it, stands in the
         place of the first.
-        """
-        values = (trial, epoch, seconds, state_hash, state_file)
-        pairs = tuple((trial, epoch, name, value) for name, value in metrics.items())
-        sql = "INSERT OR REPLACE INTO epochs VALUES (?, ?, ?, ?, ?)"
-        self._hand_over([Row(sql, values, publish, metrics=pairs)])
 
-    def retire_state(self, trial: int, epoch: int, file: Path) -> None:
+        Parameters
+        ----------
+        state_file
+            The state's name in ``states/``, or None.
+        publish
+            Its temporary and its final path.
+        """
+        files: Files | None = None
+        if publish is not None:
+            files = (os.fspath(publish[0]), os.fspath(publish[1]))
+        values = (trial, epoch, metrics, seconds, state_hash, state_file, files)
+        if files is None:
+            self._put(Batch.add_epoch, *values)
+        else:
+            self._hand_over(Group([(Batch.add_epoch, values)], 1, size_of(files[0])))
+
+    def retire_state(self, trial: int, epoch: int, file: str | Path) -> None:
         """Forget a kept state, then delete its file."""
-        sql = "UPDATE epochs SET state_file = NULL WHERE trial = ? AND epoch = ?"
-        self._hand_over([Row(sql, (trial, epoch), None, (file,))])
+        self._put(Batch.retire_state, trial, epoch, os.fspath(file))
 
     def add_event(self, time: float, kind: str, text: str, trial: int | None = None) -> None:
-        self._put("INSERT INTO events VALUES (NULL, ?, ?, ?, ?)", time, kind, trial, text)
+        """Record what else happened, `time` seconds after the run's start."""
+        self.execute("INSERT INTO events VALUES (NULL, ?, ?, ?, ?)", time, kind, trial, text)
+
+    def execute(self, sql: str, *values: Any) -> None:
+        """Hand over a statement; of a transaction's rows, such come last, in their order."""
+        self._put(Batch.execute, sql, tuple(storable(value) for value in values))
 
     def flush(self) -> None:
         """Wait until everything handed over is durable."""
@@ -233,22 +276,30 @@ class Store:
         self._thread.join()
         self._check()
 
-    def _put(self, sql: str, *values: Any) -> None:
-        self._hand_over([Row(sql, tuple(storable(value) for value in values))])
+    def _put(self, add: Callable[..., None], *values: Any) -> None:
+        self._hand_over(Group([(add, values)]))
 
-    def _hand_over(self, rows: list[Row]) -> None:
+    def _hand_over(self, group: Group) -> None:
         self._check()
-        if self._group is not None:
-            self._group += rows
-        elif rows:
-            self._queue.put(rows)
+        open_group = self._group
+        if open_group is not None:
+            open_group.rows += group.rows
+            open_group.states += group.states
+            open_group.state_bytes += group.state_bytes
+        elif group.rows:
+            self._queue.put(group)
+            self._handed = self._handed.plus([group])
+            if self._handed.is_far_ahead_of(self._written):
+                self.flush()
 
     def _check(self) -> None:
-        if self._error is not None:
+        error = self._error
+        if error is not None:
+            file = self._folder / FILE if isinstance(error, sqlite3.Error) else self._folder
             raise OSError(
-                f"cannot write {self._folder / FILE}: {self._error} (the run's folder must be "
-                "writable and needs room: free some, and choose another run=)"
-            ) from self._error
+                f"cannot write {file}: {text_of(error)} (the run's folder must be writable and "
+                "needs room: free some, or choose another run=)"
+            ) from error
 
     # --- the writing thread ----------------------------------------------
 
@@ -260,11 +311,12 @@ class Store:
             ) as connection:
                 connection.execute(f"PRAGMA journal_mode = {journal_mode(self._folder)}")
                 connection.execute("PRAGMA synchronous = FULL")
+                log_size = LogSize(connection, self._folder)
                 while None not in items:
                     items = self._gather()
-                    groups = [item for item in items if isinstance(item, list)]
-                    self._commit(connection, [row for group in groups for row in group])
+                    self._commit(connection, items)
                     release_waiters(items)
+                    log_size.check()
         except BaseException as error:
             self._error = error
             # Whoever waits must hear of it; what comes later is not written.
@@ -274,33 +326,36 @@ class Store:
                 release_waiters(items)
 
     def _gather(self) -> list[Item]:
-        """Take all that has arrived; wait for the first."""
+        """Take what has arrived, up to about `MAX_ROWS`; wait for the first."""
         items = [self._queue.get()]
+        rows = 0
         with contextlib.suppress(queue.Empty):
-            while len(items) < MAX_GROUP:
-                items.append(self._queue.get_nowait())
+            while rows < MAX_ROWS:
+                item = self._queue.get_nowait()
+                items.append(item)
+                rows += len(item.rows) if isinstance(item, Group) else 0
         return items
 
-    def _commit(self, connection: sqlite3.Connection, rows: list[Row]) -> None:
-        pairs = [row.publish for row in rows if row.publish is not None]
-        retired = {file for row in rows for file in row.retire}
-        # What a later row of the group retires again needs no fsync: short epochs
-        # follow each other faster than a disk can keep up.
-        publish_states([pair for pair in pairs if pair[1] not in retired])
-        retired.update(temporary for temporary, final in pairs if final in retired)
-        if rows:
-            with connection:
-                for row in rows:
-                    connection.execute(row.sql, row.values)
-                    if row.metrics:
-                        connection.executemany(
-                            "INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?)", row.metrics
-                        )
-        for file in retired:
-            file.unlink(missing_ok=True)
+    def _commit(self, connection: sqlite3.Connection, items: list[Item]) -> None:
+        groups = [item for item in items if isinstance(item, Group)]
+        batch = Batch()
+        for group in groups:
+            for add, values in group.rows:
+                add(batch, *values)
+        batch.write(connection)
+        self._written = self._written.plus(groups)
 
 
 def release_waiters(items: list[Item]) -> None:
+    """Let those go on who wait for what was handed over before."""
     for item in items:
         if isinstance(item, threading.Event):
             item.set()
+
+
+def size_of(file: str) -> int:
+    """A file's size in bytes; 0 where there is none, which publishing it will say."""
+    try:
+        return os.stat(file).st_size  # noqa: PTH116
+    except OSError:
+        return 0

@@ -1,4 +1,4 @@
-/* py_fsio.c -- NpyWriter, fsync_directory and replace_file. */
+/* py_fsio.c -- NpyWriter, fsync_directory, replace_file and publish_files. */
 #define NO_IMPORT_ARRAY
 #include "module.h"
 
@@ -8,6 +8,7 @@
 #include "hash.h"
 #include "npy.h"
 #include "npy_writer.h"
+#include "publish.h"
 #include "py_dtype.h"
 
 typedef struct writer_object {
@@ -294,10 +295,77 @@ replace_file(PyObject *module, PyObject *args, PyObject *kwargs)
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(publish_files_doc,
+             "publish_files(pairs)\n--\n\n"
+             "Make complete files durable under their final names.\n\n"
+             "pairs: (temporary path, final path) of each. All are synced, "
+             "then all are\n"
+             "renamed, then their folders are synced. OSError names what "
+             "failed; if a file\n"
+             "could not be synced, nothing was renamed.");
+
+/* Reads a tuple of pairs; `paths` holds the bytes that the files point to. */
+static int
+read_files(PyObject *pairs, cer_publish_file *files, PyObject **paths)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(pairs); i++) {
+        PyObject *pair = PyTuple_GET_ITEM(pairs, i);
+
+        if (!PyTuple_Check(pair)) {
+            PyErr_SetString(PyExc_TypeError, "pairs must be tuples");
+            return -1;
+        }
+        if (!PyArg_ParseTuple(pair, "O&O&:publish_files", PyUnicode_FSConverter,
+                              &paths[2 * i], PyUnicode_FSConverter,
+                              &paths[2 * i + 1]))
+            return -1;
+        files[i].temporary = PyBytes_AS_STRING(paths[2 * i]);
+        files[i].path = PyBytes_AS_STRING(paths[2 * i + 1]);
+    }
+    return 0;
+}
+
+static PyObject *
+publish_files(PyObject *module, PyObject *argument)
+{
+    PyObject *pairs = PySequence_Tuple(argument);
+    size_t n_files = pairs == NULL ? 0 : (size_t)PyTuple_GET_SIZE(pairs);
+    cer_publish_file *files = PyMem_Calloc(n_files + 1, sizeof *files);
+    PyObject **paths = PyMem_Calloc(2 * n_files + 1, sizeof *paths);
+    PyObject *result = NULL;
+    cer_error err = {0};
+    cer_status status;
+
+    if (pairs == NULL)
+        goto done;
+    if (files == NULL || paths == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    if (read_files(pairs, files, paths) < 0)
+        goto done;
+    Py_BEGIN_ALLOW_THREADS
+    status = cer_publish(files, n_files, &err);
+    Py_END_ALLOW_THREADS
+    if (status == CER_OK)
+        result = Py_NewRef(Py_None);
+    else
+        core_raise(core_state_of_module(module), &err);
+
+done:
+    for (size_t i = 0; paths != NULL && i < 2 * n_files; i++)
+        Py_XDECREF(paths[i]);
+    PyMem_Free(paths);
+    PyMem_Free(files);
+    Py_XDECREF(pairs);
+    return result;
+}
+
 static PyMethodDef functions[] = {
     {"fsync_directory", fsync_directory, METH_O, fsync_directory_doc},
     {"replace_file", (PyCFunction)(void (*)(void))replace_file,
      METH_VARARGS | METH_KEYWORDS, replace_file_doc},
+    {"publish_files", publish_files, METH_O, publish_files_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -151,7 +151,7 @@ def test_a_group_whose_last_row_is_refused_leaves_nothing(tmp_path):
     with pytest.raises(OSError, match="cannot write"):
         with store.group():
             store.add_trial(0, {}, "waiting", 1, None)
-            store.add_trial(0, {}, "waiting", 1, None)
+            store.add_epoch(0, 0, {}, 1.0, None, None, None)  # a hash is needed
         store.flush()
     with pytest.raises(OSError, match="cannot write"):
         store.close()
