@@ -101,7 +101,7 @@ def _conduct(
             workers = prepare(executor, workers, context)
         coordinator.run(workers)
         executor.close()
-        run.store.set_meta("status", "stopped" if coordinator.out_of_time else "finished")
+        run.store.set_meta("status", "stopped" if coordinator.is_stopped else "finished")
         run.store.set_meta("ended", time.time())
         run.store.close()
         run.owner.release()

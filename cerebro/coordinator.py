@@ -11,16 +11,18 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
-from cerebro import _core
+from cerebro import _core, control
 from cerebro.errors import CorruptDataError, InputError
-from cerebro.executors.base import Executor
+from cerebro.executors.base import Executor, wait_for, waker
 from cerebro.failures import FirstFailures, missing_metric, raise_if_all_failed
 from cerebro.hooks import Hooks
 from cerebro.kept_states import KeptStates
 from cerebro.live_trial import LiveTrial
 from cerebro.meter import Meter
+from cerebro.remote import Remote
 from cerebro.report.snapshot import Snapshot
 from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion
 from cerebro.settings import Settings, check_batch_size
@@ -69,6 +71,8 @@ class Coordinator:
         self._exhausted = False
         self.out_of_time = False
         self._active = 0
+        self._wait = waker(executor)
+        self._remote = Remote(settings.folder / control.FOLDER, self._note_command)
 
     # --- the loop --------------------------------------------------------
 
@@ -86,14 +90,23 @@ class Coordinator:
             self._join(worker)
         self._ask()
         self._meter.started(self.trials.values(), len(self._schedule_worker))
+        with closing(self._remote):
+            self._train()
+        self.end_open_trials()
+        raise_if_all_failed([trial.record for trial in self.trials.values()])
+
+    def _train(self) -> None:
         while True:
             self._check_time()
+            self._obey()
             self._dispatch()
             if not self._in_flight:
-                if self._exhausted or self.out_of_time or not self._ask():
+                if self.is_stopped or not (self._ask() or self._rest()):
                     break
                 continue
-            for event in self.executor.wait(self._patience()):
+            if self._remote.gave_up:
+                break
+            for event in self._wait(self._patience(), self._remote.wake):
                 if isinstance(event, UnitDone):
                     self._unit_done(event)
                 elif isinstance(event, UnitFailed):
@@ -102,8 +115,6 @@ class Coordinator:
                     self._worker_lost(event)
             self._ask()
             self._meter.show(self.trials.values(), len(self._schedule_worker))
-        self.end_open_trials()
-        raise_if_all_failed([trial.record for trial in self.trials.values()])
 
     def snapshot(self) -> Snapshot:
         """What progress displays draw."""
@@ -157,6 +168,42 @@ class Coordinator:
         self._schedule.hold_trial(number)
         self._settle(trial)
 
+    def cancel_units(self) -> None:
+        """Have the units in flight end at their next batch, where the executor can."""
+        cancel = getattr(self.executor, "cancel", None)
+        if cancel is not None:
+            for worker in list(self._in_flight):
+                cancel(worker)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the run ends with work left: by time, or by a command."""
+        return self.out_of_time or self._remote.stopping
+
+    def _obey(self) -> None:
+        """Carry out the commands that have arrived."""
+        self._remote.obey(self)
+        if self._remote.paused != self._meter.paused:
+            self._meter.paused = self._remote.paused
+            self.store.set_meta("paused", self._remote.paused)
+
+    def _note_command(self, text: str) -> None:
+        self.store.add_event(self._now(), "command", text)
+
+    def _rest(self) -> bool:
+        """Wait where only a command lets the run go on; False where nothing is left to do."""
+        trials = [trial for trial in self.trials.values() if trial.record.status not in ENDED]
+        rests = any(trial.held for trial in trials)
+        if self._remote.paused and (trials or not self._exhausted):
+            rests = True
+        if rests:
+            self.store.flush()  # whoever is told of the rest finds it in the store
+            self._meter.rest(self.trials.values(), len(self._schedule_worker))
+            before = self._now()
+            wait_for(self._remote.wake, self._patience())
+            self._meter.rested += self._now() - before
+        return rests
+
     def _open_trial(self, number: int, what: str) -> LiveTrial:
         trial = self.trials.get(number)
         if trial is None:
@@ -179,7 +226,7 @@ class Coordinator:
     def _ask(self) -> bool:
         """Take suggestions while there is room; False if the searcher has none now."""
         asked = False
-        while not self._exhausted and not self.out_of_time and self._active < self._width():
+        while not self._exhausted and not self.is_stopped and self._active < self._width():
             if self._has_all_trials():
                 self._exhausted = True
                 break
@@ -227,7 +274,7 @@ class Coordinator:
     # --- dispatching -----------------------------------------------------
 
     def _dispatch(self) -> None:
-        while not self.out_of_time:
+        while not (self.is_stopped or self._remote.paused):
             command = self._schedule.next(self._now())
             if command is None:
                 return
@@ -425,9 +472,9 @@ class Coordinator:
 
     def _patience(self) -> float | None:
         """How long to wait for events: until something else is due."""
-        if self.settings.time_limit is None or self.out_of_time:
-            return None
-        return min(max(0.0, self.settings.time_limit - self._now()), MAX_PATIENCE)
+        limit = self.settings.time_limit
+        left = None if limit is None or self.out_of_time else max(0.0, limit - self._now())
+        return self._remote.patience(None if left is None else min(left, MAX_PATIENCE))
 
     def _make_schedule(self) -> _core.Schedule:
         train, validation = self.context.train, self.context.validation

@@ -38,6 +38,10 @@ class Meter:
         self.busy_seconds = 0.0
         self.units_done = 0
         self.units_planned = 0
+        self.paused = False
+        """Whether the run was told to pause."""
+        self.rested = 0.0
+        """Seconds in which the run waited to be told to go on."""
 
     def unit_begins(self) -> None:
         if self.first_unit is None:
@@ -60,13 +64,19 @@ class Meter:
             after = self._now()
             self._next_show = after + max(PROGRESS_SECONDS, PROGRESS_SPACING * (after - before))
 
+    def rest(self, trials: Iterable[LiveTrial], workers: int) -> None:
+        """Show a run in which nothing happens until it is told to go on."""
+        self._progress.update(self.snapshot(trials, workers))
+
     def snapshot(self, trials: Iterable[LiveTrial], workers: int) -> Snapshot:
         """What progress displays draw."""
         trials = list(trials)
         seconds = self._now()
         share = min(1.0, self.units_done / max(1, self.units_planned))
-        # Workers' start-up is not training: it counts neither as work nor as idleness.
-        training = 0.0 if self.first_unit is None else seconds - self.first_unit
+        # Workers' start-up and rests count neither as work nor as idleness.
+        training = 0.0
+        if self.first_unit is not None:
+            training = max(0.0, seconds - self.first_unit - self.rested)
         capacity = training * max(1, workers)
         settings = self._settings
         return Snapshot(
@@ -82,4 +92,5 @@ class Meter:
             metric=settings.metric,
             mode=settings.mode,
             path=str(settings.folder),
+            paused=self.paused,
         )

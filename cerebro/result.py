@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from cerebro import control
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.saved_run import SavedRun
 from cerebro.saved_trial import Trial
@@ -61,8 +62,12 @@ class Result:
 
     @property
     def status(self) -> str:
-        """``running``, ``finished``, ``stopped`` (by time or Ctrl-C) or ``failed``."""
-        return str(self.saved.meta["status"])
+        """``running``, ``paused``, ``finished``, ``stopped`` or ``failed``.
+
+        Stopped is a run that was ended by time, by Ctrl-C or by `stop`.
+        """
+        status = str(self.saved.meta["status"])
+        return "paused" if status == "running" and self.saved.meta.get("paused") else status
 
     @property
     def error(self) -> str | None:
@@ -121,6 +126,25 @@ class Result:
         scores = [score(t.metrics, self.metric, self.mode) for t in self.trials]
         ranked = sorted((s, number) for number, s in enumerate(scores) if s is not None)
         return [self.trials[number] for _, number in ranked[:n]]
+
+    # --- while it goes on ------------------------------------------------
+
+    def stop(self, trial: int | None = None) -> None:
+        """Stop the run while it goes on, or one of its trials: `cerebro.control.stop`."""
+        self.saved.before_reading()
+        control.stop(self.saved.folder, trial)
+
+    def pause(self, trial: int | None = None) -> None:
+        """Pause the run, or one of its trials, until `go_on`: `cerebro.control.pause`."""
+        self.saved.before_reading()
+        control.pause(self.saved.folder, trial)
+
+    def go_on(self, trial: int | None = None) -> None:
+        """Let the paused run, or a paused trial, go on: `cerebro.control.go_on`."""
+        self.saved.before_reading()
+        control.go_on(self.saved.folder, trial)
+
+    # --- looking at it ---------------------------------------------------
 
     def summary(self) -> str:
         """Return a table of the trials, best first, for terminals."""

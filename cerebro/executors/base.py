@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from multiprocessing.connection import wait as wait_for_any
 from typing import Protocol
 
 from cerebro.unit import CheckTask, Event, RunContext, Task
@@ -53,6 +54,11 @@ class Executor(Protocol):
 
     # An executor may also have `cancel(worker)`, which ends the worker's unit at its
     # next batch with `UnitFailed` of the kind "cancelled".
+
+
+def wait_for(wake: Wake | None, timeout: float | None) -> None:
+    """Wait until `wake` is readable or `timeout` seconds passed, where no unit runs."""
+    wait_for_any([] if wake is None else [wake.fileno()], timeout)
 
 
 def waker(executor: Executor) -> Callable[[float | None, Wake | None], list[Event]]:

@@ -8,6 +8,7 @@ here has a thread or a timer.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -114,6 +115,7 @@ class Lines:
         self._stream = stream
         self._epochs: dict[int, int] = {}
         self._status: dict[int, str] = {}
+        self._resting = False
 
     def run_started(self, snapshot: Snapshot) -> None:
         """Write where the run is kept and how many workers it has."""
@@ -138,6 +140,9 @@ class Lines:
                 self._status[row.number] = row.status
                 if row.status in ("failed", "diverged", "stopped"):
                     self._write(self._end_line(snapshot, row))
+        if snapshot.resting != self._resting:
+            self._resting = snapshot.resting
+            self._write(f"{snapshot.share_done:4.0%}: {_rest(snapshot)}")
 
     def finished(self, snapshot: Snapshot, result: Any) -> None:
         """Write how it ended."""
@@ -200,8 +205,8 @@ class Table:
         self._draw(snapshot)
 
     def update(self, snapshot: Snapshot) -> None:
-        """Draw, unless that was done a moment ago."""
-        if self._clock() - self._drawn >= DRAW_SECONDS:
+        """Draw, unless that was done a moment ago and more will come soon."""
+        if snapshot.resting or self._clock() - self._drawn >= DRAW_SECONDS:
             self._draw(snapshot)
 
     def finished(self, snapshot: Snapshot, result: Any) -> None:
@@ -304,6 +309,8 @@ def _status_line(snapshot: Snapshot, width: int) -> RenderableType:
     if snapshot.seconds_left:
         text.append(f", {fmt.about(snapshot.seconds_left)} left")
     text.append(f"   {_workers(snapshot.workers)} {snapshot.busy:.0%} busy")
+    if snapshot.paused:
+        text.append("   paused" if snapshot.resting else "   pausing", style=COLOURS["paused"])
     return text
 
 
@@ -319,6 +326,12 @@ def closing(snapshot: Snapshot) -> str:
     )
     best = next((row for row in snapshot.trials if row.number == snapshot.best), None)
     return text if best is None else f"{text}; best: trial {best.number}"
+
+
+def _rest(snapshot: Snapshot) -> str:
+    if not snapshot.resting:
+        return "continued"
+    return f"paused; to go on: python -m cerebro continue {shlex.quote(snapshot.path)}"
 
 
 def _workers(count: int) -> str:

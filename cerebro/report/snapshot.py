@@ -68,6 +68,8 @@ class Snapshot:
         What trials are ranked by, and ``"min"`` or ``"max"``.
     path
         The run's folder.
+    paused
+        Whether the run was told to pause: no unit begins until it is told to go on.
     """
 
     trials: Sequence[TrialRow]
@@ -80,3 +82,9 @@ class Snapshot:
     metric: str
     mode: str
     path: str = ""
+    paused: bool = False
+
+    @property
+    def resting(self) -> bool:
+        """Whether a paused run has come to rest: its last units in flight are done."""
+        return self.paused and all(row.worker is None for row in self.trials)

@@ -1,0 +1,173 @@
+"""Commands to a run that goes on: stop, pause, continue.
+
+A command is a small JSON file that is written under a temporary name and renamed into
+the run's ``control`` folder. The process that trains is woken by the rename, carries
+commands out in the order of their names, and removes each when it took effect. Nothing
+listens on a port, and whoever may write the folder may command the run.
+
+    {"command": "pause", "trial": 3}
+
+``trial`` is left out where the whole run is meant. Anything else that lies in the
+folder is removed and noted among the run's events; it never harms the run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shlex
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from cerebro.errors import InputError
+from cerebro.owner import owner_of
+from cerebro.store import read_meta, reader
+from cerebro.trial import ENDED
+
+FOLDER = "control"
+Verb = Literal["stop", "pause", "continue"]
+VERBS: tuple[Verb, ...] = ("stop", "pause", "continue")
+MAX_TRIAL = 2**31 - 1
+
+_count = itertools.count()
+
+
+@dataclass(frozen=True)
+class Command:
+    """What somebody wants of a run, or of one of its trials."""
+
+    verb: Verb
+    trial: int | None = None
+
+    def to_json(self) -> str:
+        """Return what its file holds."""
+        trial = {} if self.trial is None else {"trial": self.trial}
+        return json.dumps({"command": self.verb, **trial})
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Command:
+        """Read a command strictly.
+
+        Raises
+        ------
+        ValueError
+            If it is none; the message says why, in a few words.
+        """
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            raise ValueError("it is not JSON") from None
+        if not isinstance(value, dict) or not value.keys() <= {"command", "trial"}:
+            raise ValueError("it is no command")
+        verb, trial = value.get("command"), value.get("trial")
+        if verb not in VERBS:
+            raise ValueError(f"its command is not one of {', '.join(VERBS)}")
+        whole = isinstance(trial, int) and not isinstance(trial, bool) and 0 <= trial <= MAX_TRIAL
+        if trial is not None and not whole:
+            raise ValueError("its trial is no number of a trial")
+        return cls(verb, trial)
+
+    def __str__(self) -> str:
+        return self.verb if self.trial is None else f"{self.verb} trial {self.trial}"
+
+
+def stop(run: str | os.PathLike[str], trial: int | None = None) -> None:
+    """Stop a run that goes on, or one trial of it.
+
+    A run stops within a batch (where ``workers=0``, after the unit that runs): what was
+    trained up to the last finished unit is kept, and `cerebro.resume` goes on from there.
+    A trial ends as ``stopped`` when its unit in flight is done; its epochs are kept and
+    count.
+
+    Parameters
+    ----------
+    run
+        The run's folder.
+    trial
+        A trial's number; None: the whole run.
+
+    Raises
+    ------
+    InputError
+        If nobody trains the run, there is no such trial, or it has ended.
+    OSError
+        If the run's folder cannot be written.
+    """
+    send(run, Command("stop", trial))
+
+
+def pause(run: str | os.PathLike[str], trial: int | None = None) -> None:
+    """Pause a run that goes on, or one trial of it, until `go_on`.
+
+    Units in flight are finished; then workers are idle, but stay, and so do the models
+    that they hold. A run's ``time_limit`` goes on counting. A paused run can be stopped.
+    Parameters and errors are those of `stop`.
+    """
+    send(run, Command("pause", trial))
+
+
+def go_on(run: str | os.PathLike[str], trial: int | None = None) -> None:
+    """Let a paused run, or a paused trial of it, go on; no harm where it is not paused.
+
+    Parameters and errors are those of `stop`.
+    """
+    send(run, Command("continue", trial))
+
+
+def send(run: str | os.PathLike[str], command: Command) -> None:
+    """Hand a command to whoever trains a run; see `stop`, `pause` and `go_on`."""
+    folder = Path(run)
+    with reader(folder) as connection:
+        check_is_trained(folder, read_meta(connection))
+        if command.trial is not None:
+            row = connection.execute(
+                "SELECT status FROM trials WHERE number = ?", (command.trial,)
+            ).fetchone()
+            count = connection.execute("SELECT COUNT(*) FROM trials").fetchone()[0]
+            check_trial(folder, command.trial, None if row is None else row["status"], count)
+    put(folder / FOLDER, command)
+
+
+def put(control: Path, command: Command) -> Path:
+    """Write a command's file; it appears complete or not at all."""
+    control.mkdir(exist_ok=True)
+    # In the order of time; of one moment, each sender's in its own order.
+    name = f"{time.time_ns():020d}-{os.getpid()}-{next(_count):06d}.json"
+    temporary = control / f".{name}"
+    try:
+        temporary.write_text(command.to_json(), encoding="utf-8")
+        temporary.rename(control / name)
+    except FileNotFoundError as error:  # the run's beginning or end has cleared the folder
+        raise InputError(
+            f"{control.parent} began or ended just now: look at it and try again"
+        ) from error
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return control / name
+
+
+def check_is_trained(folder: Path, meta: dict[str, Any]) -> None:
+    """Raise InputError if nobody trains the run."""
+    status = meta["status"]
+    if status != "running":
+        raise InputError(f"{folder} is {status}: nobody trains it, so there is nothing to command")
+    if owner_of(folder) is None:
+        owner = meta.get("owner") or {}
+        raise InputError(
+            f"{folder}: the process that trained it ({owner.get('pid')} on {owner.get('host')}) is "
+            "gone, so there is nobody to command; to go on: "
+            f"python -m cerebro resume {shlex.quote(str(folder))}"
+        )
+
+
+def check_trial(folder: Path, trial: int, status: str | None, count: int) -> None:
+    """Raise InputError if the run has no such trial, or it has ended."""
+    if status is None:
+        has = f"trials 0 to {count - 1}" if count else "no trials"
+        raise InputError(f"{folder} has no trial {trial!r} yet; it has {has}")
+    if status in ENDED:
+        raise InputError(f"{folder}: trial {trial} is {status} already")

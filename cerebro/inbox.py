@@ -1,0 +1,115 @@
+"""Where a run that goes on finds the commands of `cerebro.control`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from cerebro import _core
+from cerebro.control import FOLDER, Command
+from cerebro.environment import is_network_file_system
+from cerebro.errors import one_line
+
+MAX_BYTES = 4096
+LOOK_SECONDS = 1.0
+"""Between two looks where nothing wakes: on a network file system other hosts' files do not."""
+
+
+class Inbox:
+    """The commands that arrive in a run's folder while it is trained.
+
+    What lies there when a run begins was meant for somebody else and is discarded.
+
+    Parameters
+    ----------
+    folder
+        The run's ``control`` folder; made if it is missing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.absolute()  # the working directory may change
+        self._folder.mkdir(exist_ok=True)
+        self._next_look = 0.0
+        self._stuck: set[str] = set()  # what could not be removed; not to be obeyed twice
+        self.wake: _core.FolderWatch | None = None
+        try:
+            self.wake = _core.FolderWatch(self._folder)
+        except OSError:  # the system has no more watches, or none at all
+            self.patience: float | None = LOOK_SECONDS
+        else:
+            self.patience = LOOK_SECONDS if is_network_file_system(self._folder) else None
+        """Seconds after which to look although nothing woke; None: never."""
+        self.discard()
+
+    def take(self) -> Iterator[Command | str]:
+        """Yield what has arrived, in order of names: commands, and why other things are none.
+
+        A file is removed when the next one is asked for, that is when it took effect.
+        Costs one system call where nothing has arrived.
+        """
+        if not self._is_due():
+            return
+        for name in sorted(set(self._names()) - self._stuck):
+            if name.startswith("."):  # somebody is writing it
+                continue
+            try:
+                yield self._read(name)
+            except (ValueError, OSError) as error:
+                reason = getattr(error, "strerror", None) or str(error)
+                yield one_line(f"{name} in {FOLDER}/ is removed: {reason}", 200)
+            self._remove(name)
+
+    def discard(self) -> None:
+        """Remove everything."""
+        for name in self._names():
+            self._remove(name)
+
+    def close(self) -> None:
+        """Stop watching; commands that came too late are discarded."""
+        self.discard()
+        if self.wake is not None:
+            self.wake.close()
+            self.wake = None
+
+    def _is_due(self) -> bool:
+        due = self.wake is not None and self.wake.drain()
+        if self.patience is not None and time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + self.patience
+            due = True
+        return due
+
+    def _names(self) -> list[str]:
+        try:
+            return [path.name for path in self._folder.iterdir()]
+        except OSError:  # removed: then nobody can command the run, which goes on
+            return []
+
+    def _read(self, name: str) -> Command:
+        """Read a file that may be anything: never followed, never waited for."""
+        if not name.endswith(".json"):
+            raise ValueError("it is no command")
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(self._folder / name, flags)
+        try:
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode):
+                raise ValueError("it is no regular file")
+            if info.st_size > MAX_BYTES:
+                raise ValueError(f"it has more than {MAX_BYTES} bytes")
+            return Command.from_json(os.read(fd, MAX_BYTES + 1))
+        finally:
+            os.close(fd)
+
+    def _remove(self, name: str) -> None:
+        path = self._folder / name
+        try:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        except OSError:
+            self._stuck.add(name)

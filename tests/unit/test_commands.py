@@ -1,0 +1,412 @@
+"""Commands to a run, without a run: how they are written, found, refused and obeyed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import cerebro.inbox
+from cerebro import cli, control
+from cerebro.control import Command
+from cerebro.errors import InputError
+from cerebro.inbox import MAX_BYTES, Inbox
+from cerebro.owner import Owner
+from cerebro.remote import MAX_NOTES, STOP_SECONDS, Remote
+from cerebro.store import Store
+
+# --- the files --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [Command("stop"), Command("pause", 0), Command("continue", 7)])
+def test_a_command_is_read_as_it_was_written(command: Command) -> None:
+    assert Command.from_json(command.to_json()) == command
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("", "not JSON"),
+        ("stop", "not JSON"),
+        ("\ud800", "not JSON"),
+        ("[" * 4000, "not JSON"),
+        ('{"command": "stop"} {}', "not JSON"),
+        ("[]", "no command"),
+        ("{}", "not one of stop, pause, continue"),
+        ('{"command": ["stop"]}', "not one of"),
+        ('{"command": "Stop"}', "not one of"),
+        ('{"command": "stop", "trail": 3}', "no command"),
+        ('{"command": "stop", "trial": true}', "no number"),
+        ('{"command": "stop", "trial": -1}', "no number"),
+        ('{"command": "stop", "trial": 1.0}', "no number"),
+        ('{"command": "stop", "trial": "1"}', "no number"),
+        ('{"command": "stop", "trial": 99999999999}', "no number"),
+    ],
+)
+def test_what_is_no_command_is_refused(text: str, cause: str) -> None:
+    with pytest.raises(ValueError, match=cause):
+        Command.from_json(text)
+
+
+def test_a_file_that_is_no_text_is_refused() -> None:
+    with pytest.raises(ValueError, match="not JSON"):
+        Command.from_json(b"\xff\xfe\xff")
+
+
+def drain(inbox: Inbox) -> list[Command | str]:
+    return list(inbox.take())
+
+
+def test_commands_come_in_the_order_of_their_names(tmp_path: Path) -> None:
+    inbox = Inbox(tmp_path)
+    sent = [Command("pause", n) for n in range(20)]
+    for command in sent:
+        control.put(tmp_path, command)
+    assert drain(inbox) == sent
+    assert drain(inbox) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_command_is_removed_when_it_took_effect(tmp_path: Path) -> None:
+    inbox = Inbox(tmp_path)
+    first, second = control.put(tmp_path, Command("pause")), control.put(tmp_path, Command("stop"))
+    commands = inbox.take()
+    assert next(commands) == Command("pause") and first.exists()
+    assert next(commands) == Command("stop") and not first.exists() and second.exists()
+    assert next(commands, None) is None and not second.exists()
+
+
+def test_what_lies_there_at_the_start_and_at_the_end_is_discarded(tmp_path: Path) -> None:
+    control.put(tmp_path, Command("stop"))
+    (tmp_path / ".half").touch()
+    (tmp_path / "folder").mkdir()
+    inbox = Inbox(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert drain(inbox) == []
+    control.put(tmp_path, Command("stop"))
+    inbox.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_is_made_and_may_go_away(tmp_path: Path) -> None:
+    folder = tmp_path / "control"
+    inbox = Inbox(folder)
+    folder.rmdir()
+    assert drain(inbox) == []
+    inbox.close()
+
+
+def garbage(folder: Path, outside: Path) -> dict[str, str]:
+    """Fill a folder with what is no command; names with a part of what is said of them."""
+    (folder / "a-dir.json").mkdir()
+    (folder / "a-dir.json" / "inner").write_text("x")
+    (folder / "b-link.json").symlink_to(outside / "target.json")
+    (folder / "c-dangling.json").symlink_to(outside / "nowhere")
+    (folder / "d-link-to-dir.json").symlink_to(outside)
+    os.mkfifo(folder / "e-fifo.json")
+    (folder / "f-large.json").write_text('{"command": "stop"}' + " " * MAX_BYTES)
+    (folder / "g-garbage.json").write_bytes(b"\x80\x04\x95pickle")
+    (folder / "h-empty.json").touch()
+    (folder / "i-nested.json").write_text("[" * MAX_BYTES)
+    (folder / "j-name.txt").write_text('{"command": "stop"}')
+    (folder / "k-unknown.json").write_text('{"command": "dance"}')
+    (folder / os.fsdecode(b"l-\xff.json")).write_text("{")
+    (folder / ("m" + "x" * 240 + ".json")).write_text("{")
+    return {
+        "a-dir": "regular file", "b-link": "symbolic link", "c-dangling": "symbolic link",
+        "d-link": "symbolic link", "e-fifo": "regular file", "f-large": str(MAX_BYTES),
+        "g-garbage": "JSON", "h-empty": "JSON", "i-nested": "JSON", "j-name": "no command",
+        "k-unknown": "not one of", "l-": "JSON", "mxxx": "JSON",
+    }  # fmt: skip
+
+
+def test_garbage_is_removed_and_told_and_hides_no_command(tmp_path: Path) -> None:
+    outside, folder = tmp_path / "outside", tmp_path / "control"
+    outside.mkdir()
+    (outside / "target.json").write_text('{"command": "stop"}')
+    inbox = Inbox(folder)
+    expected = garbage(folder, outside)
+    (folder / "z.json").write_text('{"command": "pause"}')
+    *told, last = drain(inbox)
+    assert last == Command("pause")
+    assert len(told) == len(expected)
+    for line, (name, cause) in zip(told, expected.items(), strict=True):
+        assert isinstance(line, str) and line.startswith(name) and cause in line, line
+        assert line.isprintable() and len(line) < 300
+    assert list(folder.iterdir()) == []
+    assert (outside / "target.json").read_text() == '{"command": "stop"}'
+
+
+def test_a_file_that_is_being_written_is_left_alone(tmp_path: Path) -> None:
+    inbox = Inbox(tmp_path)
+    (tmp_path / ".00-half.json").write_text('{"comm')
+    control.put(tmp_path, Command("pause"))
+    assert drain(inbox) == [Command("pause")]
+    assert [path.name for path in tmp_path.iterdir()] == [".00-half.json"]
+
+
+def test_a_file_that_cannot_be_removed_is_obeyed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inbox = Inbox(tmp_path)
+
+    def refuse(self: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    control.put(tmp_path, Command("pause", 1))
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert drain(inbox) == [Command("pause", 1)]
+    control.put(tmp_path, Command("pause", 2))
+    assert drain(inbox) == [Command("pause", 2)]
+
+
+def test_where_nothing_wakes_the_folder_is_looked_into_each_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_more(path: Path) -> None:
+        raise OSError(24, "Too many open files")
+
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(cerebro.inbox._core, "FolderWatch", no_more)
+    monkeypatch.setattr(cerebro.inbox.time, "monotonic", lambda: clock.now)
+    inbox = Inbox(tmp_path)
+    assert inbox.wake is None and inbox.patience == 1.0
+    assert drain(inbox) == []
+    control.put(tmp_path, Command("pause"))
+    clock.now += 0.5
+    assert drain(inbox) == []
+    clock.now += 0.5
+    assert drain(inbox) == [Command("pause")]
+    inbox.close()
+
+
+def test_on_a_network_disk_it_is_both_woken_and_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cerebro.inbox, "is_network_file_system", lambda path: True)
+    inbox = Inbox(tmp_path)
+    assert inbox.wake is not None and inbox.patience == 1.0
+
+
+def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
+    """Threads and processes write while somebody reads: each sender's commands, in its order."""
+    inbox = Inbox(tmp_path)
+    code = (
+        "import sys; from pathlib import Path; from cerebro.control import *\n"
+        "for n in range(100): put(Path(sys.argv[1]), Command('pause', int(sys.argv[2]) + n))"
+    )
+
+    def write(first: int) -> None:
+        for n in range(100):
+            control.put(tmp_path, Command("pause", first + n))
+
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(first)])
+        for first in (1000, 2000)
+    ]
+    threads = [threading.Thread(target=write, args=(first,)) for first in (3000, 4000)]
+    for thread in threads:
+        thread.start()
+    found: list[Command | str] = []
+    while any(process.poll() is None for process in processes):
+        found += drain(inbox)
+    for thread in threads:
+        thread.join()
+    found += drain(inbox)
+    assert [process.returncode for process in processes] == [0, 0]
+    numbers = [c.trial for c in found if isinstance(c, Command) and c.trial is not None]
+    assert len(found) == len(numbers) == 400
+    for first in (1000, 2000, 3000, 4000):
+        own = [n for n in numbers if first <= n < first + 1000]
+        assert own == list(range(first, first + 100))
+
+
+# --- sending --------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Path]:
+    """A run that this process owns, with trials 0 (running), 1 (finished) and 2 (paused)."""
+    folder = tmp_path / "run"
+    make_run(folder)
+    with Owner.take(folder):
+        yield folder
+
+
+def make_run(folder: Path) -> None:
+    folder.mkdir()
+    store = Store.create(folder, {"status": "running", "owner": {"pid": 4711, "host": "here"}})
+    for number, status in enumerate(["running", "finished", "paused"]):
+        store.add_trial(number, {"lr": 0.1}, status, 3, None)
+    store.close()
+
+
+def set_meta(folder: Path, key: str, value: Any) -> None:
+    store = Store(folder)
+    store.set_meta(key, value)
+    store.close()
+
+
+def commands_in(folder: Path) -> list[Any]:
+    return [json.loads(path.read_text()) for path in sorted((folder / "control").iterdir())]
+
+
+def test_functions_write_one_file_each(run: Path) -> None:
+    control.pause(run, 0)
+    control.go_on(run, trial=2)
+    control.stop(str(run))
+    assert commands_in(run) == [
+        {"command": "pause", "trial": 0},
+        {"command": "continue", "trial": 2},
+        {"command": "stop"},
+    ]
+
+
+@pytest.mark.parametrize("status", ["finished", "stopped", "failed"])
+def test_a_run_that_is_over_takes_no_commands(run: Path, status: str) -> None:
+    set_meta(run, "status", status)
+    with pytest.raises(InputError, match=f"is {status}: nobody trains it"):
+        control.stop(run)
+    assert not (run / "control").exists()
+
+
+def test_a_run_whose_owner_is_gone_takes_no_commands(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    make_run(folder)
+    Owner.take(folder).release()
+    with pytest.raises(InputError, match=r"4711 on here.* is gone.*cerebro resume"):
+        control.pause(folder)
+    assert not (folder / "control").exists()
+
+
+@pytest.mark.parametrize(
+    ("trial", "cause"),
+    [(3, "no trial 3 yet; it has trials 0 to 2"), (-1, "no trial -1"), (1, "1 is finished")],
+)
+def test_trials_that_cannot_be_commanded(run: Path, trial: int, cause: str) -> None:
+    with pytest.raises(InputError, match=cause):
+        control.stop(run, trial)
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is no run"):
+        control.stop(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_line_hands_over(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["pause", str(run)]) == 0
+    assert f"python -m cerebro continue {run}" in capsys.readouterr().out
+    assert cli.main(["pause", str(run), "--trial", "0"]) == 0
+    assert f"python -m cerebro continue {run} --trial 0" in capsys.readouterr().out
+    assert cli.main(["continue", str(run)]) == 0
+    assert cli.main(["stop", str(run), "--trial", "2"]) == 0
+    assert [c["command"] for c in commands_in(run)] == ["pause", "pause", "continue", "stop"]
+    assert cli.main(["stop", str(run), "--trial", "1"]) == 1
+    assert "trial 1 is finished already" in capsys.readouterr().err
+
+
+# --- obeying --------------------------------------------------------------------
+
+
+class FakeRun:
+    """Records what it is told."""
+
+    def __init__(self, **trials: str) -> None:
+        self.trials: Any = {
+            int(number[1:]): SimpleNamespace(
+                record=SimpleNamespace(status=status), held=status == "held"
+            )
+            for number, status in trials.items()
+        }
+        self.told: list[Any] = []
+
+    def cancel_units(self) -> None:
+        self.told.append("cancel")
+
+    def stop_trial(self, number: int) -> None:
+        self.told.append(("stop", number))
+
+    def pause_trial(self, number: int) -> None:
+        self.told.append(("pause", number))
+
+    def continue_trial(self, number: int) -> None:
+        self.told.append(("continue", number))
+
+
+class Obeyed:
+    def __init__(self, folder: Path, **trials: str) -> None:
+        self.folder = folder
+        self.now = 50.0
+        self.notes: list[str] = []
+        self.remote = Remote(folder, self.notes.append, lambda: self.now)
+        self.run = FakeRun(**trials)
+
+    def send(self, *commands: Command) -> None:
+        for command in commands:
+            control.put(self.folder, command)
+        self.remote.obey(self.run)
+
+
+def test_a_run_is_paused_and_continued(tmp_path: Path) -> None:
+    it = Obeyed(tmp_path)
+    it.send(Command("pause"))
+    assert it.remote.paused
+    it.send(Command("pause"))
+    assert it.remote.paused
+    it.send(Command("continue"))
+    assert not it.remote.paused and not it.remote.stopping
+    it.send(Command("pause"), Command("continue"))
+    assert not it.remote.paused
+    assert it.notes == ["pause", "pause", "continue", "pause", "continue"]
+    assert it.run.told == []
+
+
+def test_a_stop_cancels_once_and_gives_up_in_time(tmp_path: Path) -> None:
+    it = Obeyed(tmp_path)
+    assert it.remote.patience(None) is None and it.remote.patience(3.0) == 3.0
+    it.send(Command("pause"), Command("stop"))
+    assert it.remote.stopping and it.run.told == ["cancel"]
+    assert it.remote.patience(None) == STOP_SECONDS and it.remote.patience(3.0) == 3.0
+    it.now += STOP_SECONDS - 1
+    it.send(Command("stop"), Command("continue"))
+    assert it.run.told == ["cancel"] and not it.remote.gave_up
+    assert it.remote.stopping and it.remote.patience(None) == 1.0
+    it.now += 1
+    assert it.remote.gave_up and it.remote.patience(None) == 0.0
+
+
+def test_commands_to_trials(tmp_path: Path) -> None:
+    it = Obeyed(tmp_path, t0="running", t1="finished", t2="held", t3="paused")
+    it.send(*(Command(verb, n) for n in range(5) for verb in control.VERBS))
+    assert it.run.told == [
+        *[("stop", 0), ("pause", 0)],
+        *[("stop", 2), ("pause", 2), ("continue", 2)],
+        *[("stop", 3), ("pause", 3)],
+    ]
+    ignored = [note for note in it.notes if "ignored" in note]
+    assert ignored == [
+        "continue trial 0: ignored, no command has paused it",
+        *[f"{verb} trial 1: ignored, it is finished" for verb in control.VERBS],
+        "continue trial 3: ignored, no command has paused it",
+        *[f"{verb} trial 4: ignored, there is no such trial" for verb in control.VERBS],
+    ]
+    assert not it.remote.paused and not it.remote.stopping
+
+
+def test_garbage_is_noted_but_not_without_end(tmp_path: Path) -> None:
+    it = Obeyed(tmp_path)
+    for n in range(MAX_NOTES + 5):
+        (tmp_path / f"{n}.json").touch()
+    it.send(Command("pause"))
+    assert len(it.notes) == MAX_NOTES
+    assert it.remote.paused
+    assert list(tmp_path.iterdir()) == []
