@@ -171,7 +171,8 @@ def summary(reports: list[Report], notes: list[str], seconds: float) -> str:
 
 
 def default_jobs() -> int:
-    return max(1, len(os.sched_getaffinity(0)))
+    """Runs at a time: one more than there are cores, for some wait for what is silent."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 def supported() -> str | None:

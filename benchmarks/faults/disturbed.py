@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import cerebro
@@ -87,6 +88,7 @@ class Disturbed:
             power.begin_shadow(self._root, self.shim.shadow)
             self.shim.keep_shadow()
         self._torn: dict[Path, bytes] = {}  # damaged files as they were
+        self._problem = plan.problem  # as it is when the run is judged
         self._progress = Progress()
         self._hung = False
 
@@ -99,8 +101,8 @@ class Disturbed:
                 finished = self._leg(leg)
                 if finished or self._hung:
                     break
-            if finished and self.plan.again and hasattr(cerebro, "resume"):
-                self._once_more()
+            if finished and hasattr(cerebro, "resume"):
+                finished = self._go_on()
             if self._sabotage is not None:
                 spoil(self._sabotage, self.run, self.mark)
             self._judge(finished)
@@ -151,7 +153,8 @@ class Disturbed:
                 workers=workers,
                 keep=self.plan.keep,
                 state_dir=str(self._memory) if self._memory else None,
-                how=how,
+                how="script" if how == "script" else "resume",
+                epochs=problem.epochs + 1 if how == "further" else None,
                 if_exists="resume" if hasattr(cerebro, "resume") else "error",
             )
             command = ["-m", "benchmarks.faults.job", text]
@@ -320,6 +323,17 @@ class Disturbed:
 
     # --- the end ------------------------------------------------------------
 
+    def _go_on(self) -> bool:
+        """What may come after the end: nothing, the same script again, or one more epoch."""
+        if self.plan.again:
+            self._once_more()
+        if not self.plan.further:
+            return True
+        self._progress = Progress(dict(self._progress.highest), {})
+        finished = self._leg(Leg("further", 2, ()))
+        self._problem = replace(self._problem, epochs=self._problem.epochs + 1)
+        return finished
+
     def _once_more(self) -> None:
         """A finished run that is taken up again has nothing to do."""
         self.report.legs += 1
@@ -345,7 +359,7 @@ class Disturbed:
             blame(f"lost: the store cannot be read: {error}")
             return
         self._judge_torn(found)
-        wanted = self._oracles.of(self.plan.problem)
+        wanted = self._oracles.of(self._problem)
         self.report.epochs = len(wanted.epochs)
         problems = oracle.differences(found, wanted)
         problems += oracle.state_problems(self.run, found, self.plan.keep)

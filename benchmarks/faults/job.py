@@ -1,7 +1,8 @@
 """The program that the campaign disturbs: ``python -m benchmarks.faults.job SPEC``.
 
 SPEC is JSON: the problem, ``data``, ``run``, ``workers``, ``keep``, ``state_dir`` and
-``how``: "script" searches with ``if_exists="resume"``, "resume" calls `cerebro.resume`.
+``how``: "script" searches, with ``if_exists``; "resume" calls `cerebro.resume`, with
+``epochs``.
 Exit status 0 if the run finished, 1 after an error that Cerebro explains, 2 after any
 other, 130 after Ctrl-C and 143 after SIGTERM.
 """
@@ -37,7 +38,11 @@ def main(text: str) -> int:
     try:
         if spec["how"] == "resume":
             result = cerebro.resume(
-                spec["run"], workers=spec["workers"], progress=False, callbacks=[Told()]
+                spec["run"],
+                epochs=spec["epochs"],
+                workers=spec["workers"],
+                progress=False,
+                callbacks=[Told()],
             )
         else:
             result = cerebro.search(

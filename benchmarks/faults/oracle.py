@@ -102,6 +102,7 @@ class Oracles:
             keep="last",
             state_dir=None,
             how="script",
+            epochs=None,
             if_exists="error",
         )
         done = subprocess.run(

@@ -16,7 +16,8 @@ if not sys.platform.startswith("linux"):
     pytest.skip("the fault campaign needs Linux", allow_module_level=True)
 
 from benchmarks.faults import power, processes
-from benchmarks.faults.plan import ALL, PAUSES, WORKER_FAULTS, draw
+from benchmarks.faults.plan import ALL, PAUSES, WORKER_FAULTS, Leg, draw
+from benchmarks.faults.running import Death, Progress, Report, Running
 from benchmarks.faults.sabotage import CAUGHT_AS
 from benchmarks.faults.shim import CLASSES, CannotCompile, Shim, compile_shim
 
@@ -257,6 +258,47 @@ def test_plans_are_drawn_from_their_seed_alone() -> None:
     some = frozenset(WORKER_FAULTS.keys() | PAUSES.keys())
     kinds = {f.kind for seed in range(50) for leg in draw(seed, some).legs for f in leg.faults}
     assert kinds <= some
+
+
+class Nowhere:
+    """A place where nothing happens: lines are given to `Running.hear` by hand."""
+
+    mark = "nowhere"
+    run = Path("/nonexistent")
+    shim = None
+    disk = None
+
+    def lines(self, timeout: float, child: int | None = None) -> list[str]:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("lines", "killed", "found"),
+    [
+        (["start 1 0 4", "done 0", "start 2 0 5", "start 1 1 6"], None, []),
+        (["start 1 0 3"], None, ["lost", "repeated"]),
+        (["start 1 0 6"], None, ["wrong"]),
+        (["start 1 2 1"], None, ["wrong"]),
+        (["start 1 1 5"], None, []),
+        (["start 1 0 4", "start 2 0 4"], None, ["repeated"]),
+        (["start 1 0 4", "start 2 0 6"], None, ["wrong"]),
+        (["start 1 0 4", "start 2 1 6", "start 3 0 4"], 1, []),
+        (["start 1 0 4", "start 2 1 6", "start 3 1 6"], 1, ["repeated"]),
+        (["start 1 0 4", "start 3 0 4", "start 3 0 4"], 1, ["repeated"]),
+        (["start 2 0 4", "start 1 0 5", "start 3 0 4"], 1, ["repeated"]),
+    ],
+)
+def test_positions_are_judged(lines: list[str], killed: int | None, found: list[str]) -> None:
+    """Trial 0 had begun unit 4, of which 4 were committed; trial 1 unit 5, and all 6 are."""
+    with subprocess.Popen(["true"]) as process:
+        before = Progress(highest={0: 4, 1: 5}, floor={0: 4, 1: 5})
+        running = Running(Nowhere(), Leg("resume", 2, ()), process, before, Report(0))
+        if killed is not None:
+            running.deaths.append(Death("worker killed", killed, 0))
+            running._running[killed] = -1
+        for line in lines:
+            running.hear(line + " 1000" if line.startswith("start") else line)
+        assert [text.split(":")[0] for text in running._report.problems] == found
 
 
 def campaign(*arguments: str) -> subprocess.CompletedProcess[str]:
