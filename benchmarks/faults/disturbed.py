@@ -18,6 +18,7 @@ from pathlib import Path
 import cerebro
 from benchmarks.faults import oracle, power, processes
 from benchmarks.faults.disks import SmallDisk
+from benchmarks.faults.models import DEAF
 from benchmarks.faults.oracle import Oracles, Outcome
 from benchmarks.faults.plan import SHIMMED, SMALL_DISK, TORN, Fault, Leg, Plan
 from benchmarks.faults.problem import to_json
@@ -76,6 +77,7 @@ class Disturbed:
         self._memory = folder / "memory" if plan.state_dir else None
         self._states = self._memory or self.run / "states"
         self._events = folder / "events"
+        self.deafen = folder / ("events" + DEAF)
         os.mkfifo(self._events)
         # Open at both ends: writers never wait for a reader, and it never ends.
         self._pipe = os.open(self._events, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -199,7 +199,8 @@ def stray_files(run: Path, state_dir: Path | None, outcome: Outcome) -> list[str
         if not file.is_dir() and name not in known:
             lines.append(f"stray: {name}")
     if state_dir is not None and state_dir.exists():
-        lines += [f"stray: {file}" for file in sorted(state_dir.iterdir())]
+        claim = "cerebro-run"  # says whose folder it is
+        lines += [f"stray: {f}" for f in sorted(state_dir.iterdir()) if f.name != claim]
     return lines
 
 

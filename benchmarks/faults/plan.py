@@ -98,6 +98,7 @@ ENDS = {
     "coordinator killed": 5,
     "all killed": 5,
     "coordinator killed, worker stopped": 1,
+    "coordinator killed, worker deaf": 1,
     "coordinator killed, disk slow": 2,
     "interrupted": 2,
     "terminated": 2,
@@ -211,7 +212,7 @@ def _fault(
 ) -> Fault | None:
     left = {kind: weight for kind, weight in group.items() if kind in kinds}
     if workers == 0:
-        left.pop("coordinator killed, worker stopped", None)
+        left = {kind: weight for kind, weight in left.items() if ", worker" not in kind}
     seed = rng.randrange(2**32)
     if not left:
         return None

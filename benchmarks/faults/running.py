@@ -90,6 +90,7 @@ class Place(Protocol):
 
     mark: str
     run: Path
+    deafen: Path
     shim: Shim | None
     disk: SmallDisk | None
 
@@ -142,6 +143,7 @@ class Running:
         self.status: str | None = None
         """Of the run, as the coordinator gave it at its end."""
         self.hung = False
+        self._deaf = False
         self._arm()
 
     def watch(self) -> int:
@@ -187,6 +189,8 @@ class Running:
         elif word == "done":
             trial = int(rest[0])
             self.done[trial] = self.highest.get(trial, -1) + 1
+        elif word == "deaf":
+            self._deaf = True
         elif word == "ended":
             self.status = rest[0]
         elif word == "halt":
@@ -345,6 +349,9 @@ class Running:
         if kind == "coordinator killed, worker stopped" and pid is not None:
             processes.send(pid, signal.SIGSTOP)
             processes.send(coordinator, signal.SIGKILL)
+        elif kind == "coordinator killed, worker deaf":
+            self._deafen_a_worker()
+            processes.send(coordinator, signal.SIGKILL)
         elif kind.startswith("coordinator killed"):
             processes.send(coordinator, signal.SIGKILL)
         elif kind in ("interrupted", "terminated"):
@@ -362,6 +369,15 @@ class Running:
             first = [coordinator, *self._running]
             rng.shuffle(first)
             processes.kill_all(self._place.mark, first)
+
+    def _deafen_a_worker(self) -> None:
+        """Wait until a worker is inside of a C function that keeps the interpreter."""
+        self._deaf = False
+        self._place.deafen.touch()
+        while not self._deaf and self._process.poll() is None:
+            for line in self._place.lines(0.1):
+                self.hear(line)
+        self._place.deafen.unlink(missing_ok=True)
 
     def _fill_disk(self, rng: random.Random) -> None:
         left = rng.choice([0, 4096, 20_000, 100_000])

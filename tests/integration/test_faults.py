@@ -264,7 +264,7 @@ class Nowhere:
     """A place where nothing happens: lines are given to `Running.hear` by hand."""
 
     mark = "nowhere"
-    run = Path("/nonexistent")
+    run = deafen = Path("/nonexistent")
     shim = None
     disk = None
 
