@@ -12,7 +12,7 @@ Status = Literal["waiting", "running", "paused", "stopped", "finished", "diverge
 ENDED = ("stopped", "finished", "diverged", "failed")
 
 
-@dataclass
+@dataclass(slots=True)
 class EpochRecord:
     """One finished epoch of a trial."""
 
@@ -31,7 +31,7 @@ class EpochRecord:
         }
 
 
-@dataclass
+@dataclass(slots=True)
 class _BestSoFar:
     """The best of the first `seen` epochs."""
 
@@ -42,7 +42,7 @@ class _BestSoFar:
     value: float = math.inf
 
 
-@dataclass
+@dataclass(slots=True)
 class TrialRecord:
     """A trial as it is in the store."""
 

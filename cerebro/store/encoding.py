@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from typing import Any
 
 from cerebro.errors import InputError
@@ -11,12 +12,12 @@ from cerebro.errors import InputError
 
 def encode(value: Any) -> str:
     """JSON, with tuples and numbers that are not finite tagged: {"$float": "nan"}."""
-    return json.dumps(_tagged(value), separators=(",", ":"), allow_nan=False)
+    return _ENCODER.encode(_tagged(value))
 
 
 def decode(text: str) -> Any:
     """Give back what `encode` was given."""
-    return json.loads(text, object_hook=_untagged)
+    return _DECODER.decode(text)
 
 
 def _tagged(value: Any) -> Any:
@@ -40,7 +41,12 @@ def _untagged(value: dict[str, Any]) -> Any:
         return float(value["$float"])
     if len(value) == 1 and "$tuple" in value:
         return tuple(value["$tuple"])
-    return value
+    # Configurations of many trials share the names in them.
+    return {sys.intern(key): item for key, item in value.items()}
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+_DECODER = json.JSONDecoder(object_hook=_untagged)
 
 
 def storable(value: Any) -> Any:

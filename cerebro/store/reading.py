@@ -7,16 +7,17 @@ import json
 import math
 import os
 import sqlite3
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.store.encoding import decode
 from cerebro.store.location import BUSY_SECONDS, FILE
 from cerebro.store.schema import version_of
-from cerebro.trial import EpochRecord, TrialRecord
+from cerebro.trial import EpochRecord, Status, TrialRecord
 
 
 @contextlib.contextmanager
@@ -99,32 +100,42 @@ def read_meta(connection: sqlite3.Connection) -> dict[str, Any]:
 
 def read_trials(connection: sqlite3.Connection) -> list[TrialRecord]:
     """Read all trials with their epochs, by number."""
-    records = {}
-    for row in connection.execute("SELECT * FROM trials ORDER BY number"):
-        names = row.keys()
-        records[row["number"]] = TrialRecord(
-            number=row["number"],
-            config=decode(row["config"]),
-            status=row["status"],
-            target_epochs=row["epochs"],
-            parent=row["parent"],
-            parent_epoch=row["parent_epoch"] if "parent_epoch" in names else None,
-            resumable=bool(row["resumable"]) if "resumable" in names else False,
-            error=row["error"],
-            traceback=row["traceback"],
-        )
-    metrics: dict[tuple[int, int], dict[str, float]] = {}
-    for row in connection.execute("SELECT * FROM metrics ORDER BY rowid"):
-        value = math.nan if row["value"] is None else row["value"]
-        metrics.setdefault((row["trial"], row["epoch"]), {})[row["name"]] = value
-    for row in connection.execute("SELECT * FROM epochs ORDER BY trial, epoch"):
-        records[row["trial"]].epochs.append(
-            EpochRecord(
-                epoch=row["epoch"],
-                metrics=metrics.get((row["trial"], row["epoch"]), {}),
-                seconds=row["seconds"],
-                state_hash=row["state_hash"],
-                state_file=row["state_file"],
-            )
-        )
+    records = {record.number: record for record in _read_trial_rows(connection)}
+    for trial, epoch, seconds, state_hash, state_file in connection.execute(
+        "SELECT trial, epoch, seconds, state_hash, state_file FROM epochs ORDER BY trial, epoch"
+    ):
+        records[trial].epochs.append(EpochRecord(epoch, {}, seconds, state_hash, state_file))
+    # In the order in which a model reports them.
+    for trial, epoch, name, value in connection.execute(
+        "SELECT trial, epoch, name, value FROM metrics ORDER BY rowid"
+    ):
+        metrics = _epoch_of(records[trial], epoch).metrics
+        metrics[sys.intern(name)] = math.nan if value is None else value
     return list(records.values())
+
+
+def _read_trial_rows(connection: sqlite3.Connection) -> Iterator[TrialRecord]:
+    columns = "number, config, status, epochs, parent, error, traceback"
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    more = "resumable, parent_epoch" if version >= 2 else "0, NULL"
+    for row in connection.execute(f"SELECT {columns}, {more} FROM trials ORDER BY number"):
+        number, config, status, epochs, parent, error, traceback, resumable, parent_epoch = row
+        yield TrialRecord(
+            number=number,
+            config=decode(config),
+            status=cast(Status, sys.intern(status)),
+            target_epochs=epochs,
+            parent=parent,
+            parent_epoch=parent_epoch,
+            resumable=bool(resumable),
+            error=error,
+            traceback=traceback,
+        )
+
+
+def _epoch_of(record: TrialRecord, epoch: int) -> EpochRecord:
+    """A trial's epoch by its number; as a rule they are all there, from 0."""
+    epochs = record.epochs
+    if epoch < len(epochs) and epochs[epoch].epoch == epoch:
+        return epochs[epoch]
+    return next(candidate for candidate in epochs if candidate.epoch == epoch)

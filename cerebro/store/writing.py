@@ -63,12 +63,10 @@ class Work:
     states: int = 0
     state_bytes: int = 0
 
-    def plus(self, groups: list[Group]) -> Work:
-        return Work(
-            self.rows + sum(len(group.rows) for group in groups),
-            self.states + sum(group.states for group in groups),
-            self.state_bytes + sum(group.state_bytes for group in groups),
-        )
+    def add(self, group: Group) -> None:
+        self.rows += len(group.rows)
+        self.states += group.states
+        self.state_bytes += group.state_bytes
 
     def is_far_ahead_of(self, other: Work) -> bool:
         return self.rows - other.rows > MAX_ROWS or (
@@ -288,7 +286,7 @@ class Store:
             open_group.state_bytes += group.state_bytes
         elif group.rows:
             self._queue.put(group)
-            self._handed = self._handed.plus([group])
+            self._handed.add(group)
             if self._handed.is_far_ahead_of(self._written):
                 self.flush()
 
@@ -343,7 +341,8 @@ class Store:
             for add, values in group.rows:
                 add(batch, *values)
         batch.write(connection)
-        self._written = self._written.plus(groups)
+        for group in groups:
+            self._written.add(group)
 
 
 def release_waiters(items: list[Item]) -> None:
