@@ -132,12 +132,21 @@ def raise_if_broken(result: Check) -> None:
         )
 
 
-def hop_problems(runner: UnitRunner, config: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Run the comparison in a worker; return problems and metric names."""
-    from cerebro.worker import describe
-
+def try_out(runner: UnitRunner, config: Mapping[str, Any]) -> CheckDone:
+    """Run the comparison in a worker."""
     runner.context.check_files()
     straight = _Rehearsal(runner, config)
+    problems, metrics = _hop_problems(runner, config, straight)
+    size = memoryview(straight.packed()).nbytes
+    return CheckDone(runner.worker, tuple(problems), metrics=tuple(metrics), state_bytes=size)
+
+
+def _hop_problems(
+    runner: UnitRunner, config: Mapping[str, Any], straight: _Rehearsal
+) -> tuple[list[str], list[str]]:
+    """Return problems and metric names."""
+    from cerebro.worker import describe
+
     straight.train(0)
     before = straight.packed()
     straight.train(1)

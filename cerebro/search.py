@@ -22,6 +22,7 @@ from cerebro.owner import FILE as OWNER_FILE
 from cerebro.owner import Owner
 from cerebro.recipe import Recipe
 from cerebro.result import Result
+from cerebro.room import available_memory, check_room, plan_of
 from cerebro.searchers import make_searcher
 from cerebro.searchers.base import Searcher, Suggestion
 from cerebro.settings import (
@@ -260,7 +261,7 @@ def run_search(settings: Settings, space: Space, searcher: str | Searcher) -> Re
         the_searcher,
         partial(make_run, settings),
         first=first,
-        prepare=partial(check_first, config=first.config),
+        prepare=partial(prepare, settings=settings, searcher=the_searcher, config=first.config),
     )
 
 
@@ -299,15 +300,37 @@ def remove_run(folder: Path, *, keep: bool) -> None:
             folder.rmdir()
 
 
+def prepare(
+    executor: Executor,
+    workers: Sequence[int],
+    context: RunContext,
+    *,
+    settings: Settings,
+    searcher: Searcher,
+    config: Mapping[str, Any],
+) -> list[int]:
+    """Try the first configuration, and whether there is room for the states of all."""
+    ready, state_bytes = check_first(executor, workers, context, config)
+    if state_bytes:
+        counts = [n for n in (settings.n_trials, getattr(searcher, "total", None)) if n is not None]
+        plan = plan_of(
+            settings, state_bytes, trials=min(counts, default=None), adaptive=searcher.adaptive
+        )
+        check_room(settings, plan)
+    return ready
+
+
 def check_first(
     executor: Executor, workers: Sequence[int], context: RunContext, config: Mapping[str, Any]
-) -> list[int]:
+) -> tuple[list[int], int]:
     """Try the first configuration before anything is trained; see `cerebro.check`.
 
     The first worker checks; meanwhile the others import what the model needs. A
-    worker that is lost is replaced. Returns the workers that are ready.
+    worker that is lost is replaced. Returns the workers that are ready, and the size
+    of the model's state in bytes, 0 if it is not known.
     """
     ready: list[int] = []
+    state_bytes = 0
     losses = 0
     pending = {worker: CheckTask(config, build_only=worker != workers[0]) for worker in workers}
     for worker, task in pending.items():
@@ -317,6 +340,7 @@ def check_first(
             task = pending.pop(event.worker)
             if isinstance(event, CheckDone):
                 ready.append(event.worker)
+                state_bytes = max(state_bytes, event.state_bytes)
                 # Where the configuration itself does not work, its trial will say so.
                 if event.error is None:
                     raise_if_broken(Check(list(event.problems), list(event.metrics), dict(config)))
@@ -332,7 +356,7 @@ def check_first(
             worker = executor.replace(event.worker)
             pending[worker] = task
             executor.submit(worker, task)
-    return sorted(ready)
+    return sorted(ready), state_bytes
 
 
 def refuse_unavailable(*, unit_timeout: Any, asynchronous: Any, devices: Any) -> None:
@@ -404,23 +428,12 @@ def run_context(settings: Settings) -> RunContext:
         loader_threads=1 if cores > workers * settings.threads else 0,
         deterministic=settings.deterministic,
         live_models=settings.live_models,
-        live_bytes=available_bytes() // (2 * workers),
+        live_bytes=available_memory() // (2 * workers),
         state_dir=str(settings.state_dir.resolve()),
         epoch_dir=str((settings.folder / "states").resolve()),
         log_dir=str((settings.folder / "trials").resolve()),
         torch_flags=environment.torch_flags(),
     )
-
-
-def available_bytes() -> int:
-    """Memory that could be used now, in bytes."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 4 << 30
 
 
 def run_record(settings: Settings) -> dict[str, Any]:

@@ -147,6 +147,8 @@ class CheckDone:
     error: str | None = None
     """Set where the configuration could not be tried at all."""
     metrics: tuple[str, ...] = ()
+    state_bytes: int = 0
+    """Size of the model's state after a few batches, packed; 0: not known."""
 
 
 @dataclass(frozen=True)

@@ -428,7 +428,7 @@ class UnitRunner:
 
     def check(self, task: CheckTask) -> CheckDone:
         """Train a few batches with and without a hop between; see `cerebro.check`."""
-        from cerebro.check import hop_problems
+        from cerebro.check import try_out
 
         self._last_trial = None
         try:
@@ -439,10 +439,9 @@ class UnitRunner:
                 if task.build_only:
                     self.build(0, task.config)
                     return CheckDone(self.worker, ())
-                problems, metrics = hop_problems(self, task.config)
+                return try_out(self, task.config)
         except (Exception, SystemExit) as error:
             return CheckDone(self.worker, (), error=describe(error))
-        return CheckDone(self.worker, tuple(problems), metrics=tuple(metrics))
 
     def close(self) -> None:
         """Release models, loaders and mapped files."""

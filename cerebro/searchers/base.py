@@ -8,6 +8,7 @@ so its answers are a pure function of what it was set up with and was told.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
@@ -141,6 +142,12 @@ class SequenceSearcher:
     def _config(self, trial: int) -> dict[str, Any]:
         """Return the configuration of trial `trial`, which is not a point."""
         raise NotImplementedError
+
+    @property
+    def total(self) -> int | None:
+        """How many trials there will be; None if something else ends the search."""
+        count = self._count()
+        return None if count == math.inf else int(count)
 
     def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
         """Return the next configuration, or `DONE`."""
