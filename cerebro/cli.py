@@ -17,10 +17,21 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cerebro import errors
-from cerebro.commands import control, demo, doctor, plot, replay, run, shard, show, verify
+from cerebro.commands import (
+    control,
+    demo,
+    doctor,
+    export,
+    plot,
+    replay,
+    run,
+    shard,
+    show,
+    verify,
+)
 from cerebro.errors import CerebroError, InputError, text_of
 
-COMMANDS = (demo, shard, run, show, control, replay, verify, plot, doctor)
+COMMANDS = (demo, shard, run, show, control, replay, verify, plot, export, doctor)
 INTERRUPTED = 130
 MESSAGE_LIMIT = 2000
 

@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from cerebro.errors import InputError
+
 
 def new_command(
     commands: Any, name: str, function: Callable[[argparse.Namespace], int], text: str
@@ -38,3 +40,42 @@ def count(text: str) -> int:
     if value < 0:
         raise argparse.ArgumentTypeError("must not be negative")
     return value
+
+
+def build_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--build``."""
+    parser.add_argument(
+        "--build", metavar="FILE", help="the file that defines build, if it has moved"
+    )
+
+
+def build_of(file: str | None) -> Callable[..., Any] | None:
+    """Import what ``--build`` names.
+
+    Raises
+    ------
+    InputError
+        If the file does not define ``build``.
+    """
+    if file is None:
+        return None
+    from cerebro.recipe import import_file
+
+    build: Callable[..., Any] | None = getattr(import_file(file), "build", None)
+    if build is None:
+        raise InputError(f"--build {file}: the file does not define build")
+    return build
+
+
+def trial_of(result: Any, number: int) -> Any:
+    """Return the trial that ``--trial`` names.
+
+    Raises
+    ------
+    InputError
+        If the run has no such trial.
+    """
+    if number < len(result.trials):
+        return result.trials[number]
+    has = f"trials 0 to {len(result.trials) - 1}" if result.trials else "no trials yet"
+    raise InputError(f"--trial {number}: {result.path} has {has}")

@@ -1,4 +1,4 @@
-"""``plot``: draw a run into a picture file."""
+"""``plot``: draw a run into a picture, or into a page of all its pictures."""
 
 from __future__ import annotations
 
@@ -9,29 +9,48 @@ from typing import Any
 from cerebro.commands.options import count, new_command
 from cerebro.errors import InputError
 
+KINDS = ("curves", "gantt", "parallel", "importance")
+
 
 def add(commands: Any) -> None:
     """Add the command to the parser."""
-    parser = new_command(commands, "plot", main, "draw a run into a picture file")
+    parser = new_command(commands, "plot", main, "draw a run into a picture or a page")
     parser.add_argument("run", nargs="?", help="the run's folder (the newest under runs)")
-    parser.add_argument(
-        "--kind", choices=["curves", "gantt", "parallel", "importance"], default="curves"
-    )
+    parser.add_argument("--kind", choices=KINDS, help="what to draw (curves; in a page, all)")
     parser.add_argument("--metric", help="the metric (what trials are ranked by)")
     parser.add_argument("--trials", type=count, nargs="+", metavar="N", help="only these")
-    parser.add_argument("--out", help="the file, .png, .svg or .pdf (RUN/KIND.png)")
+    parser.add_argument("--out", help="the file, .png, .svg, .pdf or .html (RUN/KIND.png)")
 
 
 def main(options: argparse.Namespace) -> int:
-    """Draw a run into a picture file."""
+    """Draw a run."""
     import cerebro
 
     result = cerebro.open(options.run)
-    figure = result.plot(options.metric, trials=options.trials, kind=options.kind)
-    out = Path(options.out) if options.out else Path(result.path) / f"{options.kind}.png"
+    if options.out is not None and Path(options.out).suffix == ".html":
+        out = _write_page(result, options)
+    else:
+        out = _write_picture(result, options)
+    print(out)
+    return 0
+
+
+def _write_picture(result: Any, options: argparse.Namespace) -> Path:
+    kind = options.kind or "curves"
+    figure = result.plot(options.metric, trials=options.trials, kind=kind)
+    out = Path(options.out) if options.out else Path(result.path) / f"{kind}.png"
     try:
         figure.savefig(out)
     except ValueError as error:  # an ending that matplotlib does not know
         raise InputError(f"--out {out}: {error}") from error
-    print(out)
-    return 0
+    return out
+
+
+def _write_page(result: Any, options: argparse.Namespace) -> Path:
+    from cerebro.report.page import render_page
+
+    kinds = KINDS if options.kind is None else (options.kind,)
+    page = render_page(result, kinds, options.metric, options.trials)
+    out = Path(options.out)
+    out.write_text(page, encoding="utf-8")
+    return out

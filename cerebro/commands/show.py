@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from cerebro.commands.options import count, new_command
-from cerebro.errors import InputError
+from cerebro.commands.options import count, new_command, trial_of
 
 
 def add(commands: Any) -> None:
@@ -26,12 +25,5 @@ def main(options: argparse.Namespace) -> int:
     if options.trial is None:
         print(summary.render(result, options.top))
     else:
-        print(summary.render_trial(_trial(result, options.trial)))
+        print(summary.render_trial(trial_of(result, options.trial)))
     return 0
-
-
-def _trial(result: Any, number: int) -> Any:
-    for trial in result.trials:
-        if trial.number == number:
-            return trial
-    raise InputError(f"--trial {number}: {result.path} has trials 0 to {len(result.trials) - 1}")

@@ -166,6 +166,45 @@ def test_plot(folder: Path) -> None:
         picture = folder / done.stdout.strip()
         assert picture.read_bytes().startswith(b"\x89PNG")
     cerebro(folder, "plot", "runs/first", "--metric", "auc", status=1)
+    assert not (folder / "runs" / "first" / "auc.png").exists()
+
+
+def test_plot_as_a_page(folder: Path) -> None:
+    pytest.importorskip("matplotlib")
+    cerebro(folder, "plot", "runs/first", "--out", "page.html")
+    page = (folder / "page.html").read_text()
+    assert page.count('src="data:image/png;base64,iVBOR') == 4
+    assert "<td" in page and "runs/first: finished" not in page and "runs/first</b>" in page
+    assert not [word for word in ("http:", "https:", "<script", "<link") if word in page]
+    cerebro(folder, "plot", "runs/first", "--kind", "gantt", "--out", "one.html")
+    assert (folder / "one.html").read_text().count("<img") == 1
+    done = cerebro(folder, "plot", "runs/first", "--out", "page.bmpx", status=1)
+    assert "page.bmpx" in done.stderr
+
+
+def test_export(folder: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.numpy")
+    done = cerebro(folder, "export", "runs/first")
+    best = done.stdout.strip()
+    assert best.startswith("runs/first/trial-") and best.endswith(".safetensors")
+    assert safetensors.load_file(folder / best)["/w"].shape == (3,)
+    options = ["--trial", "0", "--epoch", "last", "--out", "weights.safetensors"]
+    cerebro(folder, "export", "runs/first", *options)
+    last = safetensors.load_file(folder / "weights.safetensors")
+    import cerebro as package
+
+    trial = package.open(folder / "runs" / "first").trials[0]
+    state = safetensors.load_file(trial.state_path("last"))
+    assert last["/w"].tobytes() == state["/model/w"].tobytes()
+    for arguments, cause in {
+        "--trial 9": "trials 0 to 3",
+        "--epoch 77": "no state of epoch 77",
+        "--out w.npz": ".safetensors, .pt, .onnx",
+        "--build nothing.py": "nothing.py",
+        "--out no/such/w.pt": "no/such",
+    }.items():
+        done = cerebro(folder, "export", "runs/first", *arguments.split(), status=1)
+        assert cause in done.stderr
 
 
 def test_build_that_raises(folder: Path) -> None:

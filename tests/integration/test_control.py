@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import signal
 import sqlite3
@@ -79,7 +80,7 @@ class Pause:
 
     def on_unit_end(self, trial, metrics):
         self.units += 1
-        if self.units == 5:
+        if self.units == 30:  # half way: some epochs are done
             self.run.pause()
 
 settings = dict(settings, callbacks=[Pause()])
@@ -462,6 +463,10 @@ def test_pause_and_continue_from_outside(folder: Path, undisturbed: list[list[st
         units = len(cerebro.open(folder / run).units())
         cerebro_command(folder, "pause", run)  # nothing more happens
         assert len(cerebro.open(folder / run).units()) == units
+        for arguments in (["show", run, "--trial", "0"], ["verify", run], ["export", run]):
+            cerebro_command(folder, *arguments)
+        if importlib.util.find_spec("matplotlib") is not None:
+            cerebro_command(folder, "plot", run, "--out", "live.html")
         cerebro_command(folder, "continue", run)
         wait_for_line(process, "continued")
         process.communicate()

@@ -39,7 +39,8 @@ def test_help_and_version_are_status_0(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("demo", "shard", "run", "show", "replay", "verify", "plot", "doctor"):
+    names = "demo shard run show stop pause continue replay verify plot export doctor"
+    for command in names.split():
         with pytest.raises(SystemExit) as caught:
             cli.main([command, "--help"])
         assert caught.value.code == 0
