@@ -29,6 +29,7 @@ from pathlib import Path
 
 from cerebro.environment import is_network_file_system
 from cerebro.errors import InputError
+from cerebro.plain_files import open_plain
 
 FILE = "owner.lock"
 RENEW_SECONDS = 10.0
@@ -80,7 +81,7 @@ class Owner:
             key = _key_of(folder)
             if _mine(key) is not None:
                 raise InputError(_refusal(folder, "this process"))
-            fd = os.open(folder / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fd = open_plain(folder / FILE, os.O_RDWR | os.O_CREAT)
             try:
                 if not _lock(fd) or _lives_elsewhere(folder, fd, writable=True):
                     raise InputError(_refusal(folder, str(_read(fd) or "another process")))
@@ -151,7 +152,7 @@ def _refusal(folder: Path, who: str) -> str:
 
 @contextlib.contextmanager
 def _opened(file: Path) -> Iterator[int]:
-    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    fd = open_plain(file, os.O_RDONLY)
     try:
         yield fd
     finally:
@@ -191,9 +192,10 @@ def _read(fd: int) -> Process | None:
     """Who wrote the file; None if it was released, or its writing was cut off."""
     try:
         found = json.loads(os.pread(fd, 4096, 0))
-        return Process(int(found["pid"]), str(found["host"]))
-    except (OSError, ValueError, TypeError, KeyError):
+        process = Process(int(found["pid"]), str(found["host"]))
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
+    return process if 0 < process.pid < 2**31 else None  # others mean groups of processes
 
 
 def _write(fd: int, text: str) -> None:

@@ -92,6 +92,12 @@ def check_folder(path: Path) -> None:
         raise CorruptDataError(f"{path} is no folder")
 
 
+def check_no_link(path: Path) -> None:
+    """Raise LinkError if `path` is a link."""
+    if path.is_symlink():
+        raise _link(path)
+
+
 def load_json(content: bytes, path: str | os.PathLike[str]) -> Any:
     """Parse JSON strictly: UTF-8, no key twice, no NaN, no number of endless digits.
 

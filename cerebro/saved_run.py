@@ -15,8 +15,9 @@ from typing import Any
 from cerebro import _core
 from cerebro.data import Dataset
 from cerebro.errors import CorruptDataError, InputError
+from cerebro.plain_files import read_bytes
 from cerebro.recipe import Recipe
-from cerebro.store import read_meta, read_trials, reader
+from cerebro.store import check_meta, check_rows, read_meta, read_trials, reader
 from cerebro.trial import EpochRecord, TrialRecord
 from cerebro.unit import RunContext
 
@@ -68,9 +69,7 @@ class SavedRun:
         self.before_reading()
         with reader(self.folder) as connection:
             meta = read_meta(connection)
-            # Whatever is read later is looked for now, where a loss is told as damage.
-            _ = [meta[key] for key in ("status", "build", "data", "environment", "num_shards")]
-            _ = [meta["settings"][key] for key in ("metric", "mode", "select")]
+            check_meta(meta)  # what is read later, while a loss can be told as damage
             self.meta = meta
             self.records = read_trials(connection)
 
@@ -109,6 +108,7 @@ class SavedRun:
     def units(self) -> list[dict[str, Any]]:
         """Every unit that ran; times in seconds since the run's start."""
         with reader(self.folder) as connection:
+            check_rows(connection, "units")
             rows = connection.execute("SELECT * FROM units ORDER BY started, id").fetchall()
         shards = self.meta["num_shards"]
         return [
@@ -135,7 +135,7 @@ class SavedRun:
         """What a trial printed; empty if it printed nothing."""
         path = self.folder / "trials" / f"{trial}.log"
         try:
-            return path.read_text(encoding="utf-8", errors="replace")
+            return read_bytes(path).decode("utf-8", "replace")
         except FileNotFoundError:
             return ""
 
@@ -155,7 +155,7 @@ class SavedRun:
         path = self.state_path(record)
         self.before_reading()  # in a callback: what was just finished
         try:
-            packed = path.read_bytes()
+            packed = read_bytes(path)
         except FileNotFoundError as error:
             raise CorruptDataError(
                 f"{path} is missing: it was deleted, or a run that goes on has replaced it by a "

@@ -8,6 +8,7 @@ from typing import Any
 
 from cerebro.commands.options import count, new_command
 from cerebro.errors import InputError
+from cerebro.plain_files import check_no_link
 
 KINDS = ("curves", "gantt", "parallel", "importance")
 
@@ -39,6 +40,8 @@ def _write_picture(result: Any, options: argparse.Namespace) -> Path:
     kind = options.kind or "curves"
     figure = result.plot(options.metric, trials=options.trials, kind=kind)
     out = Path(options.out) if options.out else Path(result.path) / f"{kind}.png"
+    if not options.out:
+        check_no_link(out)  # a folder from elsewhere must not choose what is written over
     try:
         figure.savefig(out)
     except ValueError as error:  # an ending that matplotlib does not know

@@ -12,9 +12,11 @@ plain SQLite, readable without Cerebro:
 
 `encoding` says what values look like in it, `schema` what tables there are and
 how those of older versions become today's. `writing` has the thread that writes,
-`batch` what one transaction holds; `reading` reads.
+`batch` what one transaction holds; `reading` reads, and
+`checking` finds out files that only look like stores.
 """
 
+from cerebro.store.checking import check_meta, check_rows
 from cerebro.store.encoding import decode, encode
 from cerebro.store.location import FILE, default_run_path
 from cerebro.store.reading import StoredRun, read_meta, read_run, read_trials, reader
@@ -26,6 +28,8 @@ __all__ = [
     "SCHEMA_VERSION",
     "Store",
     "StoredRun",
+    "check_meta",
+    "check_rows",
     "decode",
     "default_run_path",
     "encode",

@@ -6,12 +6,32 @@ import datetime
 from pathlib import Path
 
 from cerebro.environment import is_network_file_system
+from cerebro.plain_files import check_folder, check_no_link
 
 FILE = "run.sqlite"
 
 BUSY_SECONDS = 60.0
 """How long a commit waits for readers and a reader for a commit, where they keep each
 other waiting: without WAL."""
+
+
+PARTS = ("states", "trials", "control")
+"""The folders in a run's folder."""
+
+FILES = (FILE, *(FILE + end for end in ("-wal", "-shm", "-journal", ".new")), "owner.lock")
+"""The files in a run's folder that are opened or made whether they were there or not."""
+
+
+def check_is_plain(folder: Path) -> None:
+    """Raise CorruptDataError if something in a run's folder is a symbolic link.
+
+    What is written to a run must not end up where somebody else's link points. The folder
+    itself may be reached by a link.
+    """
+    for name in PARTS:
+        check_folder(folder / name)
+    for name in FILES:
+        check_no_link(folder / name)
 
 
 def journal_mode(folder: Path) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import sqlite3
@@ -13,11 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from cerebro.errors import CorruptDataError, InputError
+from cerebro.errors import CerebroError, CorruptDataError, InputError, text_of
+from cerebro.store.checking import check_config, check_rows, check_state_file, check_tables, defend
 from cerebro.store.encoding import decode
-from cerebro.store.location import BUSY_SECONDS, FILE
+from cerebro.store.location import BUSY_SECONDS, FILE, check_is_plain
 from cerebro.store.schema import version_of
 from cerebro.trial import EpochRecord, Status, TrialRecord
+
+_UNREADABLE = (
+    *(ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError),
+    StopIteration,
+)
+"""What taking a damaged row for a good one may raise."""
 
 
 @contextlib.contextmanager
@@ -35,20 +41,25 @@ def reader(folder: Path) -> Iterator[sqlite3.Connection]:
         If the file is no run store of a version that this Cerebro reads.
     """
     file = folder / FILE
+    check_is_plain(folder)
     if not file.exists():
         raise InputError(f"{folder} is no run: it has no {FILE}")
     uri = f"{file.resolve().as_uri()}?{_access(file)}"
     try:
         with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as connection:
             connection.row_factory = sqlite3.Row
+            defend(connection)
             version_of(connection, file)
             connection.execute("BEGIN")  # all tables as they are at one moment
+            check_tables(connection, file)
             yield connection
-    except sqlite3.DatabaseError as error:
-        raise CorruptDataError(f"{file} cannot be read: {error}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError) as error:
+    except CerebroError:
+        raise
+    except sqlite3.Error as error:
+        raise CorruptDataError(f"{file} cannot be read: {text_of(error)}") from error
+    except _UNREADABLE as error:
         raise CorruptDataError(
-            f"{file} is damaged: a row cannot be read ({type(error).__name__}: {error})"
+            f"{file} is damaged: a row cannot be read ({type(error).__name__}: {text_of(error)})"
         ) from error
 
 
@@ -94,17 +105,20 @@ def read_run(folder: Path) -> StoredRun:
 
 def read_meta(connection: sqlite3.Connection) -> dict[str, Any]:
     """Read what the store keeps about the run as a whole."""
+    check_rows(connection, "meta")
     rows: Iterable[sqlite3.Row] = connection.execute("SELECT key, value FROM meta")
     return {row["key"]: decode(row["value"]) for row in rows}
 
 
 def read_trials(connection: sqlite3.Connection) -> list[TrialRecord]:
     """Read all trials with their epochs, by number."""
+    check_rows(connection, "trials", "epochs", "metrics")
     records = {record.number: record for record in _read_trial_rows(connection)}
     for trial, epoch, seconds, state_hash, state_file in connection.execute(
         "SELECT trial, epoch, seconds, state_hash, state_file FROM epochs ORDER BY trial, epoch"
     ):
-        records[trial].epochs.append(EpochRecord(epoch, {}, seconds, state_hash, state_file))
+        file = check_state_file(state_file)
+        records[trial].epochs.append(EpochRecord(epoch, {}, seconds, state_hash, file))
     # In the order in which a model reports them.
     for trial, epoch, name, value in connection.execute(
         "SELECT trial, epoch, name, value FROM metrics ORDER BY rowid"
@@ -122,7 +136,7 @@ def _read_trial_rows(connection: sqlite3.Connection) -> Iterator[TrialRecord]:
         number, config, status, epochs, parent, error, traceback, resumable, parent_epoch = row
         yield TrialRecord(
             number=number,
-            config=decode(config),
+            config=check_config(decode(config)),
             status=cast(Status, sys.intern(status)),
             target_epochs=epochs,
             parent=parent,

@@ -27,7 +27,7 @@ from cerebro import _core
 from cerebro.errors import CorruptDataError, InputError, text_of
 from cerebro.store.batch import Batch, Files
 from cerebro.store.encoding import encode, storable
-from cerebro.store.location import BUSY_SECONDS, FILE, journal_mode
+from cerebro.store.location import BUSY_SECONDS, FILE, check_is_plain, journal_mode
 from cerebro.store.log_size import LogSize
 from cerebro.store.schema import SCHEMA, SCHEMA_VERSION, migrate
 
@@ -126,6 +126,7 @@ class Store:
             If it cannot be written.
         """
         file = folder / FILE
+        check_is_plain(folder)
         if not file.exists():
             raise InputError(f"{folder} is no run: it has no {FILE}")
         uri = f"{file.resolve().as_uri()}?mode=rw"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import lzma
+import contextlib
+import errno
 import math
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -17,7 +19,15 @@ from cerebro.data.columns import ColumnData, from_array
 from cerebro.data.dtypes import Array
 from cerebro.data.manifest import MAX_BYTES, MAX_ROWS
 from cerebro.data.sources.base import Source, Table, choose, file_fingerprint
-from cerebro.errors import InputError
+from cerebro.errors import InputError, text_of
+
+try:
+    from lzma import LZMAError
+except ImportError:  # a Python without; then zipfile says so itself
+
+    class LZMAError(Exception):  # type: ignore[no-redef]
+        """Never raised."""
+
 
 CHUNK_BYTES = 16 << 20
 
@@ -27,12 +37,15 @@ _UNREADABLE = (
     zipfile.BadZipFile,
     EOFError,
     zlib.error,
-    lzma.LZMAError,
+    LZMAError,
     struct.error,
     ValueError,
     OverflowError,
     RuntimeError,
 )
+
+# What Python's parser raises for a header that is no literal, or one to choke on.
+_NO_HEADER = (ValueError, SyntaxError, tokenize.TokenError, RecursionError, MemoryError)
 
 
 class NpzSource(Source):
@@ -47,32 +60,35 @@ class NpzSource(Source):
         return file_fingerprint(self.path)
 
     def unpacked_bytes(self, wanted: Sequence[str] | None) -> int:
-        try:
-            with zipfile.ZipFile(self.path) as archive:
-                members = self._members(archive)
-                return sum(members[name].file_size for name in choose(members, wanted))
-        except InputError:
-            raise
-        except _UNREADABLE as error:
-            raise self._unreadable(error) from None
+        with self._explained(), zipfile.ZipFile(self.path) as archive:
+            members = self._members(archive)
+            return sum(members[name].file_size for name in choose(members, wanted))
 
     def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
+        with self._explained(), zipfile.ZipFile(self.path) as archive:
+            infos = self._members(archive)
+            members = {
+                name: _Member(name, archive.open(infos[name]), infos[name].file_size)
+                for name in choose(infos, wanted)
+            }
+            yield from _side_by_side(members)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turn what is raised for a damaged archive into an InputError that names it."""
         try:
-            with zipfile.ZipFile(self.path) as archive:
-                infos = self._members(archive)
-                members = {
-                    name: _Member(name, archive.open(infos[name]), infos[name].file_size)
-                    for name in choose(infos, wanted)
-                }
-                yield from _side_by_side(members)
+            yield
+            return
         except InputError:
             raise
         except _UNREADABLE as error:
-            raise self._unreadable(error) from None
+            cause: Exception = error
         except OSError as error:
-            if error.errno is not None:
+            # bz2's complaint about its data, or a place in the file before its beginning.
+            if error.errno not in (None, errno.EINVAL):
                 raise
-            raise self._unreadable(error) from None  # bz2's complaint about its data
+            cause = error
+        raise InputError(f"'{self.path}' is no npz file or is damaged: {text_of(cause)}") from None
 
     def _members(self, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
         members: dict[str, zipfile.ZipInfo] = {}
@@ -82,9 +98,6 @@ class NpzSource(Source):
                 raise InputError(f"'{self.path}' has two columns named {name!r}: rename one")
             members[name] = info
         return members
-
-    def _unreadable(self, error: BaseException) -> InputError:
-        return InputError(f"'{self.path}' is no npz file or is damaged: {error}")
 
 
 def _side_by_side(members: dict[str, _Member]) -> Iterator[Table]:
@@ -144,9 +157,9 @@ class _Member:
                 else np.lib.format.read_array_header_2_0
             )
             shape, fortran, dtype = read(self._stream)
-        except (ValueError, RecursionError, MemoryError) as error:
+        except _NO_HEADER as error:
             raise InputError(
-                f"column {self.name!r} is no .npy file or is damaged: {error}"
+                f"column {self.name!r} is no .npy file or is damaged: {text_of(error)}"
             ) from None
         return tuple(int(size) for size in shape), fortran, dtype
 
