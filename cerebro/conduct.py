@@ -17,6 +17,7 @@ from cerebro.executors.base import Executor
 from cerebro.executors.inline import InlineExecutor
 from cerebro.executors.local import LocalExecutor
 from cerebro.interrupts import TERMINATED, Terminated, terminable, uninterrupted
+from cerebro.leftovers import sweep
 from cerebro.owner import Owner
 from cerebro.report.progress import make_progress
 from cerebro.result import Result
@@ -103,10 +104,10 @@ def _conduct(
         executor.close()
         run.store.set_meta("status", "stopped" if coordinator.is_stopped else "finished")
         run.store.set_meta("ended", time.time())
-        run.store.close()
+        close(run, settings)
         run.owner.release()
     except BaseException as error:
-        abandon(error, executor, progress, run, coordinator)
+        abandon(error, executor, progress, run, coordinator, settings)
         if result is not None:
             explain(error, result)
         raise
@@ -116,12 +117,20 @@ def _conduct(
     return result
 
 
+def close(run: Opened, settings: Settings) -> None:
+    """Close the store; when all of it is on disk, no file is left that it does not name."""
+    run.store.close()
+    with contextlib.suppress(OSError):
+        sweep(settings.folder, settings.state_dir)
+
+
 def abandon(
     error: BaseException,
     executor: Executor,
     progress: Any,
     run: Opened | None,
     coordinator: Coordinator | None,
+    settings: Settings,
 ) -> None:
     """Leave a run that ends badly: no process stays, what is finished is kept.
 
@@ -136,7 +145,7 @@ def abandon(
         if coordinator is not None:
             steps.append(coordinator.end_open_trials)
         steps += [partial(run.store.set_meta, *item) for item in record.items()]
-        steps += [run.store.close, run.owner.release]
+        steps += [partial(close, run, settings), run.owner.release]
     with uninterrupted():
         for step in steps:
             with contextlib.suppress(Exception):

@@ -39,7 +39,7 @@ PYTHON_LAYERS = [
     ["report", "space", "store", "transforms"],
     ["check", "control", "data", "diagnosis", "searchers", "sklearn", "stopping", "torch"],
     ["predict", "settings", "worker"],
-    ["_worker", "executors", "hooks", "inbox", "kept_states", "live_trial", "room"],
+    ["_worker", "executors", "hooks", "inbox", "kept_states", "leftovers", "live_trial", "room"],
     ["failures", "meter", "remote"],
     ["coordinator", "saved_run"],
     ["saved_trial"],

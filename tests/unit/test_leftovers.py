@@ -1,0 +1,63 @@
+"""What a closed run still needs stays; the rest of its states goes."""
+
+from __future__ import annotations
+
+from cerebro.leftovers import sweep
+from cerebro.store import Store
+
+NEEDED = {
+    "0-epoch-1.safetensors",  # kept
+    "1.a",
+    "1.b",
+    "1.slots",  # of a trial that can go on
+    "2.a",
+    "2.slots",  # of one that was running when its process died
+    "notes.txt",
+    "0-epoch-1.safetensors.backup",
+    "best.safetensors",
+}
+LEFT_OVER = {
+    "0-epoch-0.safetensors",  # given up, not deleted
+    "0-epoch-2.safetensors",  # published, its row never committed
+    "0-epoch-2.safetensors.new",  # half-written
+    "3-epoch-0.safetensors",  # of a trial that is not there
+    "0.a",
+    "0.b",
+    "0.slots",
+}
+
+
+def make_run(folder, files):
+    store = Store.create(folder, {})
+    for number, status in enumerate(["finished", "stopped", "running"]):
+        store.add_trial(number, {}, status, 3, None)
+        store.set_status(number, status, resumable=number == 1)
+    store.add_epoch(0, 0, {}, 1.0, "hash", None, None)
+    store.add_epoch(0, 1, {}, 1.0, "hash", "0-epoch-1.safetensors", None)
+    store.close()
+    for name in files:
+        (folder / name).write_bytes(b"x")
+
+
+def names(folder):
+    return {path.name for path in folder.iterdir()}
+
+
+def test_what_nothing_names_is_deleted_and_nothing_else(tmp_path):
+    states = tmp_path / "states"
+    states.mkdir()
+    make_run(tmp_path, [f"states/{name}" for name in NEEDED | LEFT_OVER])
+    assert set(sweep(tmp_path, states)) == LEFT_OVER
+    assert names(states) == NEEDED
+    assert sweep(tmp_path, states) == []
+
+
+def test_slots_elsewhere_are_looked_for_there(tmp_path):
+    (tmp_path / "run" / "states").mkdir(parents=True)
+    (tmp_path / "fast").mkdir()
+    make_run(tmp_path / "run", ["states/0.a", "states/0-epoch-2.safetensors"])
+    for name in ("0.slots", "1.slots", "0-epoch-2.safetensors"):
+        (tmp_path / "fast" / name).write_bytes(b"x")
+    assert sweep(tmp_path / "run", tmp_path / "fast") == ["0-epoch-2.safetensors", "0.slots"]
+    assert names(tmp_path / "run" / "states") == {"0.a"}
+    assert names(tmp_path / "fast") == {"1.slots", "0-epoch-2.safetensors"}
