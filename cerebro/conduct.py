@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from cerebro.coordinator import Coordinator
@@ -104,10 +105,10 @@ def _conduct(
         executor.close()
         run.store.set_meta("status", "stopped" if coordinator.is_stopped else "finished")
         run.store.set_meta("ended", time.time())
-        close(run, settings)
+        close(run, context)
         run.owner.release()
     except BaseException as error:
-        abandon(error, executor, progress, run, coordinator, settings)
+        abandon(error, executor, progress, run, coordinator, context)
         if result is not None:
             explain(error, result)
         raise
@@ -117,11 +118,11 @@ def _conduct(
     return result
 
 
-def close(run: Opened, settings: Settings) -> None:
+def close(run: Opened, context: RunContext) -> None:
     """Close the store; when all of it is on disk, no file is left that it does not name."""
     run.store.close()
     with contextlib.suppress(OSError):
-        sweep(settings.folder, settings.state_dir)
+        sweep(run.store.folder, Path(context.state_dir))
 
 
 def abandon(
@@ -130,7 +131,7 @@ def abandon(
     progress: Any,
     run: Opened | None,
     coordinator: Coordinator | None,
-    settings: Settings,
+    context: RunContext,
 ) -> None:
     """Leave a run that ends badly: no process stays, what is finished is kept.
 
@@ -145,7 +146,7 @@ def abandon(
         if coordinator is not None:
             steps.append(coordinator.end_open_trials)
         steps += [partial(run.store.set_meta, *item) for item in record.items()]
-        steps += [partial(close, run, settings), run.owner.release]
+        steps += [partial(close, run, context), run.owner.release]
     with uninterrupted():
         for step in steps:
             with contextlib.suppress(Exception):

@@ -82,7 +82,7 @@ class Store:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder.absolute()  # the working directory may change
+        self.folder = folder.absolute()  # the working directory may change
         self._queue: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._group: Group | None = None
         self._handed = Work()
@@ -294,7 +294,7 @@ class Store:
     def _check(self) -> None:
         error = self._error
         if error is not None:
-            file = self._folder / FILE if isinstance(error, sqlite3.Error) else self._folder
+            file = self.folder / FILE if isinstance(error, sqlite3.Error) else self.folder
             raise OSError(
                 f"cannot write {file}: {text_of(error)} (the run's folder must be writable and "
                 "needs room: free some, or choose another run=)"
@@ -306,11 +306,11 @@ class Store:
         items: list[Item] = []
         try:
             with contextlib.closing(
-                sqlite3.connect(self._folder / FILE, timeout=BUSY_SECONDS)
+                sqlite3.connect(self.folder / FILE, timeout=BUSY_SECONDS)
             ) as connection:
-                connection.execute(f"PRAGMA journal_mode = {journal_mode(self._folder)}")
+                connection.execute(f"PRAGMA journal_mode = {journal_mode(self.folder)}")
                 connection.execute("PRAGMA synchronous = FULL")
-                log_size = LogSize(connection, self._folder)
+                log_size = LogSize(connection, self.folder)
                 while None not in items:
                     items = self._gather()
                     self._commit(connection, items)

@@ -889,8 +889,9 @@ signal.pause()
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_no_disk_is_left_for_states(data, tmp_path, capfd, workers):
+def test_no_disk_is_left_for_states(data, tmp_path, capfd, monkeypatch, workers):
     file = program(tmp_path, data, "space['size'] = 100_000")
+    monkeypatch.setattr("cerebro.room.free_bytes", lambda folder: 1 << 40)  # until it fills up
     with mounted(tmp_path / "small", "size=1m") as place:
         assert command("run", file, "--run", place / "run", "--workers", workers) == 1
         shown = one_line_error(capfd)
@@ -899,6 +900,17 @@ def test_no_disk_is_left_for_states(data, tmp_path, capfd, workers):
         result = cerebro.open(place / "run")
         assert result.status in ("failed", "running")
         assert all(trial.status in ("stopped", "running", "waiting") for trial in result.trials)
+
+
+def test_a_disk_too_small_for_the_states_is_refused(data, tmp_path, capfd):
+    file = program(tmp_path, data, "space['size'] = 100_000")
+    with mounted(tmp_path / "small", "size=1m") as place:
+        assert command("run", file, "--run", place / "run", "--workers", 1) == 1
+        shown = one_line_error(capfd)
+        assert re.search(r"needs at least \d\.\d MB for states in .*run/states, and", shown)
+        assert "of memory" in shown and "state_dir=" in shown
+        assert_nothing_lives()
+        assert list((place / "run" / "states").iterdir()) == []
 
 
 def test_no_disk_is_left_for_the_run(data, tmp_path, capfd):
