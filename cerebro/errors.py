@@ -28,6 +28,14 @@ def one_line(text: str, limit: int = MESSAGE_LIMIT) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in joined)
 
 
+def printable(text: str) -> str:
+    """Make text safe to print: what is not its own line break or a tab becomes an escape.
+
+    A store from elsewhere may hold sequences that a terminal obeys.
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+
 def text_of(error: BaseException, limit: int = MESSAGE_LIMIT) -> str:
     """What an exception says, as `one_line`; never raises."""
     try:

@@ -13,6 +13,7 @@ from cerebro import _core
 from cerebro.control import FOLDER, Command
 from cerebro.environment import is_network_file_system
 from cerebro.errors import one_line
+from cerebro.plain_files import check_folder
 
 MAX_BYTES = 4096
 LOOK_SECONDS = 1.0
@@ -32,6 +33,7 @@ class Inbox:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.absolute()  # the working directory may change
+        check_folder(self._folder)  # everything in it will be removed
         self._folder.mkdir(exist_ok=True)
         self._next_look = 0.0
         self._stuck: set[str] = set()  # what could not be removed; not to be obeyed twice

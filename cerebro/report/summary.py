@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from cerebro.errors import printable
 from cerebro.report import format as fmt
 
 MAX_TRIALS = 20
@@ -129,7 +130,7 @@ def render(result: Any, max_trials: int = MAX_TRIALS) -> str:
             text += f"\nand {len(trials) - max_trials} more"
         parts.append(text)
     parts += ["\n".join(lines) for lines in (best_lines(result), failures(result)) if lines]
-    return "\n\n".join(parts)
+    return printable("\n\n".join(parts))
 
 
 def render_trial(trial: Any) -> str:
@@ -153,4 +154,4 @@ def render_trial(trial: Any) -> str:
         parts.append(table(headings, rows) + "\n* best")
     if trial.error:
         parts.append(str(trial.error).strip())
-    return "\n\n".join(part for part in parts if part)
+    return printable("\n\n".join(part for part in parts if part))

@@ -113,6 +113,8 @@ def check_rows(connection: sqlite3.Connection, *tables: str) -> None:
 def check_meta(meta: Mapping[str, Any]) -> None:
     """Raise LookupError or TypeError if what describes the run is not enough to read it by."""
     _check(meta, _META, "")
+    if not meta["status"].isidentifier():
+        raise TypeError(f"status is {one_line(repr(meta['status']), 50)}")
     if meta["validation"] is not None:
         _check(meta, {"validation": _META["data"]}, "")
 

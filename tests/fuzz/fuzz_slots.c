@@ -9,7 +9,15 @@
 #include "hash.h"
 #include "slots.h"
 
-enum { SIGN_A = 1, SIGN_B = 2, CREATE = 4, PAGE_BYTES = 4096 };
+enum {
+    SIGN_A = 1,
+    SIGN_B = 2,
+    CREATE = 4,
+    CUT_PAGE = 8,
+    SEAL_A = 16,
+    SEAL_B = 32,
+    PAGE_BYTES = 4096
+};
 
 static char folder[256], stem[300];
 static const char *const suffixes[3] = {".slots", ".a", ".b"};
@@ -73,6 +81,20 @@ sign(uint8_t *page, int slot)
     memcpy(record + 24, &hash, 8);
 }
 
+/* And its seal, of the bytes that the slot is to have. */
+static void
+seal(uint8_t *page, int slot, const uint8_t *state, size_t nbytes)
+{
+    uint8_t *record = page + 128 + 64 * slot;
+    cer_hash128 hash = cer_hash128_of(state, nbytes);
+    uint64_t words[3] = {0, hash.low, hash.high}, check;
+
+    memcpy(words, record + 24, 8);
+    check = cer_hash64(words, sizeof words);
+    memcpy(record + 32, words + 1, 16);
+    memcpy(record + 48, &check, 8);
+}
+
 /* flags, length of the page in 16ths, length of a; page (zeros follow), a, b */
 static void
 write_files(const uint8_t *data, size_t size)
@@ -93,7 +115,11 @@ write_files(const uint8_t *data, size_t size)
         sign(page, 0);
     if ((flags & SIGN_B) != 0)
         sign(page, 1);
-    write_file(0, page, (flags & 8) != 0 ? given : PAGE_BYTES);
+    if ((flags & SEAL_A) != 0)
+        seal(page, 0, at, a);
+    if ((flags & SEAL_B) != 0)
+        seal(page, 1, at + a, left - a);
+    write_file(0, page, (flags & CUT_PAGE) != 0 ? given : PAGE_BYTES);
     write_file(1, at, a);
     write_file(2, at + a, left - a);
 }
@@ -143,12 +169,42 @@ pack(cer_slots *slots, uint32_t attempt, uint64_t position)
     cer_slots_map_release(view.map);
 }
 
+/* What a seal confirms has that hash, and is there by its position, too. */
+static void
+look_sealed(cer_slots *slots)
+{
+    cer_slots_view view;
+
+    if (!cer_slots_look_sealed(slots, &view))
+        return;
+    (void)cer_hash128_of(view.bytes, view.info.nbytes);
+    FUZZ_CHECK(view.info.attempt <= cer_slots_attempt(slots));
+    cer_slots_map_release(view.map);
+}
+
+/* The newest state is sealed; then it is believed, or one further on. */
+static void
+check_seal(cer_slots *slots)
+{
+    cer_slots_info info;
+    cer_slots_view view;
+    cer_hash128 hash;
+
+    if (!cer_slots_committed(slots, &info) ||
+        cer_slots_seal(slots, &hash, NULL) != CER_OK)
+        return;
+    FUZZ_CHECK(cer_slots_look_sealed(slots, &view));
+    FUZZ_CHECK(view.info.position >= info.position);
+    cer_slots_map_release(view.map);
+}
+
 static void
 use(cer_slots *slots)
 {
     cer_slots_info info = {0};
     uint64_t position = 1;
 
+    look_sealed(slots);
     if (cer_slots_committed(slots, &info))
         position = info.position;
     look(slots, NULL);
@@ -156,10 +212,12 @@ use(cer_slots *slots)
     position--;
     look(slots, &position);
     pack(slots, info.attempt, info.position + 1);
+    check_seal(slots);
     cer_slots_fence(slots, 3);
     pack(slots, 2, info.position + 2);
     pack(slots, UINT32_MAX, info.position + 3);
     look(slots, NULL);
+    check_seal(slots);
 }
 
 int

@@ -21,6 +21,7 @@ import pytest
 import cerebro
 from cerebro import cli
 from cerebro.errors import CorruptDataError, InputError
+from cerebro.inbox import Inbox
 from cerebro.owner import Owner, owner_of
 from cerebro.store import Store
 from cerebro.worker import StorageError, TrialLog, redirected_fds
@@ -228,6 +229,42 @@ def test_programs_in_a_store_are_not_run(run: Path, name: str, statements: list[
         read_all(run)
 
 
+ESCAPES = "\x1b]0;owned\x07\x1b[31m\x9b2J"
+
+
+def test_what_is_shown_is_no_command_to_a_terminal(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.dumps({"a" + ESCAPES: ESCAPES, "b": 1})
+    with contextlib.closing(sqlite3.connect(run / "run.sqlite")) as connection:
+        connection.execute(
+            "UPDATE trials SET config = ?, error = ?, traceback = ?, status = 'failed'",
+            (config, ESCAPES, ESCAPES),
+        )
+        connection.execute(
+            "UPDATE metrics SET name = name || ? WHERE name = 'val_loss'", (ESCAPES,)
+        )
+        connection.commit()
+    for command in (["show", str(run)], ["show", str(run), "--trial", "0"]):
+        assert cli.main(command) == 0
+        shown = capsys.readouterr().out
+        assert "owned" in shown
+        assert all(c.isprintable() or c == "\n" for c in shown)
+    change(run, "UPDATE meta SET value = '\"x\\u001b[31m\"' WHERE key = 'status'")
+    assert cli.main(["show", str(run)]) == 1
+    assert capsys.readouterr().err.strip().isprintable()
+
+
+def test_pages_are_text(run: Path) -> None:
+    config = json.dumps({"<script>alert(1)</script>": "<img src=x onerror=alert(2)>"})
+    with contextlib.closing(sqlite3.connect(run / "run.sqlite")) as connection:
+        connection.execute("UPDATE trials SET config = ?, error = '<script>'", (config,))
+        connection.commit()
+    page = cerebro.open(run)._repr_html_()
+    assert "&lt;script&gt;" in page
+    assert "<script" not in page and "<img" not in page
+
+
 def test_reading_does_not_write(run: Path) -> None:
     from cerebro.store import reader
 
@@ -303,6 +340,16 @@ def test_logs_are_not_written_through_links(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"0\.log is a symbolic link"):
         log.write("x")
     assert (tmp_path / "victim").read_text() == "mine"
+
+
+def test_a_linked_inbox_is_not_emptied(tmp_path: Path) -> None:
+    """What lies in a run's control folder is removed when it begins: only there."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("mine")
+    (tmp_path / "control").symlink_to(tmp_path / "mine")
+    with pytest.raises(CorruptDataError, match="control is a symbolic link"):
+        Inbox(tmp_path / "control")
+    assert (tmp_path / "mine" / "thesis.txt").exists()
 
 
 def test_pictures_are_not_drawn_through_links(
