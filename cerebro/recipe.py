@@ -167,7 +167,7 @@ def source_hash(build: Callable[..., Any]) -> str | None:
 def _file(build: Callable[..., Any]) -> str | None:
     try:
         name = inspect.getsourcefile(build)
-    except TypeError:
+    except (OSError, TypeError):  # a class of a notebook, a builtin
         return None
     return None if name is None or name.startswith("<") else str(Path(name).resolve())
 

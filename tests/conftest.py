@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 import cerebro
 
@@ -11,3 +16,15 @@ _PARENT = str(Path(cerebro.__file__).parent.parent)
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [_PARENT, *filter(None, [os.environ.get("PYTHONPATH", "")])]
 )
+
+
+@pytest.fixture(scope="session")
+def disk_shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library for LD_PRELOAD that watches what reaches the disk; see its source."""
+    if sys.platform != "linux" or shutil.which("cc") is None:
+        pytest.skip("needs Linux and a C compiler to stand between a process and its disk")
+    source = Path(__file__).parent / "shims" / "disk.c"
+    library = tmp_path_factory.mktemp("shim") / "disk.so"
+    command = ["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", str(source)]
+    subprocess.run([*command, "-o", str(library), "-ldl"], check=True)
+    return library

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import textwrap
+import types
 
 import pytest
 
@@ -34,6 +35,14 @@ def test_lambdas_and_nested_functions_must_be_passed():
     for function in (lambda config: config, nested):
         with pytest.raises(InputError, match="pass build="):
             Recipe.of(function).find()
+
+
+def test_a_class_of_a_program_without_a_file_has_a_recipe(monkeypatch):
+    main = types.ModuleType("__main__")  # of python -c and of notebooks
+    exec("class Made:\n    def __init__(self, config): pass", main.__dict__)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    recipe = Recipe.of(main.Made)
+    assert (recipe.qualname, recipe.file, recipe.source_hash) == ("Made", None, None)
 
 
 def test_a_module_that_is_gone_must_be_passed():

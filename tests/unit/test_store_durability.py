@@ -8,22 +8,13 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 
 from cerebro.store import FILE, read_run
-
-SOURCE = Path(__file__).parent.parent / "shims" / "disk.c"
-
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or shutil.which("cc") is None,
-    reason="needs Linux and a C compiler to stand between a process and its disk",
-)
 
 BEGIN = """
 import os, sys
@@ -55,20 +46,12 @@ def failing(call):
 """
 
 
-@pytest.fixture(scope="module")
-def shim(tmp_path_factory):
-    library = tmp_path_factory.mktemp("shim") / "disk.so"
-    command = ["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", str(SOURCE)]
-    subprocess.run([*command, "-o", str(library), "-ldl"], check=True)
-    return library
-
-
-def run(shim, folder, program, **variables):
+def run(disk_shim, folder, program, **variables):
     """Run a program behind the shim; return what it printed and the calls, by file name."""
     trace = folder / "trace"
     environment = {
         **os.environ,
-        "LD_PRELOAD": str(shim),
+        "LD_PRELOAD": str(disk_shim),
         "DISK_TRACE": str(trace),
         "DISK_ARM": str(folder / "armed"),
         **variables,
@@ -86,7 +69,7 @@ def run(shim, folder, program, **variables):
     return done.stdout, inside
 
 
-def test_a_row_is_committed_after_its_state_is_durable(shim, tmp_path):
+def test_a_row_is_committed_after_its_state_is_durable(disk_shim, tmp_path):
     program = """
     store = Store.create(folder, {})
     store.add_trial(0, {}, "running", 3, None)
@@ -101,7 +84,7 @@ def test_a_row_is_committed_after_its_state_is_durable(shim, tmp_path):
     os.write(os.open(folder / "end", os.O_CREAT | os.O_WRONLY), b"x")
     store.close()
     """
-    _, calls = run(shim, tmp_path, program)
+    _, calls = run(disk_shim, tmp_path, program)
     wal = FILE + "-wal"
     for epoch in range(3):
         begin = calls.index(("write", f"epoch-{epoch}"))
@@ -120,7 +103,7 @@ def test_a_row_is_committed_after_its_state_is_durable(shim, tmp_path):
             assert during.index(("unlink", f"states/0-epoch-{epoch - 1}.safetensors")) > committed
 
 
-def test_many_states_of_one_commit_are_all_durable_before_it(shim, tmp_path):
+def test_many_states_of_one_commit_are_all_durable_before_it(disk_shim, tmp_path):
     program = """
     store = Store.create(folder, {})
     store.flush()
@@ -130,7 +113,7 @@ def test_many_states_of_one_commit_are_all_durable_before_it(shim, tmp_path):
             add(store, trial, 0)
     store.close()
     """
-    _, calls = run(shim, tmp_path, program)
+    _, calls = run(disk_shim, tmp_path, program)
     calls = calls[calls.index(("write", "begin")) :]
     first_row = calls.index(("write", FILE + "-wal"))
     names = [f"states/{trial}-epoch-0.safetensors.new" for trial in range(200)]
@@ -155,7 +138,7 @@ FAILURES = [
 
 @pytest.mark.parametrize(("call", "path", "code", "named"), FAILURES)
 def test_a_disk_that_fails_ends_the_writing_and_leaves_nothing_wrong(
-    shim, tmp_path, call, path, code, named
+    disk_shim, tmp_path, call, path, code, named
 ):
     program = """
     store = Store.create(folder, {"status": "running"})
@@ -170,7 +153,7 @@ def test_a_disk_that_fails_ends_the_writing_and_leaves_nothing_wrong(
     failing(lambda: store.set_meta("status", "finished"))
     failing(store.close)
     """
-    output, calls = run(shim, tmp_path, program, DISK_FAIL=f"{call}:{path}:1:{code}")
+    output, calls = run(disk_shim, tmp_path, program, DISK_FAIL=f"{call}:{path}:1:{code}")
     messages = output.splitlines()
     assert len(messages) == 3
     assert len(set(messages)) == 1
