@@ -251,8 +251,14 @@ class Slots:
 
 # --- the epoch runner -------------------------------------------------------------
 
-class UnitResult(tuple[int, int, dict[str, tuple[float, float]], float]):
-    """What :func:`run_unit` did; `sums` is name to (sum of value x weight, weight)."""
+class UnitResult(
+    tuple[int, int, dict[str, tuple[float, float]], float, dict[str, tuple[int, float]]]
+):
+    """What :func:`run_unit` did.
+
+    `sums` is name to (sum of value x weight, weight); `not_finite` is name to
+    (number, value) of the first batch that gave no finite number, if one did.
+    """
 
     @property
     def rows(self) -> int: ...
@@ -262,6 +268,8 @@ class UnitResult(tuple[int, int, dict[str, tuple[float, float]], float]):
     def sums(self) -> dict[str, tuple[float, float]]: ...
     @property
     def seconds(self) -> float: ...
+    @property
+    def not_finite(self) -> dict[str, tuple[int, float]]: ...
 
 class _Batches(Protocol):
     @property

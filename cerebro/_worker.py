@@ -80,7 +80,7 @@ class Worker:
             run: RunContext = cloudpickle.loads(context)
             note_imported(self._sources)
             self._runner = UnitRunner(run, worker=number, beat=self._beat, own_process=True)
-        except Exception as error:
+        except BaseException as error:  # the module of build may raise anything
             self._trouble = f"a worker cannot load the run: {describe(error)}"
             self._data_trouble = isinstance(error, CorruptDataError)
 

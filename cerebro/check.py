@@ -218,7 +218,7 @@ class _Rehearsal:
             live.progress.add_validation(metrics)
         metrics = live.progress.epoch_metrics()
         if hasattr(live.model, "end_epoch"):
-            live.model.end_epoch(0, metrics)
+            live.model.end_epoch(0, dict(metrics))
         live.generators = generators.capture(live.torch)
         return metrics
 

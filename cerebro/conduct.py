@@ -6,7 +6,7 @@ import contextlib
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,8 +36,11 @@ class Opened:
     store: Store
 
 
-Prepare = Callable[[Executor, Sequence[int], RunContext], Sequence[int]]
-"""Makes the workers ready to train; returns those that are."""
+Ready = tuple[Sequence[int], "Mapping[str, Any] | None"]
+"""Workers that can train, and what they compute with, where that is to be recorded."""
+
+Prepare = Callable[[Executor, Sequence[int], RunContext], Ready]
+"""Makes the workers ready to train."""
 
 
 def conduct(
@@ -100,7 +103,9 @@ def _conduct(
         )
         coordinator.tell("on_run_start", result)
         if prepare is not None:
-            workers = prepare(executor, workers, context)
+            workers, seen = prepare(executor, workers, context)
+            if seen is not None:  # of a worker: here PyTorch need not be imported yet
+                run.store.set_meta("environment", seen)
         coordinator.run(workers)
         executor.close()
         run.store.set_meta("status", "stopped" if coordinator.is_stopped else "finished")
@@ -142,7 +147,8 @@ def abandon(
         interrupted = isinstance(error, KeyboardInterrupt)
         record = {"status": "stopped" if interrupted else "failed", "ended": time.time()}
         if not interrupted:
-            record["error"] = text_of(error, 2000)
+            cause = text_of(error, 2000)
+            record["error"] = cause if coordinator is None else coordinator.cause_of(error)
         if coordinator is not None:
             steps.append(coordinator.end_open_trials)
         steps += [partial(run.store.set_meta, *item) for item in record.items()]

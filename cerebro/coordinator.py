@@ -7,7 +7,6 @@ is the executor's. What it adds is the bookkeeping between them.
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Sequence
@@ -17,7 +16,15 @@ from typing import Any
 from cerebro import _core, control
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.executors.base import Executor, wait_for, waker
-from cerebro.failures import FirstFailures, missing_metric, raise_if_all_failed
+from cerebro.failures import (
+    ALIKE_FAILURES,
+    as_told,
+    missing_metric,
+    not_finite,
+    raise_if_alike,
+    raise_if_all_failed,
+    worst,
+)
 from cerebro.hooks import Hooks
 from cerebro.kept_states import KeptStates
 from cerebro.live_trial import LiveTrial
@@ -25,7 +32,7 @@ from cerebro.meter import Meter
 from cerebro.remote import Remote
 from cerebro.report.snapshot import Snapshot
 from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion
-from cerebro.settings import Settings, check_batch_size
+from cerebro.settings import Settings
 from cerebro.store import Store, decode, encode
 from cerebro.trial import ENDED, EpochRecord, Status, TrialRecord
 from cerebro.unit import RunContext, Task, UnitDone, UnitFailed, WorkerLost
@@ -61,7 +68,6 @@ class Coordinator:
         self._hooks = Hooks(settings.callbacks, result.trial_of)
         self._meter = Meter(settings, progress, self._now)
         self._states = KeptStates(settings, context, store)
-        self._first_failures = FirstFailures()
         self._schedule = self._make_schedule()
         self._schedule_worker: dict[int, int] = {}
         self._executor_worker: dict[int, int] = {}
@@ -123,6 +129,10 @@ class Coordinator:
     def tell(self, hook: str, *arguments: Any) -> None:
         """Call a hook of every callback that has it."""
         self._hooks.tell(hook, *arguments)
+
+    def cause_of(self, error: BaseException) -> str:
+        """One line about an error that ended the run; it names the callback that raised it."""
+        return self._hooks.cause_of(error)
 
     # --- the user's commands -----------------------------------------------
 
@@ -262,7 +272,6 @@ class Coordinator:
         number = len(self.trials)
         # As it will be read back, so that a replay sees the same configuration.
         config = decode(encode(suggestion.config))
-        check_batch_size(config, self.settings.batch_size, number)
         epochs = suggestion.epochs or self.settings.epochs
         record = TrialRecord(number, config, target_epochs=epochs, parent=suggestion.parent)
         self.trials[number] = LiveTrial(record)
@@ -321,7 +330,6 @@ class Coordinator:
         if task.step < self.context.train.num_shards and event.seconds > 0:
             trial.rows_per_second = event.rows / event.seconds
         self._meter.unit_done(event.seconds)
-        self._first_failures.any_unit_done = True
         self.store.add_unit(
             trial=task.trial,
             epoch=task.epoch,
@@ -360,8 +368,10 @@ class Coordinator:
         trial.epoch_seconds = 0.0
         trial.history.append(ended.to_history())
         self._states.add(record, ended)
-        self._hooks.tell_of(record, "on_epoch_end", metrics)
-        decision = self.searcher.report(record.number, epoch, metrics)
+        self._note_not_finite(trial, epoch)
+        self._hooks.tell_of(record, "on_epoch_end", dict(metrics))
+        told = as_told(metrics, self.settings.metric, self.settings.mode)
+        decision = self.searcher.report(record.number, epoch, told)
         if decision is Decision.PAUSE:
             raise InputError(
                 "the searcher pauses a trial, which this version cannot do: continue or stop it"
@@ -372,6 +382,14 @@ class Coordinator:
             self.settings.stop is not None and self.settings.stop.should_stop(trial.history)
         ):
             self._end_trial(trial, "stopped")
+
+    def _note_not_finite(self, trial: LiveTrial, epoch: int) -> None:
+        """Record the first epoch whose validation gave no finite number; training goes on."""
+        said = not_finite(trial.record.epochs[-1].metrics)
+        if said and not trial.not_finite:
+            trial.not_finite = True
+            text = f"trial {trial.record.number}, epoch {epoch}: {said}"
+            self.store.add_event(self._now(), "not finite", text, trial.record.number)
 
     def _unit_failed(self, event: UnitFailed) -> None:
         trial = self.trials[event.task.trial]
@@ -441,11 +459,12 @@ class Coordinator:
                 self._ended.setdefault(worker, []).append(record.number)
         if status in ("failed", "diverged"):
             # Worst of all, so that a searcher that listens turns away from it.
-            worst = math.inf if self.settings.mode == "min" else -math.inf
-            self.searcher.report(record.number, len(record.epochs), {self.settings.metric: worst})
+            told = {self.settings.metric: worst(self.settings.mode)}
+            self.searcher.report(record.number, len(record.epochs), told)
         self._hooks.tell_of(record, "on_trial_end")
         if status == "failed":
-            self._first_failures.add(record)
+            first = (self.trials.get(number) for number in range(ALIKE_FAILURES))
+            raise_if_alike([trial.record for trial in first if trial is not None])
 
     def _set_status(self, trial: LiveTrial, status: Status) -> None:
         trial.record.status = status

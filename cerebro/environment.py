@@ -9,10 +9,12 @@ imported already, so none of this costs an import.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,19 +22,62 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
-# Packages whose version can change the bits of a run, or what can be read.
-PACKAGES = ("numpy", "torch", "jax", "scikit-learn", "pandas", "pyarrow", "pillow", "cloudpickle")
+import numpy as np
 
-# Variables by which libraries choose other kernels, and so other bits.
+# Packages whose version can change the bits of a run, or what can be read.
+PACKAGES = (
+    "numpy",
+    "torch",
+    "torchvision",
+    "jax",
+    "jaxlib",
+    "scikit-learn",
+    "scipy",
+    "mkl",
+    "pandas",
+    "pyarrow",
+    "pillow",
+    "cloudpickle",
+)
+
+# Variables by which libraries choose other kernels or orders, and so other bits.
 VARIABLES = (
     "ATEN_CPU_CAPABILITY",
-    "MKL_ENABLE_INSTRUCTIONS",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "DNNL_DEFAULT_FPMATH_MODE",
+    "DNNL_MAX_CPU_ISA",
+    "GLIBC_TUNABLES",
+    "KMP_DETERMINISTIC_REDUCTION",
+    "LD_PRELOAD",
     "MKL_CBWR",
+    "MKL_DEBUG_CPU_TYPE",
+    "MKL_DYNAMIC",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "NPY_DISABLE_CPU_FEATURES",
+    "NPY_ENABLE_CPU_FEATURES",
+    "NVIDIA_TF32_OVERRIDE",
+    "OMP_DYNAMIC",
+    "OMP_SCHEDULE",
+    "OMP_THREAD_LIMIT",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
     "ONEDNN_MAX_CPU_ISA",
     "OPENBLAS_CORETYPE",
-    "CUBLAS_WORKSPACE_CONFIG",
-    "NVIDIA_TF32_OVERRIDE",
+    "PYTHONHASHSEED",
+    "XLA_FLAGS",
 )
+
+# Set to `threads` in workers; in the caller's process they are as they are.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+# What PyTorch's description of its own build says about its libraries.
+TORCH_LIBRARIES = {
+    "mkl": r"Math Kernel Library Version (\S+)",
+    "onednn": r"(?:MKL-DNN|oneDNN) v(\S+)",
+    "openmp": r"OpenMP (\S+)",
+    "lapack": r"LAPACK is enabled \((.*)\)",
+    "blas": r"BLAS_INFO=(\w+)",
+    "compiler": r"GCC (\S+)",
+}
 
 # Vector instruction sets, best first, as the kernel names them.
 INSTRUCTION_SETS = {
@@ -44,6 +89,7 @@ INSTRUCTION_SETS = {
     "sve": "SVE",
     "asimd": "NEON",
 }
+VECTOR_FEATURES = ("amx", "avx", "f16c", "fma", "sse4", "sve", "asimd", "bf16", "i8mm")
 
 NETWORK_FILE_SYSTEMS = frozenset(
     [
@@ -106,7 +152,10 @@ def _cgroup_cores() -> float | None:
 
 @functools.cache
 def cpu() -> dict[str, str]:
-    """Return the CPU's ``model`` and its best vector ``instruction_set``."""
+    """Return the CPU's ``model``, its best vector ``instruction_set`` and all ``features``.
+
+    Features are the names of its vector and matrix instructions, with blanks between.
+    """
     fields: dict[str, str] = {}
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -117,7 +166,48 @@ def cpu() -> dict[str, str]:
     model = fields.get("model name") or platform.processor() or platform.machine()
     flags = set((fields.get("flags") or fields.get("features") or "").split())
     names = [name for flag, name in INSTRUCTION_SETS.items() if flag in flags]
-    return {"model": model, "instruction_set": names[0] if names else platform.machine()}
+    return {
+        "model": model,
+        "instruction_set": names[0] if names else platform.machine(),
+        "features": " ".join(sorted(flag for flag in flags if flag.startswith(VECTOR_FEATURES))),
+    }
+
+
+@functools.cache
+def gpu() -> str | None:
+    """Return the GPUs' names and their driver's version, None without one. Starts no driver."""
+    names = []
+    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        with contextlib.suppress(OSError):
+            names += re.findall(r"^Model:\s*(.+?)\s*$", file.read_text(), re.MULTILINE)
+    if not names:
+        return None
+    driver = ""
+    with contextlib.suppress(OSError):
+        text = Path("/proc/driver/nvidia/version").read_text()
+        driver = "".join(re.findall(r"\b\d+\.\d+(?:\.\d+)?\b", text)[:1])
+    return f"{', '.join(names)} (driver {driver or 'unknown'})"
+
+
+@functools.cache
+def numpy_blas() -> str:
+    """Return the name and version of the library that NumPy multiplies matrices with."""
+    try:
+        config: Any = np.show_config(mode="dicts")
+        blas = config["Build Dependencies"]["blas"]
+        return f"{blas['name']} {blas.get('version', '')}".strip()
+    except (TypeError, KeyError):  # before NumPy 1.25 it could only be printed
+        return "unknown"
+
+
+def torch_libraries() -> dict[str, str]:
+    """Return the versions of the libraries in PyTorch; empty while it is not imported."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "__config__"):
+        return {}
+    text = torch.__config__.show()
+    found = {name: re.search(pattern, text) for name, pattern in TORCH_LIBRARIES.items()}
+    return {name: match[1].rstrip(",") for name, match in found.items() if match is not None}
 
 
 def torch_flags() -> dict[str, Any]:
@@ -200,8 +290,8 @@ def describe(threads: int | None = None) -> dict[str, Any]:
     Returns
     -------
     dict
-        JSON-able: ``cerebro python packages system cpu cores threads torch
-        torch_capability variables``.
+        JSON-able: ``cerebro python packages system libc cpu gpu cores threads blas torch
+        torch_capability torch_libraries variables``.
     """
     versions = {name: package_version(name) for name in PACKAGES}
     return {
@@ -209,13 +299,27 @@ def describe(threads: int | None = None) -> dict[str, Any]:
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "packages": {name: v for name, v in versions.items() if v is not None},
         "system": f"{platform.system()} {platform.machine()}",
+        "libc": " ".join(platform.libc_ver()).strip(),
         "cpu": dict(cpu()),
+        "gpu": gpu(),
         "cores": usable_cores(),
         "threads": threads,
+        "blas": numpy_blas(),
         "torch": torch_flags(),
         "torch_capability": _torch_capability(),
-        "variables": {k: os.environ[k] for k in VARIABLES if k in os.environ},
+        "torch_libraries": torch_libraries(),
+        "variables": _variables(threads),
     }
+
+
+def _variables(threads: int | None) -> dict[str, str]:
+    """The variables that are set; those about threads only where they say something else."""
+    found = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    for name in THREAD_VARIABLES:
+        value = os.environ.get(name)
+        if value is not None and threads is not None and value != str(threads):
+            found[name] = value
+    return found
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -225,17 +329,30 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     -------
     list of str
         One line each, such as ``"packages.torch was 2.12.0, is 2.13.0"``; the number of
-        cores is left out, for it changes nothing.
+        cores is left out, for it changes nothing, and so is what an older record lacks.
     """
-    old, new = _flat(before), _flat(now)
+    both = before.keys() & now.keys()
+    old, new = ({k: v for k, v in record.items() if k in both} for record in (before, now))
+    old, new = _flat(old), _flat(new)
     lines = []
     for key in sorted(old.keys() | new.keys()):
-        if key in ("cores", "cerebro") or old.get(key) == new.get(key):
+        if key == "cores" or old.get(key) == new.get(key):
             continue
         if key.startswith("torch") and (old.get(key) is None or new.get(key) is None):
             continue  # torch was not imported yet on one side: nothing is known
-        lines.append(f"{key} was {old.get(key, 'absent')}, is {new.get(key, 'absent')}")
+        if key == "cpu.features" and key in old and key in new:
+            lines.append(_features_differ(str(old[key]), str(new[key])))
+        else:
+            lines.append(f"{key} was {old.get(key, 'absent')}, is {new.get(key, 'absent')}")
     return lines
+
+
+def _features_differ(before: str, now: str) -> str:
+    """Name the CPU's instructions that have come and gone."""
+    old, new = set(before.split()), set(now.split())
+    parts = [("without", sorted(old - new)), ("with", sorted(new - old))]
+    said = "; ".join(f"{word} {' '.join(names)}" for word, names in parts if names)
+    return f"cpu.features differ: now {said}"
 
 
 def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

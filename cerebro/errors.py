@@ -22,7 +22,7 @@ def one_line(text: str, limit: int = MESSAGE_LIMIT) -> str:
     Line breaks become spaces; control characters and lone surrogates, which a
     terminal or a store would choke on, become escapes.
     """
-    joined = " ".join(text[: 20 * limit].split())
+    joined = " ".join(str.__getitem__(text, slice(20 * limit)).split())
     if len(joined) > limit:
         joined = f"{joined[: 2 * limit // 3]} ... {joined[-limit // 3 :]}"
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in joined)
@@ -40,7 +40,7 @@ def text_of(error: BaseException, limit: int = MESSAGE_LIMIT) -> str:
     """What an exception says, as `one_line`; never raises."""
     try:
         return one_line(str(error), limit)
-    except Exception:
+    except BaseException:  # its __str__ may raise anything
         return "(its text cannot be shown)"
 
 

@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 
 from cerebro.errors import RunError
 from cerebro.trial import TrialRecord
 
 ALIKE_FAILURES = 3
+"""So many first trials that all fail alike end the run."""
 _NO_METRIC = "the model reports no metric"
 
 
-class FirstFailures:
-    """Stops a run in which nothing but the same failure has happened yet."""
+def raise_if_alike(first: Sequence[TrialRecord]) -> None:
+    """Stop a run whose first trials, by number, have all made the same mistake.
 
-    def __init__(self) -> None:
-        self._failed: list[TrialRecord] = []
-        self.any_unit_done = False
+    They count once all have failed, whatever others do meanwhile: the answer depends on
+    the trials, not on how many workers there are. A trial that has finished an epoch
+    shows that the code works.
 
-    def add(self, record: TrialRecord) -> None:
-        """Count a failed trial.
-
-        Raises
-        ------
-        RunError
-            If the first trials all failed alike.
-        """
-        if self.any_unit_done and not (record.error or "").startswith(_NO_METRIC):
-            return
-        self._failed.append(record)
-        causes = {failure_kind(r.error or "") for r in self._failed}
-        if len(self._failed) >= ALIKE_FAILURES and len(causes) == 1:
-            raise RunError(
-                f"the first {len(self._failed)} trials failed alike: {self._failed[0].error}"
-            )
+    Raises
+    ------
+    RunError
+        With the first cause.
+    """
+    if len(first) < ALIKE_FAILURES:
+        return
+    if any(record.status != "failed" or record.epochs for record in first):
+        return
+    if len({failure_kind(record.error or "") for record in first}) == 1:
+        raise RunError(f"the first {len(first)} trials failed alike: {first[0].error}")
 
 
 def raise_if_all_failed(records: Sequence[TrialRecord]) -> None:
@@ -46,9 +44,34 @@ def raise_if_all_failed(records: Sequence[TrialRecord]) -> None:
 
 
 def failure_kind(message: str) -> str:
-    """What makes two failures alike: the exception's type and where it was raised."""
+    """What makes two failures alike: the exception's type and where it was raised.
+
+    Without a place in the user's code it is the message, whatever its numbers.
+    """
     kind, _, rest = message.partition(":")
-    return kind + rest[rest.rfind("(") :] if "(" in rest else message
+    return kind + rest[rest.rfind("(") :] if "(" in rest else re.sub(r"\d+", "#", message)
+
+
+def worst(mode: str) -> float:
+    """The value of a metric that no other is worse than."""
+    return math.inf if mode == "min" else -math.inf
+
+
+def as_told(metrics: Mapping[str, float], metric: str, mode: str) -> dict[str, float]:
+    """Metrics as a searcher is told them: what ranks trials is a number or the worst one.
+
+    NaN compares with nothing: a searcher that sorts by it would sort by chance.
+    """
+    told = dict(metrics)
+    if math.isnan(told.get(metric, 0.0)):
+        told[metric] = worst(mode)
+    return told
+
+
+def not_finite(metrics: Mapping[str, float]) -> str:
+    """Say which validation metrics are no finite numbers; empty if all are."""
+    names = [n for n, v in metrics.items() if n.startswith("val_") and not math.isfinite(v)]
+    return ", ".join(f"{name} is {metrics[name]}" for name in names)
 
 
 def missing_metric(name: str, metrics: Mapping[str, float], *, validated: bool) -> str | None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cerebro.errors import text_of
 from cerebro.trial import TrialRecord
 
 
 class Hooks:
-    """Calls what a run's callbacks have.
+    """Calls what a run's callbacks have, and knows which of them has failed.
+
+    What a callback raises comes through unchanged; `cause_of` says whose it was.
 
     Parameters
     ----------
@@ -22,20 +25,44 @@ class Hooks:
     def __init__(self, callbacks: Sequence[Any], view: Callable[[TrialRecord], Any]) -> None:
         self._callbacks = callbacks
         self._view = view
+        self._failure: tuple[BaseException, str] | None = None
 
     def tell(self, hook: str, *arguments: Any) -> None:
         """Call a hook of every callback that has it."""
-        for method in self._methods(hook):
-            method(*arguments)
+        for callback in self._callbacks:
+            method = getattr(callback, hook, None)
+            if method is not None:
+                self._call(callback, hook, method, arguments)
 
     def tell_of(self, record: TrialRecord, hook: str, *arguments: Any) -> None:
         """Call a hook with the trial as it is now, which is a copy: made only if one listens."""
-        methods = self._methods(hook)
-        if methods:
-            view = self._view(record)
-            for method in methods:
-                method(view, *arguments)
+        if any(getattr(callback, hook, None) is not None for callback in self._callbacks):
+            self.tell(hook, self._view(record), *arguments)
 
-    def _methods(self, hook: str) -> list[Callable[..., None]]:
-        found = (getattr(callback, hook, None) for callback in self._callbacks)
-        return [method for method in found if method is not None]
+    def cause_of(self, error: BaseException) -> str:
+        """One line about an error that ended a run; it names the callback that raised it."""
+        text = text_of(error, 2000)
+        if self._failure is None or self._failure[0] is not error:
+            return text
+        kind = type(error).__name__
+        return f"{self._failure[1]}: {kind}: {text}" if text else f"{self._failure[1]}: {kind}"
+
+    def _call(
+        self, callback: Any, hook: str, method: Callable[..., None], arguments: tuple[Any, ...]
+    ) -> None:
+        try:
+            method(*arguments)
+        except KeyboardInterrupt:  # Ctrl-C happened to come just now
+            raise
+        except BaseException as error:
+            cause = f"the callback {name_of(callback)} failed in {hook}"
+            self._failure = (error, cause)
+            if hasattr(error, "add_note"):  # from Python 3.11 on a traceback shows it
+                error.add_note(f"{cause}: the run is over, what was finished is kept")
+            raise
+
+
+def name_of(callback: Any) -> str:
+    """Its class, or for a module its name."""
+    kind = type(callback)
+    return str(callback.__name__ if kind.__name__ == "module" else kind.__qualname__)

@@ -33,6 +33,8 @@ class LiveTrial:
     deaths: Counter[tuple[int, int]] = field(default_factory=Counter)
     history: list[dict[str, Any]] = field(default_factory=list)
     """What `EarlyStopping` reads."""
+    not_finite: bool = False
+    """Whether validation has given a number that is not finite."""
 
     def row(self) -> TrialRow:
         """The trial as displays see it."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cerebro import _core
+from cerebro import _core, sources
 from cerebro.errors import InputError
 
 
@@ -105,28 +105,47 @@ class Recipe:
 def import_file(path: str | Path, name: str | None = None) -> ModuleType:
     """Import a Python file by its path, under ``name`` (default: its stem).
 
-    The file's folder is put first on ``sys.path``, as for a script.
+    The file's folder is put first on ``sys.path``, as for a script. A file that is
+    called like another module, such as ``torch.py``, does not take its place: it gets
+    a name of its own, its folder comes last, and workers are sent its code.
     """
     file = Path(path).resolve()
-    module_name = name or file.stem
-    known = sys.modules.get(module_name)
+    wanted = name or file.stem
+    known = sys.modules.get(wanted)
     if known is not None and getattr(known, "__file__", None) == str(file):
         return known
-    spec = importlib.util.spec_from_file_location(module_name, file)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
     if not file.exists():
         raise FileNotFoundError(f"{path} does not exist")
+    taken = _is_taken(wanted, file)
+    own_name = f"{wanted}_{_core.xxh3_64(str(file).encode())}" if taken else wanted
+    if own_name in sys.modules:
+        return sys.modules[own_name]
+    spec = importlib.util.spec_from_file_location(own_name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
     if str(file.parent) not in sys.path:
-        sys.path.insert(0, str(file.parent))
+        sys.path.insert(len(sys.path) if taken else 0, str(file.parent))
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
+    sys.modules[own_name] = module
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        del sys.modules[module_name]
+        del sys.modules[own_name]
         raise
+    if own_name != file.stem:  # no worker could import it by that name
+        sources.sent_whole.add(own_name)
     return module
+
+
+def _is_taken(name: str, file: Path) -> bool:
+    """Whether a name already means another module, imported or not."""
+    if name in sys.modules:
+        return True
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        return False
+    return spec is not None and spec.origin != str(file)
 
 
 def accepts_info(build: Callable[..., Any]) -> bool:

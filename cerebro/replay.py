@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
 from cerebro import _core, environment
 from cerebro.data import Dataset
-from cerebro.errors import CorruptDataError, InputError, RunError
+from cerebro.errors import CorruptDataError, InputError
 from cerebro.executors.local import LocalExecutor
 from cerebro.result import Result
 from cerebro.saved_trial import Trial
 from cerebro.settings import whole_number
-from cerebro.unit import RunContext, Task, UnitDone, UnitFailed
+from cerebro.trial import TrialRecord
+from cerebro.unit import CheckDone, CheckTask, Event, RunContext, Task, UnitDone, WorkerLost
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,14 @@ def replay(
     Returns
     -------
     Replay
-        ``identical``, ``first_difference`` and the hashes of every epoch.
+        ``identical``, ``first_difference`` and the hashes of every epoch that the trial has
+        finished, whatever became of it later.
+
+    Warns
+    -----
+    UserWarning
+        Before anything is trained, for each known difference to the run: versions, CPU,
+        GPU, threads, flags, variables, data, source of ``build``; also in ``differences``.
 
     Raises
     ------
@@ -105,19 +115,9 @@ def replay(
         If the run, the trial or ``build`` cannot be found, or ``epochs`` is below 1.
     """
     result = run if isinstance(run, Result) else Result(run, build=build)
-    number = trial.number if isinstance(trial, Trial) else whole_number("trial", trial, 0)
-    epochs = whole_number("epochs", epochs, 1, optional=True)
-    if number is None or number >= len(result.trials):
-        raise InputError(
-            f"{result.path} has no trial {number}: it has 0 to {len(result.trials) - 1}"
-        )
-    record = result.trials[number].record
+    record = _record_of(result, trial)
     asked = whole_number("epochs", epochs, 1, optional=True)
     wanted = len(record.epochs) if asked is None else min(asked, len(record.epochs))
-    if wanted == 0:
-        raise InputError(
-            f"trial {number} of {result.path} has finished no epoch: nothing to replay"
-        )
     if isinstance(data, (str, os.PathLike)):
         data = Dataset(data)
     with tempfile.TemporaryDirectory(prefix="cerebro-replay-") as folder:
@@ -130,25 +130,47 @@ def replay(
             log_dir=folder,
             verify=False,
         )
-        known = known_differences(result, context)
-        replayed, error = _train(context, number, record.config, wanted)
+        retries = result.settings.get("max_retries", 0)
+        with closing(Retraining(context, record, retries)) as retraining:
+            known = known_differences(result, context, retraining.environment())
+            for line in known:
+                warnings.warn(f"{result.path} was trained differently: {line}", stacklevel=2)
+            replayed, error = retraining.train(wanted)
     epochs_found = [
         ReplayedEpoch(recorded.epoch, recorded.state_hash, state_hash)
         for recorded, state_hash in zip(record.epochs, replayed, strict=False)
     ]
-    return Replay(number, epochs_found, known, error)
+    return Replay(record.number, epochs_found, known, error)
 
 
-def known_differences(result: Result, context: RunContext) -> list[str]:
-    """Say what is other than in the run before anything is trained."""
-    lines = environment.differences(
-        result.environment, environment.describe(result.settings["threads"])
-    )
+def _record_of(result: Result, trial: int | Trial) -> TrialRecord:
+    number = trial.number if isinstance(trial, Trial) else whole_number("trial", trial, 0)
+    if number is None or number >= len(result.trials):
+        raise InputError(
+            f"{result.path} has no trial {number}: it has 0 to {len(result.trials) - 1}"
+        )
+    record = result.trials[number].record
+    if not record.epochs:
+        cause = f" ({record.error})" if record.error else ""
+        raise InputError(
+            f"trial {number} of {result.path} has finished no epoch{cause}: nothing to replay"
+        )
+    return record
+
+
+def known_differences(
+    result: Result, context: RunContext, now: Mapping[str, Any] | None
+) -> list[str]:
+    """Say what is other than in the run before anything is trained.
+
+    `now` describes what the replaying worker computes with, see `cerebro.environment`.
+    """
+    lines = [] if now is None else environment.differences(result.environment, now)
     recipe = result.saved.recipe
-    now = type(recipe).of(context.build)
-    if recipe.source_hash is not None and now.source_hash != recipe.source_hash:
+    source = type(recipe).of(context.build)
+    if recipe.source_hash is not None and source.source_hash != recipe.source_hash:
         lines.append(f"the source of build ({recipe.name}) has changed")
-    elif recipe.file_hash is not None and now.file_hash != recipe.file_hash:
+    elif recipe.file_hash is not None and source.file_hash != recipe.file_hash:
         lines.append(f"{recipe.file}, which defines build, has changed")
     views = {"data": context.train, "validation": context.validation}
     for name, view in views.items():
@@ -164,36 +186,74 @@ def known_differences(result: Result, context: RunContext) -> list[str]:
     return lines
 
 
-def _train(
-    context: RunContext, trial: int, config: dict[str, Any], epochs: int
-) -> tuple[list[str], str | None]:
-    """Train in a fresh worker; return the hashes, and why it ended early if it did."""
-    hashes: list[str] = []
-    executor = LocalExecutor(1, context.threads, fresh=True)
-    shards = context.train.num_shards
-    try:
-        (worker,) = executor.start(context)
-        for position in range(epochs * context.units_per_epoch):
-            epoch, step = divmod(position, context.units_per_epoch)
-            order = _core.visit_order(trial, epoch, shards, stagger=context.stagger)
-            task = Task(
-                trial=trial,
-                config=config,
-                epoch=epoch,
-                step=step,
-                shard=order[step] if step < shards else -1,
-                attempt=0,
-                position=position,
-                keep_state=False,
-            )
-            executor.submit(worker, task)
-            (event,) = executor.wait()
-            if isinstance(event, UnitFailed):
-                return hashes, event.message
+class Retraining:
+    """A fresh worker that trains one trial again from its beginning.
+
+    Parameters
+    ----------
+    context
+        The run, with folders of its own for states and logs.
+    record
+        The trial.
+    retries
+        Times that a unit is tried again after the worker died, as in the run.
+    """
+
+    def __init__(self, context: RunContext, record: TrialRecord, retries: int) -> None:
+        self._context = context
+        self._record = record
+        self._retries = retries
+        self._executor = LocalExecutor(1, context.threads, fresh=True)
+        (self._worker,) = self._executor.start(context)
+        self._dispatches = 0
+
+    def environment(self) -> Mapping[str, Any] | None:
+        """What the worker computes with once the model is built; None if it is lost."""
+        self._executor.submit(self._worker, CheckTask(self._record.config, build_only=True))
+        (event,) = self._executor.wait()
+        if isinstance(event, CheckDone):
+            return event.environment
+        self._worker = self._executor.replace(self._worker)
+        return None
+
+    def train(self, epochs: int) -> tuple[list[str], str | None]:
+        """Return the state hash of every epoch, and why it ended early if it did."""
+        hashes: list[str] = []
+        for position in range(epochs * self._context.units_per_epoch):
+            event = self._run_unit(position)
             if not isinstance(event, UnitDone):
-                raise RunError(f"the worker that replayed trial {trial} was lost: {event}")
+                return hashes, getattr(event, "message", None) or getattr(event, "reason", "")
             if event.state_hash is not None:
                 hashes.append(event.state_hash)
-    finally:
-        executor.close(kill=True)
-    return hashes, None
+        return hashes, None
+
+    def _run_unit(self, position: int) -> Event:
+        for _ in range(self._retries + 1):
+            self._executor.submit(self._worker, self._task(position))
+            (event,) = self._executor.wait()
+            if not isinstance(event, WorkerLost):
+                break
+            self._worker = self._executor.replace(self._worker)
+        return event
+
+    def _task(self, position: int) -> Task:
+        context, record = self._context, self._record
+        shards = context.train.num_shards
+        epoch, step = divmod(position, context.units_per_epoch)
+        order = _core.visit_order(record.number, epoch, shards, stagger=context.stagger)
+        self._dispatches += 1
+        return Task(
+            trial=record.number,
+            config=record.config,
+            epoch=epoch,
+            step=step,
+            shard=order[step] if step < shards else -1,
+            attempt=0,
+            position=position,
+            dispatch=self._dispatches,
+            keep_state=False,
+        )
+
+    def close(self) -> None:
+        """End the worker."""
+        self._executor.close(kill=True)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
+    from cerebro.verify import Verification
+
 
 class Result:
     """All trials of a run, read from its folder.
@@ -207,33 +209,20 @@ class Result:
         """
         return self.saved.units()
 
-    def verify(self) -> list[str]:
-        """Check every kept state against its checksum and the data against its manifest.
+    def verify(self) -> Verification:
+        """Check states and data against their checksums, and the store against itself.
+
+        Nothing is changed; works while the run goes on.
 
         Returns
         -------
-        list of str
-            One line per file that was checked.
-
-        Raises
-        ------
-        CorruptDataError
-            Naming the first file that is damaged or missing.
+        Verification
+            True if all is well; else ``.problems``, each with ``.where`` (a file or a trial),
+            ``.what`` and ``.advice``.
         """
-        lines = []
-        for trial in self.trials:
-            for record in trial.record.epochs:
-                if record.state_file is None:
-                    continue
-                path = self.saved.state_path(record)
-                self.saved.read_state(trial.number, record)
-                lines.append(f"{path}: trial {trial.number}, epoch {record.epoch}")
-        for name in ("data", "validation"):
-            if self.saved.meta[name] is not None:
-                data = self.saved.dataset(name)
-                data.verify()
-                lines.append(f"{data.path}: {name}, {data.num_shards} shards")
-        return lines
+        from cerebro.verify import verify_run
+
+        return verify_run(self.saved.folder)
 
     def trial_of(self, record: TrialRecord) -> Trial:
         """Return a trial as it is now, for callbacks; the record goes on."""

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 import cerebro.environment as environment
 from cerebro.check import Check, raise_if_broken
-from cerebro.conduct import Opened, conduct
-from cerebro.errors import InputError, RunError
+from cerebro.conduct import Opened, Ready, conduct
+from cerebro.errors import InputError
 from cerebro.executors.base import Executor
 from cerebro.owner import FILE as OWNER_FILE
 from cerebro.owner import Owner
@@ -29,7 +29,6 @@ from cerebro.settings import (
     MAX_SEED,
     MAX_THREADS,
     Settings,
-    check_batch_size,
     check_build,
     check_callbacks,
     check_columns,
@@ -46,6 +45,7 @@ from cerebro.space import Space, as_space
 from cerebro.stopping import EarlyStopping
 from cerebro.store import Store
 from cerebro.unit import CheckDone, CheckTask, RunContext
+from cerebro.worker import batch_size_of
 
 MAX_START_LOSSES = 2
 """Workers that may die while they try the first configuration."""
@@ -249,7 +249,7 @@ def run_search(settings: Settings, space: Space, searcher: str | Searcher) -> Re
     first = the_searcher.suggest()
     if not isinstance(first, Suggestion):
         raise InputError(f"the searcher {settings.searcher_name} suggests no trial")
-    check_batch_size(first.config, settings.batch_size, 0)
+    batch_size_of(first.config, settings.batch_size)  # later ones fail their trials alone
     if settings.validation is None:
         warnings.warn(
             "no validation data: trials are ranked by training metrics (give validation=)",
@@ -308,27 +308,28 @@ def prepare(
     settings: Settings,
     searcher: Searcher,
     config: Mapping[str, Any],
-) -> list[int]:
+) -> Ready:
     """Try the first configuration, and whether there is room for the states of all."""
-    ready, state_bytes = check_first(executor, workers, context, config)
+    ready, state_bytes, seen = check_first(executor, workers, context, config)
     if state_bytes:
         counts = [n for n in (settings.n_trials, getattr(searcher, "total", None)) if n is not None]
         plan = plan_of(
             settings, state_bytes, trials=min(counts, default=None), adaptive=searcher.adaptive
         )
         check_room(settings, plan)
-    return ready
+    return ready, seen
 
 
 def check_first(
     executor: Executor, workers: Sequence[int], context: RunContext, config: Mapping[str, Any]
-) -> tuple[list[int], int]:
+) -> tuple[list[int], int, Mapping[str, Any] | None]:
     """Try the first configuration before anything is trained; see `cerebro.check`.
 
     The first worker checks; meanwhile the others import what the model needs. A
-    worker that is lost is replaced. Returns the workers that are ready, and the size
-    of the model's state in bytes, 0 if it is not known.
+    worker that is lost is replaced. Returns the workers that are ready, the size of
+    the model's state in bytes, 0 if it is not known, and what they compute with.
     """
+    seen: Mapping[str, Any] | None = None
     ready: list[int] = []
     state_bytes = 0
     losses = 0
@@ -341,22 +342,20 @@ def check_first(
             if isinstance(event, CheckDone):
                 ready.append(event.worker)
                 state_bytes = max(state_bytes, event.state_bytes)
+                seen = event.environment or seen
                 # Where the configuration itself does not work, its trial will say so.
                 if event.error is None:
                     raise_if_broken(Check(list(event.problems), list(event.metrics), dict(config)))
                 continue
             context.check_files()
             losses += 1
-            if losses > MAX_START_LOSSES:
-                reason = getattr(event, "reason", event)
-                raise RunError(
-                    f"workers were lost while they tried the first configuration: {reason} (does "
-                    "build end the process, or is memory short?)"
-                )
             worker = executor.replace(event.worker)
+            if losses > MAX_START_LOSSES:  # its trial will say so, and fail alone
+                ready.append(worker)
+                continue
             pending[worker] = task
             executor.submit(worker, task)
-    return sorted(ready), state_bytes
+    return sorted(ready), state_bytes, seen
 
 
 def refuse_unavailable(*, unit_timeout: Any, asynchronous: Any, devices: Any) -> None:

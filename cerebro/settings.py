@@ -221,20 +221,3 @@ def resolve_mode(metric: Any, mode: Any) -> Literal["min", "max"]:
     if not isinstance(metric, str) or not metric:
         raise InputError(f"metric must be a metric's name, not {metric!r}")
     return metric_mode(metric, mode)
-
-
-def check_batch_size(config: dict[str, Any], default: int | None, trial: int) -> None:
-    """The batch size is given once: in the configuration or to the search."""
-    if "batch_size" in config and default is not None:
-        raise InputError(
-            "batch_size is given twice, to search() and in the space: leave out one of them"
-        )
-    value = config.get("batch_size", default)
-    if value is None:
-        raise InputError(
-            "batch_size is missing: give it to search(batch_size=...) or put it into the space"
-        )
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
-        raise InputError(
-            f"trial {trial}: batch_size must be a whole number from 1 to {2**31 - 1}, not {value!r}"
-        )

@@ -16,6 +16,9 @@ _INSTALLED = tuple(
     for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 
+sent_whole: set[str] = set()
+"""Modules that no worker could import by their names: their code is sent."""
+
 
 def note_imported(times: dict[str, int]) -> None:
     """Add the files of modules imported by now, with their times of change in ns.

@@ -149,6 +149,8 @@ class CheckDone:
     metrics: tuple[str, ...] = ()
     state_bytes: int = 0
     """Size of the model's state after a few batches, packed; 0: not known."""
+    environment: Mapping[str, Any] | None = None
+    """What the worker computes with; see `cerebro.environment.describe`."""
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,11 @@ import time
 import traceback
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, TextIO
 
-from cerebro import _core, generators
+from cerebro import _core, environment, generators
 from cerebro.data.batches import make_loader
 from cerebro.environment import set_torch_flags
 from cerebro.epoch_progress import EpochProgress
@@ -89,6 +89,10 @@ class TrialLog(io.TextIOBase):
                     open_plain(self._path, APPEND), "a", 1, "utf-8", "backslashreplace"
                 )
             return self._file.write(text)
+
+    def flush(self) -> None:
+        if self._file is not None and not self._file.closed:
+            self._file.flush()
 
     def close(self) -> None:
         if self._file is not None:
@@ -161,10 +165,16 @@ class UnitRunner:
             with self._output_of(task.trial):
                 try:
                     return self._run(task)
-                except (Exception, SystemExit) as error:
+                except BaseException as error:
+                    if not self._is_of_the_trial(error):
+                        raise
                     return self._failure(task, error)
         except StorageError as error:  # not even the log can be written
             return self._failure(task, error)
+
+    def _is_of_the_trial(self, error: BaseException) -> bool:
+        """Whether the user's code raised it: inline, Ctrl-C is for the run."""
+        return self._own_process or not isinstance(error, KeyboardInterrupt)
 
     def _failure(self, task: Task, error: BaseException) -> UnitFailed:
         """Say who is to blame: the trial, the data, or the disk that the run is on."""
@@ -179,12 +189,23 @@ class UnitRunner:
         elif isinstance(error, StorageError) or _is_full(error):
             kind = "storage"
         if kind != "error":
-            return UnitFailed(self.worker, task, kind, text_of(error, 2000), "", (task.trial,))
-        text = clipped(traceback.format_exc())
-        with contextlib.suppress(OSError, ValueError):
-            print(text, file=sys.stderr)
-        cause = describe(error) + missing_name(error, task.config, self.context.train.columns)
+            cause, text = text_of(error, 2000), ""
+        else:
+            cause = describe(error) + missing_name(error, task.config, self.context.train.columns)
+            text = traceback_of(error)
+        if kind in ("error", "diverged"):
+            self._write_log(task.trial, text or cause)
         return UnitFailed(self.worker, task, kind, cause, text, (task.trial,))
+
+    def _write_log(self, trial: int, text: str) -> None:
+        """Append to a trial's log, whatever its code has made of the standard streams."""
+        flush_output()
+        path = Path(self.context.log_dir, f"{trial}.log")
+        with (
+            contextlib.suppress(OSError),
+            path.open("a", encoding="utf-8", errors="backslashreplace") as log,
+        ):
+            log.write(text.rstrip("\n") + "\n")
 
     def _run(self, task: Task) -> UnitDone:
         context = self.context
@@ -249,10 +270,7 @@ class UnitRunner:
         live.progress.add_training(sums.sums)
         loss, weight = sums.sums.get("loss", (0.0, 0.0))
         if weight and not math.isfinite(loss):
-            raise Diverged(
-                f"the training loss became {loss / weight} in epoch {task.epoch}, "
-                f"shard {task.shard}"
-            )
+            raise Diverged(divergence(task, loss / weight, result.not_finite.get("loss")))
         return sums
 
     def _evaluate(self, live: LiveModel, task: Task) -> UnitSums:
@@ -438,10 +456,17 @@ class UnitRunner:
             ):
                 if task.build_only:
                     self.build(0, task.config)
-                    return CheckDone(self.worker, ())
-                return try_out(self, task.config)
-        except (Exception, SystemExit) as error:
-            return CheckDone(self.worker, (), error=describe(error))
+                    return CheckDone(self.worker, (), environment=self._describe())
+                found = try_out(self, task.config)
+            return replace(found, environment=self._describe())
+        except BaseException as error:
+            if not self._is_of_the_trial(error):
+                raise
+            return CheckDone(self.worker, (), error=describe(error), environment=self._describe())
+
+    def _describe(self) -> dict[str, Any]:
+        """What this worker computes with, now that the model has imported what it needs."""
+        return environment.describe(self.context.threads)
 
     def close(self) -> None:
         """Release models, loaders and mapped files."""
@@ -513,10 +538,24 @@ def make_info(
 
 
 def batch_size_of(config: Mapping[str, Any], default: int | None) -> int:
-    """Return the configuration's batch size, or the search's."""
+    """Return the configuration's batch size, or the search's: it is given once.
+
+    Raises
+    ------
+    InputError
+        If it is given twice, nowhere, or is no batch size.
+    """
+    if "batch_size" in config and default is not None:
+        raise InputError(
+            "batch_size is given twice, to search() and in the space: leave out one of them"
+        )
     value = config.get("batch_size", default)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InputError(f"batch_size must be a whole number of at least 1, not {value!r}")
+    if value is None:
+        raise InputError(
+            "batch_size is missing: give it to search(batch_size=...) or put it into the space"
+        )
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
+        raise InputError(f"batch_size must be a whole number from 1 to {2**31 - 1}, not {value!r}")
     return value
 
 
@@ -544,10 +583,28 @@ def evaluate_model(
         sums = UnitSums(result.rows, result.batches, result.sums)
         return sums, {name: ratio(pair) for name, pair in sums.sums.items()}
     counter = CountedBatches(loader, beat)
-    metrics = {name: float(value) for name, value in evaluate(counter).items()}
+    metrics = whole_metrics(evaluate(counter))
     weight = float(counter.rows_seen)
     pairs = {name: (value * weight, weight) for name, value in metrics.items()}
     return UnitSums(counter.rows_seen, counter.batches_seen, pairs), metrics
+
+
+def whole_metrics(returned: Any) -> dict[str, float]:
+    """Check what a model's ``evaluate`` returned: names that can be stored, and numbers."""
+    if not isinstance(returned, Mapping):
+        raise TypeError(f"evaluate must return a dict of metrics, not {type(returned).__name__}")
+    metrics = {}
+    for name, value in returned.items():
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a metric must be a str, not {name!r}")
+        name.encode()  # a lone surrogate cannot be stored
+        try:
+            metrics[name] = float(value)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"the metric {name!r} must be a number, not {type(value).__name__}"
+            ) from error
+    return metrics
 
 
 class CountedBatches:
@@ -604,6 +661,15 @@ def epoch_state_file(trial: int, epoch: int) -> str:
     return f"{trial}-epoch-{epoch}.safetensors"
 
 
+def divergence(task: Task, mean: float, first: tuple[int, float] | None) -> str:
+    """Say where a loss stopped being a finite number: epoch, shard and batch, from 0."""
+    where = f"in epoch {task.epoch}, shard {task.shard}"
+    if first is None:  # finite in each batch, too large together
+        return f"the training loss became {mean} {where}"
+    batch, value = first
+    return f"the training loss became {value} {where}, batch {batch}"
+
+
 def describe(error: BaseException) -> str:
     """One line: the exception's type, its text and the user's line that raised it."""
     text = text_of(error)
@@ -632,6 +698,14 @@ def missing_name(
     else:
         return ""
     return "" if error.args[0] in names else one_line(f"; {what} {', '.join(names) or 'nothing'}")
+
+
+def traceback_of(error: BaseException) -> str:
+    """An exception's traceback as text, clipped; also of one that cannot be shown."""
+    try:
+        return clipped("".join(traceback.format_exception(error)))
+    except Exception:
+        return clipped("".join(traceback.format_tb(error.__traceback__)) + describe(error))
 
 
 def clipped(text: str, limit: int = 20_000) -> str:
@@ -677,5 +751,6 @@ def redirected_fds(path: Path) -> Iterator[None]:
 def flush_output() -> None:
     """Write out what is printed so far; what a full disk does not take is lost."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
+        # A trial may have closed a stream or put anything in its place.
+        with contextlib.suppress(Exception):
             stream.flush()

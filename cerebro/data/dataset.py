@@ -330,9 +330,12 @@ class Dataset:
         Raises
         ------
         InputError
-            Wrong fractions, an unsuitable column, or a part that would get no rows.
+            Wrong fractions or seed, an unsuitable column, or a part that would get no rows.
         """
+        from cerebro.data.batches import whole
+
         bounds = splitting.check_fractions(fractions)
+        seed = whole("seed", seed, 0, 2**64 - 1)
         if stratify is not None and groups is not None:
             raise InputError("split takes stratify or groups, not both: choose one")
         if stratify is not None:

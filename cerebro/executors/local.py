@@ -36,7 +36,7 @@ import cloudpickle
 from cerebro import _core
 from cerebro.errors import InputError, WorkerError
 from cerebro.executors.base import Wake
-from cerebro.sources import are_unchanged
+from cerebro.sources import are_unchanged, sent_whole
 from cerebro.unit import CheckTask, Event, RunContext, Task, WorkerLost
 
 EXIT_SECONDS = 5.0
@@ -60,6 +60,8 @@ def packed(context: RunContext) -> bytes:
         If ``build`` holds something that cannot leave this process.
     """
     out = io.BytesIO()
+    for name in sent_whole & sys.modules.keys():
+        cloudpickle.register_pickle_by_value(sys.modules[name])
     try:
         _Pickler(out).dump(context)
     except (TypeError, AttributeError, pickle.PicklingError) as error:

@@ -84,6 +84,10 @@ cer_metrics_add(cer_metrics *metrics, const char *name, size_t name_len,
         return cer_fail(err, CER_NOMEM, "out of memory summing metrics");
     metric->sum += value * weight;
     metric->weight += weight;
+    if (!isfinite(value * weight) && metric->bad_batch == 0) {
+        metric->bad_batch = metrics->batch + 1;
+        metric->bad_value = value;
+    }
     return CER_OK;
 }
 

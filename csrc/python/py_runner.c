@@ -9,6 +9,8 @@
 #include "py_exchange.h"
 #include "runner.h"
 
+enum { N_RESULTS = 5 }; /* fields of a UnitResult */
+
 typedef struct runner {
     core_state *core;
     PyObject *loader;    /* has last_rows */
@@ -203,7 +205,7 @@ rows_of_last(const runner *r, int64_t *rows)
 static void
 count(runner *r, int64_t rows)
 {
-    r->n_batches++;
+    r->metrics.batch = ++r->n_batches;
     r->n_rows += rows;
     if (r->page != NULL) { /* nobody else writes these two */
         atomic_fetch_add_explicit(&r->page->rows, (uint64_t)rows,
@@ -287,18 +289,44 @@ sums_of(const cer_metrics *metrics)
     return sums;
 }
 
+/* {name: (batch, value)} of metrics that were not always finite. */
+static PyObject *
+not_finite_of(const cer_metrics *metrics)
+{
+    PyObject *found = PyDict_New();
+
+    for (size_t i = 0; found != NULL && i < metrics->n; i++) {
+        const cer_metric *metric = &metrics->items[i];
+        PyObject *name, *pair;
+
+        if (metric->bad_batch == 0)
+            continue;
+        name = PyUnicode_FromStringAndSize(metric->name,
+                                           (Py_ssize_t)metric->name_len);
+        pair = Py_BuildValue("(Ld)", (long long)metric->bad_batch - 1,
+                             metric->bad_value);
+        if (name == NULL || pair == NULL ||
+            PyDict_SetItem(found, name, pair) < 0)
+            Py_CLEAR(found);
+        Py_XDECREF(name);
+        Py_XDECREF(pair);
+    }
+    return found;
+}
+
 static PyObject *
 make_result(const runner *r, double seconds)
 {
     PyObject *result = PyStructSequence_New(r->core->unit_result_type);
-    PyObject *values[4] = {PyLong_FromLongLong(r->n_rows),
-                           PyLong_FromLongLong(r->n_batches),
-                           sums_of(&r->metrics), PyFloat_FromDouble(seconds)};
+    PyObject *values[N_RESULTS] = {
+        PyLong_FromLongLong(r->n_rows), PyLong_FromLongLong(r->n_batches),
+        sums_of(&r->metrics), PyFloat_FromDouble(seconds),
+        not_finite_of(&r->metrics)};
     bool failed = result == NULL;
 
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < N_RESULTS; i++)
         failed = failed || values[i] == NULL;
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < N_RESULTS; i++) {
         if (failed)
             Py_XDECREF(values[i]);
         else
@@ -380,6 +408,7 @@ static PyStructSequence_Field result_fields[] = {
     {"batches", "how many batches"},
     {"sums", "metric name to (sum of value x weight, sum of weight)"},
     {"seconds", "wall-clock time"},
+    {"not_finite", "metric name to (batch, value) of the first that was none"},
     {NULL, NULL},
 };
 
@@ -387,7 +416,7 @@ static PyStructSequence_Desc result_desc = {
     .name = "cerebro._core.UnitResult",
     .doc = "What a unit did; see run_unit.",
     .fields = result_fields,
-    .n_in_sequence = 4,
+    .n_in_sequence = N_RESULTS,
 };
 
 int

@@ -31,6 +31,24 @@ metrics_are_weighted(void)
 }
 
 static void
+the_first_that_is_not_finite_is_noted(void)
+{
+    const double values[] = {1, 1e308, (double)INFINITY, (double)NAN};
+    cer_metrics metrics = {0};
+
+    for (metrics.batch = 0; metrics.batch < 4; metrics.batch++) {
+        CHECK_EQ_INT(cer_metrics_add(&metrics, "loss", 4, values[metrics.batch],
+                                     1, NULL),
+                     CER_OK);
+        CHECK_EQ_INT(cer_metrics_add(&metrics, "acc", 3, 0.5, 1, NULL), CER_OK);
+    }
+    CHECK_EQ_INT(metrics.items[0].bad_batch, 3);
+    CHECK(isinf(metrics.items[0].bad_value));
+    CHECK_EQ_INT(metrics.items[1].bad_batch, 0);
+    cer_metrics_clear(&metrics);
+}
+
+static void
 metrics_may_come_in_any_order(void)
 {
     cer_metrics metrics = {0};
@@ -190,7 +208,7 @@ what_is_no_page_is_refused(void)
     (void)fclose(file);
 }
 
-CHECK_MAIN(metrics_are_weighted, metrics_may_come_in_any_order,
-           elements_are_read, a_page_is_shared_by_its_descriptor,
-           beating_starts_and_stops, a_forked_child_has_no_thread,
-           what_is_no_page_is_refused)
+CHECK_MAIN(metrics_are_weighted, the_first_that_is_not_finite_is_noted,
+           metrics_may_come_in_any_order, elements_are_read,
+           a_page_is_shared_by_its_descriptor, beating_starts_and_stops,
+           a_forked_child_has_no_thread, what_is_no_page_is_refused)

@@ -801,7 +801,7 @@ def test_what_a_killed_worker_started_goes_with_it(data, tmp_path):
 def test_build_ends_the_first_worker(data, tmp_path, capfd):
     file = program(tmp_path, data, "def build(config): os._exit(3)")
     assert run_file(file, workers=2) == 1
-    assert "exited with status 3 (does build end the process" in one_line_error(capfd)
+    assert "failed alike: the worker process exited with status 3" in one_line_error(capfd)
     assert_nothing_lives()
 
 

@@ -73,6 +73,29 @@ def test_a_file_is_imported_once_by_its_path(tmp_path):
     assert Recipe.of(first.build).find().__code__.co_filename == str(file)
 
 
+@pytest.mark.parametrize("name", ["json", "torch", "data_for_recipe"])
+def test_a_file_called_like_another_module_does_not_take_its_place(tmp_path, monkeypatch, name):
+    """One that is imported, one that could be, and one that is imported from elsewhere."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    if name == "torch":
+        pytest.importorskip("torch")
+    if name == "data_for_recipe":
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    else:
+        importlib.import_module("json")
+    before = sys.modules.get(name)
+    file = tmp_path / f"{name}.py"
+    file.write_text("import json\ndef build(config): return json.dumps(config)\n")
+    module = import_file(file)
+    assert sys.modules.get(name) is before
+    assert module.build({}) == "{}"
+    assert import_file(file) is module
+    assert Recipe.from_json(Recipe.of(module.build).to_json()).find() is module.build
+    del sys.modules[module.__name__]
+    assert Recipe.of(module.build).find().__code__.co_filename == str(file)
+    del sys.modules[module.__name__]
+
+
 def test_a_file_that_fails_leaves_no_module(tmp_path):
     file = tmp_path / "broken_for_recipe.py"
     file.write_text("raise RuntimeError('no')\n")

@@ -1,0 +1,61 @@
+"""Finds every file of a data set that is not what its manifest says.
+
+`Dataset.verify` stops at the first; here each file is looked at by itself, also
+where the data set can no longer be opened.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cerebro import _core
+from cerebro.data.manifest import FILE_NAME, FileEntry, read_manifest, shard_folder
+from cerebro.errors import CorruptDataError, InputError
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A file that is not what was written."""
+
+    path: Path
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.what}: write the data set again, or put back a copy"
+
+
+def find_damage(folder: str | os.PathLike[str]) -> list[Damage]:
+    """Compare all files of a data set with its manifest; empty if all is well."""
+    try:
+        manifest = read_manifest(folder)
+    except (CorruptDataError, InputError, OSError) as error:
+        return [Damage(Path(folder, FILE_NAME), f"cannot be used ({error})")]
+    return [
+        Damage(path, what)
+        for index, shard in enumerate(manifest.shards)
+        for name, entry in shard.files.items()
+        if (what := _fault(path := Path(folder, shard_folder(index), name), entry)) is not None
+    ]
+
+
+def _fault(path: Path, entry: FileEntry) -> str | None:
+    try:
+        size = path.stat().st_size
+        if size != entry.bytes:
+            return f"has {size} bytes where {entry.bytes} were written"
+        same = hash_of_file(path, _core.xxh3_64) == entry.xxh3_64
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read ({error.strerror or error})"
+    return None if same else "is damaged: its checksum differs from the manifest's"
+
+
+def hash_of_file(path: Path, hash_buffer: Callable[[mmap.mmap], str]) -> str:
+    """Hash a file that is not empty, without reading it into memory at once."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return hash_buffer(content)

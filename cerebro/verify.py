@@ -1,0 +1,356 @@
+"""`Result.verify` and ``python -m cerebro verify``: is a run still what was written?
+
+Three things are compared: the data with the manifest's checksums, every kept
+state with the hash that its epoch recorded, and the store with itself: rows that
+belong together, files that rows name, files that nobody names. Nothing is
+changed, and a run that goes on is not disturbed; what only seemed wrong because
+the run went on meanwhile is left out by looking twice.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cerebro import _core
+from cerebro.data import Dataset
+from cerebro.data.damage import find_damage, hash_of_file
+from cerebro.errors import CerebroError, CorruptDataError
+from cerebro.saved_run import SavedRun
+from cerebro.store import FILE, reader
+from cerebro.trial import ENDED, TrialRecord
+
+PUT_BACK = "put back a copy of it, or take out what can be read (sqlite3 run.sqlite .recover)"
+MOST_OF_A_KIND = 20
+"""Problems of one kind that are named one by one."""
+
+STATE_FILE = re.compile(r"(\d+)-epoch-(\d+)\.safetensors(\.new)?")
+SLOT_FILE = re.compile(r"(\d+)\.(a|b|slots)")
+LOG_FILE = re.compile(r"(\d+)\.log")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong: where, what, and what to do about it."""
+
+    where: str
+    """A file's path, or a trial: ``"trial 3, epoch 2"``."""
+    what: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}: {self.advice}"
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `Result.verify` found; true if nothing is wrong."""
+
+    path: Path
+    problems: list[Problem] = field(default_factory=list)
+    trials: int = 0
+    epochs: int = 0
+    states: int = 0
+    """How many kept states were read and hashed."""
+    data: list[Path] = field(default_factory=list)
+    """The data sets that were read."""
+
+    def __bool__(self) -> bool:
+        return not self.problems
+
+    def __str__(self) -> str:
+        if self.problems:
+            return "\n".join(map(str, self.problems))
+        return (
+            f"{self.path}: {self.trials} trials, {self.epochs} epochs, {self.states} states and "
+            f"{len(self.data)} data sets, as they were written"
+        )
+
+
+def verify_run(path: Path) -> Verification:
+    """Verify a run, finished or not; see `cerebro.Result.verify`.
+
+    Raises
+    ------
+    InputError
+        If the folder holds no run.
+    """
+    hashes: dict[tuple[str, str], str | None] = {}
+    found = _verify_once(path, hashes)
+    if found.problems and _may_go_on(path):
+        again = {(p.where, p.what) for p in _verify_once(path, hashes).problems}
+        lasting = [p for p in found.problems if (p.where, p.what) in again]
+        found.problems[:] = lasting
+    return found
+
+
+def _may_go_on(path: Path) -> bool:
+    try:
+        return bool(SavedRun(path).meta["status"] == "running")
+    except CerebroError:
+        return False
+
+
+def _verify_once(path: Path, hashes: dict[tuple[str, str], str | None]) -> Verification:
+    # Files first: one that is written from here on cannot seem to be nobody's.
+    files = _files(path / "states") + _files(path / "trials")
+    store = path / FILE
+    problems: list[Problem] = []
+    try:
+        problems += _store_problems(path)
+        saved = SavedRun(path)
+        problems += _trial_problems(saved)
+    except CorruptDataError as error:
+        what = str(error).removeprefix(f"{store} ").removeprefix(f"{store}: ")
+        return Verification(path, problems or [Problem(str(store), what, PUT_BACK)])
+    states, state_problems = _check_states(saved, hashes)
+    problems += state_problems
+    problems += _strays(saved, files)
+    data, data_problems = _check_data(saved)
+    problems += data_problems
+    epochs = sum(len(record.epochs) for record in saved.records)
+    return Verification(path, _unique(problems), len(saved.records), epochs, states, data)
+
+
+def _unique(problems: Iterable[Problem]) -> list[Problem]:
+    return list(dict.fromkeys(problems))
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+# --- the store ---------------------------------------------------------------
+
+
+def _store_problems(path: Path) -> Iterator[Problem]:
+    """What SQLite itself finds, and rows without the rows they belong to."""
+    store = path / FILE
+    with reader(path) as connection:
+        for (text,) in connection.execute(f"PRAGMA integrity_check({MOST_OF_A_KIND})"):
+            if text != "ok":
+                yield Problem(str(store), f"the database is damaged ({text})", PUT_BACK)
+        for query, what in LONELY_ROWS:
+            yield from _rows(connection, store, query, what)
+
+
+LONELY_ROWS = (
+    (
+        "SELECT DISTINCT trial, epoch FROM epochs WHERE trial NOT IN (SELECT number FROM trials)",
+        "the epoch's trial has no row",
+    ),
+    (
+        "SELECT DISTINCT trial, epoch FROM metrics AS m WHERE NOT EXISTS "
+        "(SELECT 1 FROM epochs AS e WHERE e.trial = m.trial AND e.epoch = m.epoch)",
+        "there are metrics but no row of the epoch",
+    ),
+    (
+        "SELECT trial, epoch FROM epochs AS e WHERE NOT EXISTS "
+        "(SELECT 1 FROM metrics AS m WHERE e.trial = m.trial AND e.epoch = m.epoch)",
+        "the epoch has no metrics",
+    ),
+    (
+        "SELECT DISTINCT trial, epoch FROM units WHERE trial NOT IN (SELECT number FROM trials)",
+        "a unit's trial has no row",
+    ),
+)
+"""Queries for (trial, epoch), and what is wrong with those that are found."""
+
+
+def _rows(connection: sqlite3.Connection, store: Path, query: str, what: str) -> Iterator[Problem]:
+    rows = connection.execute(query).fetchall()
+    for row in rows[:MOST_OF_A_KIND]:
+        where = f"trial {row['trial']}, epoch {row['epoch']}"
+        yield Problem(where, f"{what} in {store}", "rows were deleted: put back a copy of it")
+    if len(rows) > MOST_OF_A_KIND:
+        more = len(rows) - MOST_OF_A_KIND
+        yield Problem(str(store), f"{more} more like this: {what}", "put back a copy of it")
+
+
+def _trial_problems(saved: SavedRun) -> Iterator[Problem]:
+    """Rows that do not fit each other."""
+    advice = f"rows of {saved.folder / FILE} were deleted or changed: put back a copy of it"
+    for expected, record in enumerate(saved.records):
+        if record.number != expected:
+            yield Problem(f"trial {expected}", "it has no row", advice)
+            break  # all that follow are shifted
+    over = saved.meta["status"] == "finished"
+    for record in saved.records:
+        where = f"trial {record.number}"
+        numbers = [epoch.epoch for epoch in record.epochs]
+        first = numbers[0] if numbers and record.parent is not None else 0
+        if numbers != list(range(first, first + len(numbers))):
+            yield Problem(
+                where, f"its epochs are {_short(numbers)}, not one after the other", advice
+            )
+        last = numbers[-1] + 1 if numbers else 0
+        if record.status == "finished" and last < record.target_epochs:
+            missing = f"it has finished, but only {last} of {record.target_epochs} epochs are there"
+            yield Problem(where, missing, advice)
+        if over and record.status not in ENDED:
+            yield Problem(where, f"the run has finished, but the trial is {record.status}", advice)
+    yield from _unit_problems(saved, advice)
+
+
+def _unit_problems(saved: SavedRun, advice: str) -> Iterator[Problem]:
+    """Units that no epoch can have, and epochs without all of their units."""
+    shards = saved.meta["num_shards"]
+    per_epoch = shards + (saved.meta["validation"] is not None)
+    stagger = saved.settings.get("stagger", True)
+    seen: dict[tuple[int, int], set[int]] = {}
+    with reader(saved.folder) as connection:
+        for row in connection.execute("SELECT trial, epoch, step, shard FROM units"):
+            where = f"trial {row['trial']}, epoch {row['epoch']}"
+            steps = seen.setdefault((row["trial"], row["epoch"]), set())
+            steps.add(row["step"])
+            if not 0 <= row["step"] < per_epoch:
+                yield Problem(where, f"unit {row['step']} of {per_epoch}", advice)
+            elif row["step"] < shards:
+                order = _core.visit_order(row["trial"], row["epoch"], shards, stagger=stagger)
+                if row["shard"] != order[row["step"]]:
+                    what = f"unit {row['step']} was on shard {row['shard']}, which was not its turn"
+                    yield Problem(where, what, advice)
+        lost = connection.execute("SELECT 1 FROM events WHERE kind LIKE 'resume%'").fetchone()
+    for record in saved.records:
+        yield from _gaps(record, seen, per_epoch, advice, may_lack=lost is not None)
+
+
+def _gaps(
+    record: TrialRecord,
+    seen: dict[tuple[int, int], set[int]],
+    per_epoch: int,
+    advice: str,
+    *,
+    may_lack: bool,
+) -> Iterator[Problem]:
+    """Compare a trial's epochs with its units.
+
+    Units are committed by the trials' states; where a run was cut off, the last rows
+    may be missing, and only there.
+    """
+    for epoch in record.epochs:
+        count = len(seen.get((record.number, epoch.epoch), ()))
+        if count < per_epoch and not may_lack:
+            where = f"trial {record.number}, epoch {epoch.epoch}"
+            yield Problem(where, f"only {count} of its {per_epoch} units are there", advice)
+    done = record.epochs[-1].epoch + 1 if record.epochs else 0
+    later = [e for (trial, e) in seen if trial == record.number and e > done]
+    if later and record.parent is None:
+        what = f"units of epoch {max(later)}, though only {done} epochs are finished"
+        yield Problem(f"trial {record.number}", what, advice)
+
+
+def _short(numbers: list[int]) -> str:
+    text = ", ".join(map(str, numbers[:10]))
+    return f"{text}, ..." if len(numbers) > 10 else text
+
+
+# --- files -------------------------------------------------------------------
+
+
+def _check_states(
+    saved: SavedRun, hashes: dict[tuple[str, str], str | None]
+) -> tuple[int, list[Problem]]:
+    """Hash every kept state; say which are damaged, missing or should have been kept."""
+    problems, states = [], 0
+    for record in saved.records:
+        for epoch in record.epochs:
+            if epoch.state_file is None:
+                continue
+            states += 1
+            key = (epoch.state_file, epoch.state_hash)
+            if key not in hashes or hashes[key] is not None:  # what was well is not read again
+                hashes[key] = _state_problem(saved.state_path(epoch), epoch.state_hash)
+            what = hashes[key]
+            if what is not None:
+                kept = [str(e.epoch) for e in record.epochs if e.state_file and e is not epoch]
+                others = f"epochs {', '.join(kept)} are kept too" if kept else "no other is kept"
+                advice = f"put back a copy, or train the trial again ({others})"
+                where = f"{saved.state_path(epoch)} (trial {record.number}, epoch {epoch.epoch})"
+                problems.append(Problem(where, what, advice))
+        problems += _not_kept(saved, record)
+    return states, problems
+
+
+def _state_problem(path: Path, recorded: str) -> str | None:
+    try:
+        if hash_of_file(path, _core.hash_state) == recorded:
+            return None
+    except FileNotFoundError:
+        return "it is missing"
+    except OSError as error:
+        return f"it cannot be read ({error.strerror or error})"
+    except (CerebroError, ValueError):
+        pass  # not even a state
+    return "it is damaged: its checksum differs from the recorded one"
+
+
+def _not_kept(saved: SavedRun, record: TrialRecord) -> Iterator[Problem]:
+    """Epochs whose states ``keep=`` asks for, but of which no row names a file."""
+    keep = saved.settings.get("keep", "last")
+    if not record.epochs:
+        return
+    wanted = {record.epochs[-1].epoch}
+    if keep == "best":
+        best = record.best_epoch(saved.metric, saved.mode)
+        wanted |= {best} if best is not None else set()
+    elif keep == "all":
+        wanted = {epoch.epoch for epoch in record.epochs}
+    for epoch in record.epochs:
+        if epoch.epoch in wanted and epoch.state_file is None:
+            yield Problem(
+                f"trial {record.number}, epoch {epoch.epoch}",
+                f"its state was to be kept (keep={keep!r}), but no file is named",
+                "train the trial again, or use another epoch",
+            )
+
+
+def _strays(saved: SavedRun, files: list[Path]) -> Iterator[Problem]:
+    """Files in the run's folders that no row names and no open trial needs."""
+    named = {e.state_file for record in saved.records for e in record.epochs}
+    by_number = {record.number: record for record in saved.records}
+    finished = saved.meta["status"] == "finished"
+
+    def is_open(number: str) -> bool:
+        """Whether a trial may still train: then it has slots, and files half-way."""
+        record = by_number.get(int(number))
+        return record is not None and (not finished or record.status not in ENDED)
+
+    known: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], bool]], ...] = (
+        (STATE_FILE, lambda match: is_open(match[1])),
+        (SLOT_FILE, lambda match: is_open(match[1])),
+        (LOG_FILE, lambda match: int(match[1]) in by_number),
+    )
+    for path in files:
+        if path.parent.name == "states" and path.name in named:
+            continue
+        matches = ((pattern.fullmatch(path.name), belongs) for pattern, belongs in known)
+        if not any(match is not None and belongs(match) for match, belongs in matches):
+            yield Problem(str(path), "nothing in the run names this file", "delete it")
+
+
+def _check_data(saved: SavedRun) -> tuple[list[Path], list[Problem]]:
+    """Compare the run's data sets with their manifests and with what the run recorded."""
+    problems: list[Problem] = []
+    paths: list[Path] = []
+    for name in ("data", "validation"):
+        spec: Any = saved.meta.get(name)
+        if spec is None:
+            continue
+        path = Path(spec["path"])
+        if path not in paths:
+            paths.append(path)
+            problems += [
+                Problem(str(damage.path), damage.what, "write the data again, or put back a copy")
+                for damage in find_damage(path)
+            ]
+        try:
+            Dataset.from_spec(spec)
+        except CerebroError as error:
+            what = f"the run's {name} is not what it was ({error})"
+            problems.append(Problem(str(path), what, "put back the data set of the run"))
+    return paths, problems
