@@ -229,6 +229,77 @@ def test_a_slot_that_was_cut_off(stem: Path) -> None:
         _core.Slots(stem, False).view()
 
 
+def test_a_cut_page_is_refused(stem: Path) -> None:
+    """Nor is it filled up: what it lacks may have been the newest record. (In C at every byte.)"""
+    slots = _core.Slots(stem, True)
+    for position in (1, 2):
+        slots.pack(state(position, 10), attempt=0, position=position)
+    page = stem.with_suffix(".slots")
+    content = page.read_bytes()
+    for size in (*range(0, 256, 11), *range(256, len(content), 480), len(content) - 1):
+        page.write_bytes(content[:size])
+        for create in (False, True) if size else (False,):
+            with pytest.raises(CorruptDataError, match=r"0001\.slots is no commit page"):
+                _core.Slots(stem, create)
+    page.write_bytes(content)
+    check(_core.Slots(stem, False).view(), 2)
+
+
+def test_a_state_cut_anywhere_is_refused(stem: Path) -> None:
+    slots = _core.Slots(stem, True)
+    slots.pack(state(1, 10), attempt=0, position=1)
+    content = stem.with_suffix(".a").read_bytes()
+    for size in range(len(content)):
+        stem.with_suffix(".a").write_bytes(content[:size])
+        with pytest.raises(CorruptDataError, match=r"0001\.a is corrupt: it has been cut off"):
+            _core.Slots(stem, False).view()
+
+
+def test_any_bit_of_a_page_flipped_gives_a_whole_state_or_none(stem: Path) -> None:
+    slots = _core.Slots(stem, True)
+    for position in (1, 2):
+        slots.pack(state(position, 10), attempt=3, position=position)
+    page = stem.with_suffix(".slots")
+    content = page.read_bytes()
+    for bit in range(0, 8 * 256, 3):  # what follows is unused
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << (bit % 8)
+        page.write_bytes(flipped)
+        try:
+            reader = _core.Slots(stem, False)
+        except CorruptDataError as error:
+            assert "0001.slots" in str(error)
+            continue
+        committed = reader.committed()
+        if committed is not None:
+            assert committed[:2] in ((1, 3), (2, 3))
+            check(reader.view(), committed[0])
+
+
+@pytest.mark.parametrize("suffix", [".slots", ".b"])
+def test_links_are_not_followed(stem: Path, suffix: str) -> None:
+    slots = _core.Slots(stem, True)
+    slots.pack(state(1), attempt=0, position=1)
+    victim = stem.parent / "victim"
+    victim.write_bytes(bytes(4096))
+    file = stem.with_suffix(suffix)
+    file.unlink(missing_ok=True)
+    file.symlink_to(victim)
+    with pytest.raises(CorruptDataError, match=rf"0001\{suffix} is a symbolic link"):
+        _core.Slots(stem, True).pack(state(2), attempt=0, position=2)
+    assert victim.read_bytes() == bytes(4096)
+
+
+def test_a_state_is_not_saved_through_a_link(stem: Path) -> None:
+    slots = _core.Slots(stem, True)
+    slots.pack(state(1), attempt=0, position=1)
+    (stem.parent / "victim").write_bytes(b"mine")
+    (stem.parent / "link").symlink_to("victim")
+    with pytest.raises(CorruptDataError, match="link is a symbolic link"):
+        slots.save(stem.parent / "link")
+    assert (stem.parent / "victim").read_bytes() == b"mine"
+
+
 def test_a_damaged_record_falls_back_to_the_other_slot(stem: Path) -> None:
     slots = _core.Slots(stem, True)
     for position in (1, 2, 3):

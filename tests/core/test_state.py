@@ -796,6 +796,35 @@ def test_any_bit_flipped_is_found_or_harmless() -> None:
                 _core.unpack_state(damaged)
 
 
+TOKENS = [
+    *('{"$":"', '"v":', '"dtype":"float32"', '"tuple"', '"dict"', '"ordered"', '"counter"'),
+    *('"float"', '"int"', '"bytes"', '"scalar"', '"size"', '"torch"', '"numpy"', '"jax"'),
+    *("[", "]", "{", "}", ",", ":", '"', "[[", "]]", "null", "true", "-1", "1e999", "0.5", "\\u"),
+    *('{"$":"numpy"}', '{"$":"torch"}', '"w"', '"p":"#"', "9" * 20, "\\ud800", "\x00", "\xe9"),
+]
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_any_change_of_the_structure_is_found_or_harmless(data: Any) -> None:
+    """The tensors stay as they are; what says how they hang together is cut up and mixed."""
+    header = header_of(_core.pack_state(SMALL))
+    tensors = {name: value for name, value in header.items() if name != "__metadata__"}
+    text = header["__metadata__"]["cerebro"]
+    for _ in range(data.draw(st.integers(1, 3))):
+        start = data.draw(st.integers(0, len(text)))
+        stop = data.draw(st.integers(start, min(len(text), start + 12)))
+        middle = "".join(data.draw(st.lists(st.sampled_from(TOKENS), max_size=3)))
+        text = text[:start] + middle + text[stop:]
+    packed = bytes(_core.pack_state(SMALL))
+    begin = 8 + struct.unpack("<Q", packed[:8])[0]
+    changed = with_header({"__metadata__": {"cerebro": text}, **tensors}, packed[begin:])
+    with contextlib.suppress(CorruptDataError):
+        _core.pack_state(_core.unpack_state(changed))
+    with contextlib.suppress(CorruptDataError):
+        _core.load_into(changed, _core.unpack_state(packed))
+
+
 ONE = ("F32", [1], b"abcd")
 META = {"cerebro": '{"$":"torch"}'}
 BROKEN: dict[str, bytes] = {

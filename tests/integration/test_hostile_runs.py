@@ -138,6 +138,28 @@ def test_files_that_are_no_store(run: Path, content: bytes) -> None:
         Store.open(run)
 
 
+def test_a_kept_state_cut_or_altered_anywhere_is_refused(run: Path) -> None:
+    result = cerebro.open(run)
+    trial = result.best
+    file = trial.state_path()
+    content = file.read_bytes()
+    damaged = [content[:size] for size in range(len(content))]
+    damaged += [content + b"\0", b"", bytes(len(content)), b"\x80\x04N."]
+    for place in range(0, len(content), 7):
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << (place % 8)
+        damaged.append(bytes(flipped))
+    record = next(e for e in trial.record.epochs if e.state_file == file.name)
+    for bad in damaged:
+        file.write_bytes(bad)
+        with pytest.raises(CorruptDataError, match=f"{file.name} is not the state of trial"):
+            result.saved.read_state(trial.number, record)
+    with pytest.raises(CorruptDataError, match=file.name):
+        trial.load(build=Model)
+    file.write_bytes(content)
+    assert trial.load(build=Model).w.sum() > 0
+
+
 # --- the store, made up -----------------------------------------------------------
 
 DEEP = "[" * 5000 + "]" * 5000
