@@ -7,7 +7,6 @@ is the executor's. What it adds is the bookkeeping between them.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -18,28 +17,26 @@ from cerebro.errors import CorruptDataError, InputError
 from cerebro.executors.base import Executor, wait_for, waker
 from cerebro.failures import (
     ALIKE_FAILURES,
-    as_told,
     missing_metric,
     not_finite,
     raise_if_alike,
     raise_if_all_failed,
-    worst,
 )
 from cerebro.hooks import Hooks
-from cerebro.kept_states import KeptStates
 from cerebro.live_trial import LiveTrial
+from cerebro.live_trials import LiveTrials
 from cerebro.meter import Meter
 from cerebro.remote import Remote
 from cerebro.report.snapshot import Snapshot
-from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion
+from cerebro.search_loop import SearchLoop
+from cerebro.searchers.base import Searcher, Suggestion
 from cerebro.settings import Settings
-from cerebro.store import Store, decode, encode
-from cerebro.trial import ENDED, EpochRecord, Status, TrialRecord
+from cerebro.store import Store
+from cerebro.trial import ENDED, EpochRecord, Status
 from cerebro.unit import RunContext, Task, UnitDone, UnitFailed, WorkerLost
 
 MAX_PATIENCE = 86_400.0
 """Seconds; the system's own waits end at some 24 days."""
-TIMED_WIDTH = 64
 
 
 class Coordinator:
@@ -58,25 +55,23 @@ class Coordinator:
     ) -> None:
         self.settings = settings
         self.context = context
-        self.searcher = searcher
         self.executor = executor
         self.store = store
-        self.trials: dict[int, LiveTrial] = {}
         result.saved.before_reading = store.flush
         self._started = time.perf_counter()
         self._wall_started = time.time()
         self._hooks = Hooks(settings.callbacks, result.trial_of)
         self._meter = Meter(settings, progress, self._now)
-        self._states = KeptStates(settings, context, store)
         self._schedule = self._make_schedule()
+        self._trials = LiveTrials(
+            *(settings, context, store, self._schedule, self._meter, self._hooks),
+            stepwise=searcher.adaptive,
+        )
+        self._loop = SearchLoop(settings, searcher, store, self._hooks, self._trials, first)
         self._schedule_worker: dict[int, int] = {}
         self._executor_worker: dict[int, int] = {}
         self._in_flight: dict[int, Task] = {}
-        self._ended: dict[int, list[int]] = {}  # trials of which a worker has not heard it yet
-        self._first: Suggestion | None = first
-        self._exhausted = False
         self.out_of_time = False
-        self._active = 0
         self._wait = waker(executor)
         self._remote = Remote(settings.folder / control.FOLDER, self._note_command)
 
@@ -94,10 +89,12 @@ class Coordinator:
         """
         for worker in workers:
             self._join(worker)
-        self._ask()
+        self._advance()
         self._meter.started(self.trials.values(), len(self._schedule_worker))
         with closing(self._remote):
             self._train()
+        if not self.is_stopped:
+            self._trials.end_paused()
         self.end_open_trials()
         raise_if_all_failed([trial.record for trial in self.trials.values()])
 
@@ -107,7 +104,7 @@ class Coordinator:
             self._obey()
             self._dispatch()
             if not self._in_flight:
-                if self.is_stopped or not (self._ask() or self._rest()):
+                if not self._advance() and (self.is_stopped or not self._rest()):
                     break
                 continue
             if self._remote.gave_up:
@@ -119,8 +116,13 @@ class Coordinator:
                     self._unit_failed(event)
                 elif isinstance(event, WorkerLost):
                     self._worker_lost(event)
-            self._ask()
+            self._advance()
             self._meter.show(self.trials.values(), len(self._schedule_worker))
+
+    @property
+    def trials(self) -> dict[int, LiveTrial]:
+        """All trials of the run by number."""
+        return self._trials.by_number
 
     def snapshot(self) -> Snapshot:
         """What progress displays draw."""
@@ -144,9 +146,8 @@ class Coordinator:
         InputError
             If there is no such trial, or it has ended.
         """
-        trial = self._open_trial(number, "paused")
-        trial.held = True
-        self._schedule.hold_trial(number)
+        trial = self._trials.open(number, "paused")
+        self._trials.hold(trial)
         self._settle(trial)
 
     def continue_trial(self, number: int) -> None:
@@ -157,13 +158,10 @@ class Coordinator:
         InputError
             If there is no such trial, it has ended, or the user has not paused it.
         """
-        trial = self._open_trial(number, "continued")
+        trial = self._trials.open(number, "continued")
         if not trial.held:
             raise InputError(f"trial {number} is {trial.record.status}: nobody has paused it")
-        trial.held = False
-        self._schedule.release_trial(number)
-        if trial.record.status == "paused":
-            self._set_status(trial, "running" if trial.dispatches else "waiting")
+        self._trials.release(trial)
 
     def stop_trial(self, number: int) -> None:
         """End a trial for good, after the unit that runs.
@@ -173,9 +171,9 @@ class Coordinator:
         InputError
             If there is no such trial, or it has ended.
         """
-        trial = self._open_trial(number, "stopped")
+        trial = self._trials.open(number, "stopped")
         trial.stopping = True
-        self._schedule.hold_trial(number)
+        self._trials.hold(trial)
         self._settle(trial)
 
     def cancel_units(self) -> None:
@@ -204,7 +202,7 @@ class Coordinator:
         """Wait where only a command lets the run go on; False where nothing is left to do."""
         trials = [trial for trial in self.trials.values() if trial.record.status not in ENDED]
         rests = any(trial.held for trial in trials)
-        if self._remote.paused and (trials or not self._exhausted):
+        if self._remote.paused and (trials or not self._loop.is_exhausted):
             rests = True
         if rests:
             self.store.flush()  # whoever is told of the rest finds it in the store
@@ -214,14 +212,6 @@ class Coordinator:
             self._meter.rested += self._now() - before
         return rests
 
-    def _open_trial(self, number: int, what: str) -> LiveTrial:
-        trial = self.trials.get(number)
-        if trial is None:
-            raise InputError(f"there is no trial {number}: it cannot be {what}")
-        if trial.record.status in ENDED:
-            raise InputError(f"trial {number} is {trial.record.status}: it cannot be {what}")
-        return trial
-
     def _settle(self, trial: LiveTrial) -> None:
         """Do what the user wants of a trial, unless a unit of it runs."""
         if trial.worker is not None or trial.record.status in ENDED:
@@ -229,56 +219,16 @@ class Coordinator:
         if trial.stopping:
             self._end_trial(trial, "stopped")
         elif trial.held and trial.record.status != "paused":
-            self._set_status(trial, "paused")
+            self._trials.set_status(trial, "paused")
 
-    # --- asking ----------------------------------------------------------
+    # --- the searcher ----------------------------------------------------
 
-    def _ask(self) -> bool:
-        """Take suggestions while there is room; False if the searcher has none now."""
-        asked = False
-        while not self._exhausted and not self.is_stopped and self._active < self._width():
-            if self._has_all_trials():
-                self._exhausted = True
-                break
-            suggestion, self._first = self._first or self.searcher.suggest(), None
-            if suggestion is DONE:
-                self._exhausted = True
-            elif suggestion is None:
-                break
-            else:
-                assert isinstance(suggestion, Suggestion)
-                self._add_trial(suggestion)
-                asked = True
-        return asked
-
-    def _width(self) -> int:
-        """Trials live at a time: a searcher that listens gets `width`, others need no limit."""
-        if self.searcher.adaptive:
-            return self.settings.width
-        # A search that only time ends must not be asked for all its trials at once.
-        timed = self.settings.n_trials is None and self.settings.time_limit is not None
-        return TIMED_WIDTH if timed else sys.maxsize
-
-    def _has_all_trials(self) -> bool:
-        n_trials = self.settings.n_trials
-        return n_trials is not None and len(self.trials) >= n_trials
-
-    def _add_trial(self, suggestion: Suggestion) -> None:
-        if suggestion.trial is not None or suggestion.parent is not None:
-            raise InputError(
-                "the searcher resumes or clones a trial, which this version cannot do: suggest "
-                "new configurations only"
-            )
-        number = len(self.trials)
-        # As it will be read back, so that a replay sees the same configuration.
-        config = decode(encode(suggestion.config))
-        epochs = suggestion.epochs or self.settings.epochs
-        record = TrialRecord(number, config, target_epochs=epochs, parent=suggestion.parent)
-        self.trials[number] = LiveTrial(record)
-        self.store.add_trial(number, config, record.status, epochs, suggestion.parent)
-        self._schedule.add_trial(number, epochs=epochs)
-        self._meter.units_planned += epochs * self.context.units_per_epoch
-        self._active += 1
+    def _advance(self) -> bool:
+        """Let the searcher hear and decide; False if it had nothing to say."""
+        news = self._loop.advance(ask=not self.is_stopped)
+        first = [self.trials[n].record for n in range(min(ALIKE_FAILURES, len(self.trials)))]
+        raise_if_alike(first)
+        return news
 
     # --- dispatching -----------------------------------------------------
 
@@ -290,9 +240,7 @@ class Coordinator:
             assert command[0] == "run", "shards are shared: there is nothing to load"
             _, worker, trial_number, epoch, step, shard, attempt = command
             trial = self.trials[trial_number]
-            if trial.record.status == "waiting":
-                self._set_status(trial, "running")
-                self._hooks.tell_of(trial.record, "on_trial_start")
+            self._trials.start(trial)
             number = self._executor_worker[worker]
             trial.worker = number
             trial.workers.add(number)
@@ -305,7 +253,8 @@ class Coordinator:
                 attempt=attempt,
                 position=trial.position,
                 dispatch=trial.dispatches,
-                ended=tuple(self._ended.pop(number, ())),
+                clone_of=trial.clone_of if trial.position == trial.first_position else None,
+                ended=self._trials.ended_for(number),
             )
             trial.dispatches += 1
             self._meter.unit_begins()
@@ -353,35 +302,21 @@ class Coordinator:
         self._settle(trial)
 
     def _epoch_done(self, trial: LiveTrial, event: UnitDone) -> None:
-        record = trial.record
         metrics = event.metrics
         assert metrics is not None and event.state_hash is not None
         missing = missing_metric(
             self.settings.metric, metrics, validated=self.context.validation is not None
         )
         if missing is not None:
-            self._states.discard(event.state_file)
+            self._trials.states.discard(event.state_file)
             self._end_trial(trial, "failed", missing)
             return
-        epoch = event.task.epoch
-        ended = EpochRecord(epoch, metrics, trial.epoch_seconds, event.state_hash, event.state_file)
-        trial.epoch_seconds = 0.0
-        trial.history.append(ended.to_history())
-        self._states.add(record, ended)
-        self._note_not_finite(trial, epoch)
-        self._hooks.tell_of(record, "on_epoch_end", dict(metrics))
-        told = as_told(metrics, self.settings.metric, self.settings.mode)
-        decision = self.searcher.report(record.number, epoch, told)
-        if decision is Decision.PAUSE:
-            raise InputError(
-                "the searcher pauses a trial, which this version cannot do: continue or stop it"
-            )
-        if epoch + 1 >= record.target_epochs:
-            self._end_trial(trial, "finished")
-        elif decision is Decision.STOP or (
-            self.settings.stop is not None and self.settings.stop.should_stop(trial.history)
-        ):
-            self._end_trial(trial, "stopped")
+        epoch = EpochRecord(
+            event.task.epoch, metrics, trial.epoch_seconds, event.state_hash, event.state_file
+        )
+        self._trials.add_epoch(trial, epoch)
+        self._note_not_finite(trial, epoch.epoch)
+        self._loop.epoch_done(trial, epoch.epoch, metrics)
 
     def _note_not_finite(self, trial: LiveTrial, epoch: int) -> None:
         """Record the first epoch whose validation gave no finite number; training goes on."""
@@ -411,7 +346,7 @@ class Coordinator:
     def _worker_lost(self, event: WorkerLost) -> None:
         ours = self._schedule_worker.pop(event.worker)
         del self._executor_worker[ours]
-        self._ended.pop(event.worker, None)
+        self._trials.forget_worker(event.worker)
         task = self._in_flight.pop(event.worker, None)
         self._schedule.remove_worker(ours, self._now())
         if task is not None:
@@ -445,38 +380,14 @@ class Coordinator:
     def _end_trial(
         self, trial: LiveTrial, status: Status, error: str = "", traceback: str = ""
     ) -> None:
-        record = trial.record
-        record.error = error or None
-        record.traceback = traceback or None
-        self._schedule.drop_trial(record.number)
-        planned = record.target_epochs * self.context.units_per_epoch
-        self._meter.units_planned -= planned - trial.position
-        self._active -= 1
-        self._set_status(trial, status)
-        self._states.remove_slots(record.number)
-        for worker in trial.workers:
-            if worker in self._schedule_worker:
-                self._ended.setdefault(worker, []).append(record.number)
-        if status in ("failed", "diverged"):
-            # Worst of all, so that a searcher that listens turns away from it.
-            told = {self.settings.metric: worst(self.settings.mode)}
-            self.searcher.report(record.number, len(record.epochs), told)
-        self._hooks.tell_of(record, "on_trial_end")
-        if status == "failed":
-            first = (self.trials.get(number) for number in range(ALIKE_FAILURES))
-            raise_if_alike([trial.record for trial in first if trial is not None])
-
-    def _set_status(self, trial: LiveTrial, status: Status) -> None:
-        trial.record.status = status
-        self.store.set_status(
-            trial.record.number, status, trial.record.error or "", trial.record.traceback or ""
-        )
+        """End a trial without asking the searcher, who is told the worst."""
+        self._trials.end(trial, status, error, traceback)
+        if not trial.asleep:
+            self._loop.ended(trial)
 
     def end_open_trials(self) -> None:
-        """Mark the trials that the run left unfinished as stopped."""
-        for trial in self.trials.values():
-            if trial.record.status not in ENDED:
-                self._set_status(trial, "stopped")
+        """Mark the trials that the run leaves unfinished as stopped."""
+        self._trials.mark_open_as_stopped()
 
     # --- time ------------------------------------------------------------
 

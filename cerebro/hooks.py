@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from cerebro.errors import text_of
@@ -26,13 +28,30 @@ class Hooks:
         self._callbacks = callbacks
         self._view = view
         self._failure: tuple[BaseException, str] | None = None
+        self._later: list[Callable[[], None]] | None = None
+
+    @contextmanager
+    def later(self) -> Iterator[None]:
+        """Keep calls back until the block has ended well: what they are told of is on record."""
+        self._later = []
+        try:
+            yield
+            calls, self._later = self._later, None
+            for call in calls:
+                call()
+        finally:
+            self._later = None
 
     def tell(self, hook: str, *arguments: Any) -> None:
         """Call a hook of every callback that has it."""
         for callback in self._callbacks:
             method = getattr(callback, hook, None)
-            if method is not None:
+            if method is None:
+                continue
+            if self._later is None:
                 self._call(callback, hook, method, arguments)
+            else:
+                self._later.append(partial(self._call, callback, hook, method, arguments))
 
     def tell_of(self, record: TrialRecord, hook: str, *arguments: Any) -> None:
         """Call a hook with the trial as it is now, which is a copy: made only if one listens."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
+from cerebro.errors import StateError
 from cerebro.settings import Settings
 from cerebro.store import Store
 from cerebro.trial import EpochRecord, TrialRecord
-from cerebro.unit import RunContext
+from cerebro.unit import CloneOf, RunContext
 
 
 class KeptStates:
@@ -19,9 +21,14 @@ class KeptStates:
         self._slots = Path(context.state_dir)
         self._store = store
         self._kept: dict[int, dict[int, EpochRecord]] = {}
+        self._needed: Counter[tuple[int, int]] = Counter()
 
-    def add(self, record: TrialRecord, epoch: EpochRecord) -> None:
-        """Record a finished epoch; its state is published, others are retired."""
+    def add(self, record: TrialRecord, epoch: EpochRecord, told: int | None = None) -> None:
+        """Record a finished epoch; its state is published, others are retired.
+
+        The state of epoch `told`, the last that the searcher has heard of, stays too: a
+        clone would begin with it.
+        """
         record.epochs.append(epoch)
         file = epoch.state_file
         self._store.add_epoch(
@@ -33,15 +40,30 @@ class KeptStates:
             file,
             None if file is None else (self._folder / (file + ".new"), self._folder / file),
         )
-        self._retire(record)
+        self.retire(record, told)
+
+    def clone_of(self, record: TrialRecord, epoch: int) -> CloneOf:
+        """Return a trial's state after an epoch, which now stays until :meth:`release`."""
+        found = next(e for e in record.epochs if e.epoch == epoch)
+        if found.state_file is None:
+            raise StateError(f"trial {record.number} has no state of epoch {epoch}: it was deleted")
+        self._needed[record.number, epoch] += 1
+        return CloneOf(str(self._folder / found.state_file), found.state_hash)
+
+    def release(self, record: TrialRecord, epoch: int, told: int | None) -> None:
+        """Let go of a state that a clone no longer needs: it has one of its own."""
+        self._needed[record.number, epoch] -= 1
+        self.retire(record, told)
 
     def discard(self, file: str | None) -> None:
         """Delete the state of an epoch that does not count."""
         if file is not None:
             (self._folder / (file + ".new")).unlink(missing_ok=True)
 
-    def _retire(self, record: TrialRecord) -> None:
+    def retire(self, record: TrialRecord, told: int | None = None) -> None:
         """Delete kept states that `keep` no longer asks for; the last one always stays."""
+        if not record.epochs:
+            return
         kept = self._kept.setdefault(record.number, {})
         last = record.epochs[-1]
         # A trial that goes on has states of an earlier process.
@@ -55,7 +77,9 @@ class KeptStates:
             best = record.best_epoch(self._settings.metric, self._settings.mode)
             if best is not None:
                 wanted.add(best)
-        for number in sorted(set(kept) - wanted):
+        for number in sorted(set(kept) - wanted - {told}):
+            if self._needed[record.number, number] > 0:
+                continue
             epoch = kept.pop(number)
             assert epoch.state_file is not None
             self._store.retire_state(record.number, number, self._folder / epoch.state_file)

@@ -8,6 +8,7 @@ from typing import Any
 
 from cerebro.report.snapshot import TrialRow
 from cerebro.trial import TrialRecord
+from cerebro.unit import CloneOf
 
 
 @dataclass
@@ -16,7 +17,9 @@ class LiveTrial:
 
     record: TrialRecord
     position: int = 0
-    """Units that are committed."""
+    """Units that are behind its state, those of a clone's parent included."""
+    first_position: int = 0
+    """Where a clone began."""
     dispatches: int = 0
     epoch_seconds: float = 0.0
     rows_per_second: float | None = None
@@ -26,6 +29,14 @@ class LiveTrial:
     """Paused by the user: it gets no unit until it is continued."""
     stopping: bool = False
     """Stopped by the user: it ends with the unit that runs."""
+    asleep: bool = False
+    """Paused by the searcher, which may suggest it again."""
+    reported: int = -1
+    """The last epoch that the searcher has heard of, also one that the trial did not train."""
+    clone_of: CloneOf | None = None
+    """Until its first unit is committed: the state that it begins with."""
+    planned: int = 0
+    """Units that it adds to the run's plan."""
     last_worker: int | None = None
     """Whoever wrote the state that is committed."""
     workers: set[int] = field(default_factory=set)
@@ -36,6 +47,12 @@ class LiveTrial:
     not_finite: bool = False
     """Whether validation has given a number that is not finite."""
 
+    @property
+    def told(self) -> int | None:
+        """The last epoch that the trial has trained and the searcher has heard of."""
+        epoch = min(self.reported, self.record.done - 1)
+        return epoch if epoch >= self.record.first_epoch else None
+
     def row(self) -> TrialRow:
         """The trial as displays see it."""
         record = self.record
@@ -43,7 +60,7 @@ class LiveTrial:
             number=record.number,
             config=record.config,
             status=record.status,
-            epoch=len(record.epochs),
+            epoch=record.done,
             epochs=record.target_epochs,
             metrics=record.epochs[-1].metrics if record.epochs else {},
             rows_per_second=self.rows_per_second,

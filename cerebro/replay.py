@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from cerebro import _core, environment
@@ -18,7 +19,17 @@ from cerebro.result import Result
 from cerebro.saved_trial import Trial
 from cerebro.settings import whole_number
 from cerebro.trial import TrialRecord
-from cerebro.unit import CheckDone, CheckTask, Event, RunContext, Task, UnitDone, WorkerLost
+from cerebro.unit import (
+    CheckDone,
+    CheckTask,
+    CloneOf,
+    Event,
+    RunContext,
+    Task,
+    UnitDone,
+    WorkerLost,
+)
+from cerebro.worker import epoch_state_file
 
 
 @dataclass(frozen=True)
@@ -44,6 +55,8 @@ class Replay:
     """What is known to be other than in the run: library versions, data, source."""
     error: str | None = None
     """Why the trial could not be trained to the end again, or None."""
+    first_epoch: int = 0
+    """The trial's first; a clone's counts on from its parent's."""
 
     @property
     def identical(self) -> bool:
@@ -56,7 +69,7 @@ class Replay:
         for epoch in self.epochs:
             if not epoch.identical:
                 return epoch.epoch
-        return None if self.error is None else len(self.epochs)
+        return None if self.error is None else self.first_epoch + len(self.epochs)
 
     def __bool__(self) -> bool:
         return self.identical
@@ -83,6 +96,9 @@ def replay(
 ) -> Replay:
     """Train a trial of a run again, alone, in a fresh worker, and compare.
 
+    For a clone the trial that it was cloned from is trained first, up to the epoch that the
+    clone began after: nothing but the run's record is taken for granted.
+
     Parameters
     ----------
     run
@@ -95,7 +111,7 @@ def replay(
         The run's training data, or the whole data set that it is part of, where it has
         been moved; a path will do.
     epochs
-        How many epochs to train; default: all that the run has.
+        How many epochs of the trial's own to train; default: all that the run has.
 
     Returns
     -------
@@ -131,16 +147,33 @@ def replay(
             verify=False,
         )
         retries = result.settings.get("max_retries", 0)
-        with closing(Retraining(context, record, retries)) as retraining:
-            known = known_differences(result, context, retraining.environment())
-            for line in known:
-                warnings.warn(f"{result.path} was trained differently: {line}", stacklevel=2)
-            replayed, error = retraining.train(wanted)
-    epochs_found = [
-        ReplayedEpoch(recorded.epoch, recorded.state_hash, state_hash)
-        for recorded, state_hash in zip(record.epochs, replayed, strict=False)
-    ]
-    return Replay(record.number, epochs_found, known, error)
+        line = lineage([other.record for other in result.trials], record.number, wanted)
+        with closing(Retraining(context, retries)) as retraining:
+            now = retraining.environment(record.config)
+            known = known_differences(result, context, now)
+            for text in known:
+                warnings.warn(f"{result.path} was trained differently: {text}", stacklevel=2)
+            *ancestors, found = [retraining.train(*member) for member in line]
+    for ancestor in ancestors:
+        if not ancestor.identical:
+            known += [f"its parent: {text}" for text in str(ancestor).splitlines()]
+    return replace(found, differences=known)
+
+
+def lineage(
+    records: Sequence[TrialRecord], number: int, epochs: int
+) -> list[tuple[TrialRecord, int]]:
+    """Return what has to be trained for a trial: its ancestors, the eldest first, and itself.
+
+    Each with how many epochs of its own.
+    """
+    record = records[number]
+    wanted = [(record, epochs)]
+    while record.parent is not None and record.parent_epoch is not None:
+        parent = records[record.parent]
+        wanted.insert(0, (parent, record.parent_epoch + 1 - parent.first_epoch))
+        record = parent
+    return wanted
 
 
 def _record_of(result: Result, trial: int | Trial) -> TrialRecord:
@@ -187,57 +220,73 @@ def known_differences(
 
 
 class Retraining:
-    """A fresh worker that trains one trial again from its beginning.
+    """A fresh worker that trains a trial again from its beginning, after its ancestors.
 
     Parameters
     ----------
     context
         The run, with folders of its own for states and logs.
-    record
-        The trial.
     retries
         Times that a unit is tried again after the worker died, as in the run.
     """
 
-    def __init__(self, context: RunContext, record: TrialRecord, retries: int) -> None:
+    def __init__(self, context: RunContext, retries: int) -> None:
         self._context = context
-        self._record = record
         self._retries = retries
         self._executor = LocalExecutor(1, context.threads, fresh=True)
         (self._worker,) = self._executor.start(context)
         self._dispatches = 0
+        self._parent: CloneOf | None = None  # the state that the trial trained last has come to
+        self._problem: str | None = None
 
-    def environment(self) -> Mapping[str, Any] | None:
+    def environment(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """What the worker computes with once the model is built; None if it is lost."""
-        self._executor.submit(self._worker, CheckTask(self._record.config, build_only=True))
+        self._executor.submit(self._worker, CheckTask(config, build_only=True))
         (event,) = self._executor.wait()
         if isinstance(event, CheckDone):
             return event.environment
         self._worker = self._executor.replace(self._worker)
         return None
 
-    def train(self, epochs: int) -> tuple[list[str], str | None]:
-        """Return the state hash of every epoch, and why it ended early if it did."""
+    def train(self, record: TrialRecord, epochs: int) -> Replay:
+        """Train a trial; a clone begins with what the trial before has come to."""
         hashes: list[str] = []
-        for position in range(epochs * self._context.units_per_epoch):
-            event = self._run_unit(position)
+        units = self._context.units_per_epoch
+        first = record.first_epoch * units
+        last = first + epochs * units - 1
+        for position in range(first, last + 1):
+            if self._problem is not None:
+                break
+            event = self._run_unit(record, position, first, last)
             if not isinstance(event, UnitDone):
-                return hashes, getattr(event, "message", None) or getattr(event, "reason", "")
-            if event.state_hash is not None:
+                self._problem = getattr(event, "message", None) or getattr(event, "reason", "")
+            elif event.state_hash is not None:
                 hashes.append(event.state_hash)
-        return hashes, None
+        if self._problem is None:
+            file = epoch_state_file(record.number, record.first_epoch + epochs - 1)
+            self._parent = CloneOf(str(Path(self._context.epoch_dir, file)), hashes[-1])
+        epochs_found = [
+            ReplayedEpoch(recorded.epoch, recorded.state_hash, state_hash)
+            for recorded, state_hash in zip(record.epochs, hashes, strict=False)
+        ]
+        return Replay(record.number, epochs_found, [], self._problem, record.first_epoch)
 
-    def _run_unit(self, position: int) -> Event:
+    def _run_unit(self, record: TrialRecord, position: int, first: int, last: int) -> Event:
         for _ in range(self._retries + 1):
-            self._executor.submit(self._worker, self._task(position))
+            task = self._task(record, position)
+            if position == first and record.parent is not None:
+                task = replace(task, clone_of=self._parent)
+            if position == last:  # a clone begins with this state
+                task = replace(task, keep_state=True)
+            self._executor.submit(self._worker, task)
             (event,) = self._executor.wait()
             if not isinstance(event, WorkerLost):
                 break
             self._worker = self._executor.replace(self._worker)
         return event
 
-    def _task(self, position: int) -> Task:
-        context, record = self._context, self._record
+    def _task(self, record: TrialRecord, position: int) -> Task:
+        context = self._context
         shards = context.train.num_shards
         epoch, step = divmod(position, context.units_per_epoch)
         order = _core.visit_order(record.number, epoch, shards, stagger=context.stagger)

@@ -47,12 +47,12 @@ class Trial:
 
     @property
     def epoch(self) -> int:
-        """Epochs finished so far."""
-        return len(self.record.epochs)
+        """Epochs finished so far; a clone's count on from its parent's."""
+        return self.record.done
 
     @property
     def epochs(self) -> int:
-        """Epochs the trial was to train for."""
+        """Epochs the trial was to train for, those of a clone's parent included."""
         return self.record.target_epochs
 
     @property
@@ -85,6 +85,14 @@ class Trial:
     def parent(self) -> int | None:
         """Number of the trial that this one was cloned from, or None."""
         return self.record.parent
+
+    @property
+    def parent_epoch(self) -> int | None:
+        """The epoch of its parent whose state a clone began with, or None.
+
+        The clone's own epochs count on from there.
+        """
+        return self.record.parent_epoch
 
     @property
     def error(self) -> str | None:

@@ -157,6 +157,9 @@ def search(
     stagger
         False starts all trials at the same shard and keeps at most two shards
         open, for data larger than memory.
+    asynchronous
+        Tell an adaptive searcher of every epoch when it is over instead of in rounds,
+        so that nothing ever waits for it: which trials run then depends on timing.
     live_models
         Models a worker keeps in memory between units; default: by memory.
     deterministic
@@ -190,7 +193,7 @@ def search(
         If a data file is not what its manifest says.
     """
     check_build(build)
-    refuse_unavailable(unit_timeout=unit_timeout, asynchronous=asynchronous, devices=devices)
+    refuse_unavailable(unit_timeout=unit_timeout, devices=devices)
     one_of("select", select, ("best", "last"))
     one_of("keep", keep, ("best", "last", "all"))
     one_of("deterministic", deterministic, ("warn", True, False))
@@ -220,6 +223,7 @@ def search(
         max_retries=whole_number("max_retries", max_retries, 0) or 0,
         time_limit=positive("time_limit", time_limit),
         stagger=bool(stagger),
+        asynchronous=bool(asynchronous),
         live_models=whole_number("live_models", live_models, 1, optional=True),
         deterministic=deterministic,
         state_dir=slots_folder(folder, state_dir),
@@ -358,14 +362,10 @@ def check_first(
     return sorted(ready), state_bytes, seen
 
 
-def refuse_unavailable(*, unit_timeout: Any, asynchronous: Any, devices: Any) -> None:
+def refuse_unavailable(*, unit_timeout: Any, devices: Any) -> None:
     """Arguments whose machinery is not there yet are refused, not ignored."""
     if unit_timeout is not None:
         raise InputError("unit_timeout is not available in this version: leave it out")
-    if asynchronous:
-        raise InputError(
-            "asynchronous=True is for adaptive searchers, which this version does not have"
-        )
     if devices not in ("auto", "cpu", None):
         raise InputError(
             f"devices={devices!r}: this version trains on the CPU; use 'auto' or 'cpu'"

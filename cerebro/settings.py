@@ -61,6 +61,7 @@ class Settings:
     max_retries: int
     time_limit: float | None
     stagger: bool
+    asynchronous: bool
     live_models: int | None
     deterministic: Literal["warn"] | bool
     state_dir: Path

@@ -51,15 +51,26 @@ class TrialRecord:
     status: Status = "waiting"
     target_epochs: int = 0
     parent: int | None = None
+    """The trial whose state a clone began with,"""
     parent_epoch: int | None = None
-    """Of a clone: the epoch of its parent whose state it began with."""
+    """and after which of its epochs; the clone's own epochs count on from there."""
     resumable: bool = False
     """Whether the run left it unfinished."""
     error: str | None = None
     traceback: str | None = None
     epochs: list[EpochRecord] = field(default_factory=list)
-    """By number; only ever added to."""
+    """By number, the trial's own; only ever added to."""
     _best: _BestSoFar = field(default_factory=_BestSoFar, init=False, repr=False, compare=False)
+
+    @property
+    def first_epoch(self) -> int:
+        """Number of the first epoch that the trial itself trains."""
+        return 0 if self.parent_epoch is None else self.parent_epoch + 1
+
+    @property
+    def done(self) -> int:
+        """Epochs that its state has gone through, those of a clone's parent included."""
+        return self.first_epoch + len(self.epochs)
 
     def best_epoch(self, metric: str, mode: str) -> int | None:
         """Number of the epoch with the best metric; the earliest of equals."""

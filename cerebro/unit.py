@@ -74,6 +74,14 @@ class RunContext:
 
 
 @dataclass(frozen=True)
+class CloneOf:
+    """The kept state, of another trial, that a trial begins with."""
+
+    file: str
+    state_hash: str
+
+
+@dataclass(frozen=True)
 class Task:
     """One unit to run. ``step == train.num_shards`` is the validation unit."""
 
@@ -90,6 +98,8 @@ class Task:
     so that slots can refuse a worker that was given up for dead."""
     keep_state: bool = True
     """Whether a state at an epoch's end is written to ``epoch_dir``."""
+    clone_of: CloneOf | None = None
+    """Set for a clone's first unit."""
     ended: tuple[int, ...] = ()
     """Trials that have ended since the worker's last task: nothing of them is needed again."""
 

@@ -47,6 +47,7 @@ from cerebro.torch_settings import compute_settings
 from cerebro.unit import (
     CheckDone,
     CheckTask,
+    CloneOf,
     Event,
     RunContext,
     Task,
@@ -297,7 +298,10 @@ class UnitRunner:
         loaded = False
         if live is None:
             live = self.build(task.trial, task.config)
-            if task.position == 0:
+            if task.clone_of is not None:
+                self._load_clone(live, task, task.clone_of)
+                loaded = True
+            elif task.position == 0:
                 live.position = 0
         if live.position != task.position:
             with compute_settings(self.context.threads, self.context.deterministic):
@@ -324,6 +328,22 @@ class UnitRunner:
                 f"{self._stem(task.trial)}, found {at}"
             )
         load_tree(live, slots.view())
+        live.position = task.position
+
+    def _load_clone(self, live: LiveModel, task: Task, clone_of: CloneOf) -> None:
+        """Give a new trial the model of another one, but generators of its own."""
+        packed = read_kept(Path(clone_of.file))
+        if packed is None or _core.hash_state(packed) != clone_of.state_hash:
+            what = "missing" if packed is None else "damaged: its checksum differs"
+            raise StateError(
+                f"trial {task.trial} is to begin with {clone_of.file}, which is {what}"
+            )
+        state = _core.unpack_state(packed, "torch" if live.torch else "numpy")["model"]
+        with compute_settings(self.context.threads, self.context.deterministic):
+            if hasattr(live.model, "load_clone"):
+                live.model.load_clone(state, dict(task.config))
+            else:
+                live.model.load_state_dict(state)
         live.position = task.position
 
     def _take_back(self, task: Task, slots: _core.Slots) -> None:
@@ -668,6 +688,14 @@ def divergence(task: Task, mean: float, first: tuple[int, float] | None) -> str:
         return f"the training loss became {mean} {where}"
     batch, value = first
     return f"the training loss became {value} {where}, batch {batch}"
+
+
+def read_kept(path: Path) -> bytes | None:
+    """Read a kept state, which may be about to get its final name; None if there is none."""
+    for name in (path, path.with_name(path.name + ".new"), path):
+        with contextlib.suppress(FileNotFoundError):
+            return name.read_bytes()
+    return None
 
 
 def describe(error: BaseException) -> str:

@@ -31,8 +31,8 @@ DONE: Final = _Done.DONE
 class Decision(enum.Enum):
     """What happens to a trial after an epoch that was reported."""
 
-    CONTINUE = "continue"  # trains on, up to the epoch that its suggestion named
-    PAUSE = "pause"  # waits until it is suggested again
+    CONTINUE = "continue"  # trains on, until the epochs that its suggestion named are done
+    PAUSE = "pause"  # waits, at no cost, until it is suggested again; stopped if it never is
     STOP = "stop"  # ends for good
 
 
@@ -45,11 +45,14 @@ class Suggestion:
     config
         The configuration of a new trial, or of a clone.
     epochs
-        Train until so many epochs are done; None means the search's epochs.
+        Train until so many epochs are done; None means the search's epochs. The epochs
+        that a resumed trial, or a clone's parent, has done count.
     trial
         The number of a paused trial that is to go on; None starts a new trial.
+        `config` is not looked at then.
     parent
-        The number of the trial whose state a new trial begins with.
+        The number of the trial that a new trial is a clone of: it begins with the parent's
+        state after the last epoch that was reported, and its epochs count on from there.
     """
 
     config: dict[str, Any]
@@ -68,7 +71,9 @@ class Searcher(Protocol):
     ----------
     adaptive
         Whether decisions depend on reports. Reports to an adaptive searcher come
-        in rounds, so that its decisions do not depend on timing.
+        in rounds, so that its decisions do not depend on timing: the k-th epoch of
+        every live trial, by number. It is asked for suggestions at the end of a round,
+        as long as fewer trials than ``width`` are live; paused ones are not.
     """
 
     adaptive: bool
@@ -99,11 +104,23 @@ class Searcher(Protocol):
         ...
 
     def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
-        """Return the next suggestion; None if there is none now, `DONE` if never again."""
+        """Return the next suggestion; None if there is none now, `DONE` if never again.
+
+        After None it is asked again when more has been reported. The search is over when
+        no trial is live and there is no suggestion.
+        """
         ...
 
     def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
-        """Hear the metrics of a trial's epoch (from 0) and decide how it goes on."""
+        """Hear the metrics of a trial's epoch (from 0) and decide how it goes on.
+
+        A trial that failed or diverged is reported once, with the epoch that it did not
+        finish and nothing but the metric that trials are compared by: ``inf``, or ``-inf``
+        where more is better. It is over, whatever is decided.
+
+        A trial that `EarlyStopping` has ended is reported on with its last metrics, epoch by
+        epoch, until it is paused or stopped or its epochs are over.
+        """
         ...
 
     def state_dict(self) -> dict[str, Any]:

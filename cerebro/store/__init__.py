@@ -8,6 +8,7 @@ plain SQLite, readable without Cerebro:
 ``epochs``  trial, epoch, seconds, state hash, file of the state
 ``metrics`` trial, epoch, name, value: ``train_*``, ``val_*`` and the short names
 ``units``   one row per unit that ran: where, when, how many rows
+``decisions``  what an adaptive searcher answered and suggested, in that order
 ``events``  what else happened: workers lost, retries, warnings
 
 `encoding` says what values look like in it, `schema` what tables there are and

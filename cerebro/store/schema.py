@@ -16,7 +16,18 @@ from cerebro.errors import CorruptDataError
 SCHEMA_VERSION = 2
 OLDEST_READABLE = 1
 
-SCHEMA = """
+DECISIONS = """
+CREATE TABLE decisions (
+    id INTEGER PRIMARY KEY,
+    round INTEGER NOT NULL,
+    trial INTEGER NOT NULL,
+    epoch INTEGER NOT NULL,  -- that was reported; of a suggestion, the next one
+    decision TEXT NOT NULL,  -- continue, pause, stop; begin, resume, clone
+    epochs INTEGER  -- of a suggestion: how many are to be done
+);
+"""
+
+SCHEMA = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE trials (
     number INTEGER PRIMARY KEY,
@@ -66,13 +77,14 @@ CREATE TABLE events (
     trial INTEGER,
     text TEXT NOT NULL
 );
-"""
+{DECISIONS}"""
 
 
 def _to_2(connection: sqlite3.Connection) -> None:
     """Trials say whether the run left them unfinished, and clones where they began."""
     connection.execute("ALTER TABLE trials ADD COLUMN resumable INTEGER NOT NULL DEFAULT 0")
     connection.execute("ALTER TABLE trials ADD COLUMN parent_epoch INTEGER")
+    connection.execute(DECISIONS)
     # In version 1 only a stopping rule ended a trial early for good.
     connection.execute(
         "UPDATE trials SET resumable = 1 WHERE status = 'stopped' AND EXISTS "

@@ -259,6 +259,13 @@ class Store:
         """Hand over a statement; of a transaction's rows, such come last, in their order."""
         self._put(Batch.execute, sql, tuple(storable(value) for value in values))
 
+    def add_decision(
+        self, round: int, trial: int, epoch: int, decision: str, epochs: int | None
+    ) -> None:
+        """Record what an adaptive searcher said, of an epoch reported or of one to come."""
+        sql = "INSERT INTO decisions VALUES (NULL, ?, ?, ?, ?, ?)"
+        self.execute(sql, round, trial, epoch, decision, epochs)
+
     def flush(self) -> None:
         """Wait until everything handed over is durable."""
         if self._closed:

@@ -382,7 +382,7 @@ def test_the_store_can_be_read_with_sqlite_alone(result):
     meta = dict(connection.execute("SELECT key, value FROM meta"))
     (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
     connection.close()
-    assert tables == {"meta", "trials", "epochs", "metrics", "units", "events"}
+    assert tables == {"meta", "trials", "epochs", "metrics", "units", "decisions", "events"}
     assert dict(stored) == result.trials[1].history[0]["metrics"]
     recipe = json.loads(meta["build"])
     assert recipe["qualname"] == "build_torch"

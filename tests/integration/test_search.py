@@ -541,13 +541,14 @@ def test_a_searcher_stops_trials(data, tmp_path):
 @pytest.mark.parametrize(
     ("searcher", "message"),
     [
-        (Endless(cerebro.Decision.PAUSE), "pauses a trial"),
-        (Endless(parent=0), "resumes or clones"),
-        (Endless(trial=0), "resumes or clones"),
+        (Endless(parent=0), "clones trial 0, which does not exist"),
+        (Endless(trial=0), "resumes trial 0, which does not exist"),
+        (Endless(epochs=0), "suggests epochs=0: it must be a whole number of at least 1"),
+        (Endless("continue"), "answered 'continue' to the report of trial 0, epoch 0"),
     ],
 )
-def test_what_searchers_cannot_ask_for_yet_is_refused(data, tmp_path, searcher, message):
-    with pytest.raises(InputError, match=message):
+def test_what_a_searcher_cannot_ask_for_is_refused(data, tmp_path, searcher, message):
+    with pytest.raises(InputError, match=f"the searcher Endless {message}"):
         run(data, tmp_path / "run", searcher=searcher, n_trials=2)
 
 

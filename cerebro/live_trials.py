@@ -1,0 +1,240 @@
+"""The trials of a run and what becomes of them: added, paused, resumed, cloned, ended.
+
+Whatever changes a trial's fate goes through here, so that its record, its row in the
+store, the scheduler, its files and the callbacks always say the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cerebro import _core
+from cerebro.errors import InputError
+from cerebro.hooks import Hooks
+from cerebro.kept_states import KeptStates
+from cerebro.live_trial import LiveTrial
+from cerebro.meter import Meter
+from cerebro.searchers.base import Suggestion
+from cerebro.settings import Settings
+from cerebro.store import Store, decode, encode
+from cerebro.trial import ENDED, EpochRecord, Status, TrialRecord
+from cerebro.unit import RunContext
+
+
+class LiveTrials:
+    """All trials of a run by number; see the module's text.
+
+    Parameters
+    ----------
+    stepwise
+        Whether a trial trains no further than one epoch until :meth:`go_on` says so,
+        because a searcher decides after each.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        context: RunContext,
+        store: Store,
+        schedule: _core.Schedule,
+        meter: Meter,
+        hooks: Hooks,
+        *,
+        stepwise: bool,
+    ) -> None:
+        self.by_number: dict[int, LiveTrial] = {}
+        self.states = KeptStates(settings, context, store)
+        self._ended: dict[int, list[int]] = {}  # trials of which a worker has not heard it yet
+        self._settings = settings
+        self._context = context
+        self._store = store
+        self._schedule = schedule
+        self._meter = meter
+        self._hooks = hooks
+        self._stepwise = stepwise
+
+    # --- beginning -------------------------------------------------------
+
+    def add(self, suggestion: Suggestion) -> LiveTrial:
+        """Add a new trial or a clone; one that cannot be trained has failed already."""
+        number = len(self.by_number)
+        config, problem = recordable(suggestion.config)
+        record = TrialRecord(
+            number, config, target_epochs=suggestion.epochs or self._settings.epochs
+        )
+        parent = None if suggestion.parent is None else self.by_number[suggestion.parent]
+        if parent is not None:
+            assert parent.told is not None
+            record.parent, record.parent_epoch = parent.record.number, parent.told
+        trial = self.by_number[number] = LiveTrial(record, reported=record.first_epoch - 1)
+        trial.first_position = record.first_epoch * self._context.units_per_epoch
+        trial.position = trial.first_position
+        self._store.add_trial(
+            *(number, config, record.status, record.target_epochs),
+            *(record.parent, record.parent_epoch),
+        )
+        if parent is not None and parent.told is not None:
+            trial.clone_of = self.states.clone_of(parent.record, parent.told)
+        self._schedule.add_trial(number, epochs=self._goal(trial), epoch=record.first_epoch)
+        self._plan(trial, record.target_epochs)
+        if problem is not None:
+            self._hooks.tell_of(record, "on_trial_start")
+            self.end(trial, "failed", problem)
+        return trial
+
+    def start(self, trial: LiveTrial) -> None:
+        """A unit of the trial is handed to a worker."""
+        if trial.record.status != "running":
+            self.set_status(trial, "running")
+        if trial.dispatches == 0:
+            self._hooks.tell_of(trial.record, "on_trial_start")
+
+    # --- epochs ----------------------------------------------------------
+
+    def add_epoch(self, trial: LiveTrial, epoch: EpochRecord) -> None:
+        """Record a finished epoch."""
+        trial.epoch_seconds = 0.0
+        trial.history.append(epoch.to_history())
+        self.states.add(trial.record, epoch, self._told(trial))
+        self._drop_parent(trial)  # a loss of power would no longer take it back to there
+        self._hooks.tell_of(trial.record, "on_epoch_end", dict(epoch.metrics))
+
+    def go_on(self, trial: LiveTrial) -> None:
+        """Let the trial train the next epoch."""
+        if self._stepwise:
+            self._schedule.extend_trial(trial.record.number, self._goal(trial))
+            self.states.retire(trial.record, trial.told)
+
+    def pause(self, trial: LiveTrial) -> None:
+        """The searcher lets the trial wait; its slots stay, and a live model may."""
+        record = trial.record
+        self._schedule.extend_trial(record.number, record.done)
+        self._plan(trial, record.done)
+        self.set_status(trial, "paused")
+
+    def resume(self, trial: LiveTrial, epochs: int) -> None:
+        """The searcher lets a trial go on that it had paused."""
+        record = trial.record
+        record.target_epochs = epochs
+        self._store.set_epochs(record.number, epochs)
+        self._schedule.extend_trial(record.number, self._goal(trial))
+        self._plan(trial, epochs)
+        if not trial.held:
+            self.set_status(trial, "waiting")
+
+    # --- the user's commands ---------------------------------------------
+
+    def hold(self, trial: LiveTrial) -> None:
+        """Give the trial no further unit until it is released."""
+        trial.held = True
+        self._schedule.hold_trial(trial.record.number)
+
+    def release(self, trial: LiveTrial) -> None:
+        """Let a trial go on that was held."""
+        trial.held = False
+        self._schedule.release_trial(trial.record.number)
+        if trial.record.status == "paused" and not trial.asleep:
+            self.set_status(trial, "waiting")
+
+    def open(self, number: int, what: str) -> LiveTrial:
+        """Return a trial that has not ended.
+
+        Raises
+        ------
+        InputError
+            If there is no such trial, or it has ended; `what` says what cannot be done.
+        """
+        trial = self.by_number.get(number)
+        if trial is None:
+            raise InputError(f"there is no trial {number}: it cannot be {what}")
+        if trial.record.status in ENDED:
+            raise InputError(f"trial {number} is {trial.record.status}: it cannot be {what}")
+        return trial
+
+    # --- ending ----------------------------------------------------------
+
+    def end(self, trial: LiveTrial, status: Status, error: str = "", traceback: str = "") -> None:
+        """End a trial for good."""
+        record = trial.record
+        record.error = error or None
+        record.traceback = traceback or None
+        self._schedule.drop_trial(record.number)
+        self._drop_parent(trial)
+        self._plan_units(trial, trial.position - trial.first_position)
+        self.set_status(trial, status)
+        self.states.retire(record, self._told(trial))
+        self.states.remove_slots(record.number)
+        for worker in trial.workers:
+            self._ended.setdefault(worker, []).append(record.number)
+        self._hooks.tell_of(record, "on_trial_end")
+
+    def end_paused(self) -> None:
+        """Nobody will resume the trials that the searcher has paused: they are over."""
+        for trial in self.by_number.values():
+            if trial.asleep and trial.record.status not in ENDED:
+                self.end(trial, "stopped")
+
+    def mark_open_as_stopped(self) -> None:
+        """The run ends before its trials: they show as stopped, and their slots stay."""
+        for trial in self.by_number.values():
+            if trial.record.status not in ENDED:
+                self.set_status(trial, "stopped")
+
+    def _drop_parent(self, trial: LiveTrial) -> None:
+        """A clone does not need its parent's state any more."""
+        record = trial.record
+        if trial.clone_of is None or record.parent is None or record.parent_epoch is None:
+            return
+        parent = self.by_number[record.parent]
+        self.states.release(parent.record, record.parent_epoch, self._told(parent))
+        trial.clone_of = None
+
+    def ended_for(self, worker: int) -> tuple[int, ...]:
+        """Trials that have ended since a worker was told last."""
+        return tuple(self._ended.pop(worker, ()))
+
+    def forget_worker(self, worker: int) -> None:
+        self._ended.pop(worker, None)
+        for trial in self.by_number.values():
+            trial.workers.discard(worker)
+
+    def set_status(self, trial: LiveTrial, status: Status) -> None:
+        trial.record.status = status
+        self._store.set_status(
+            trial.record.number, status, trial.record.error or "", trial.record.traceback or ""
+        )
+
+    def _told(self, trial: LiveTrial) -> int | None:
+        """The epoch whose state has to stay because a clone might begin with it."""
+        return trial.told if self._stepwise else None
+
+    # --- counting --------------------------------------------------------
+
+    def _goal(self, trial: LiveTrial) -> int:
+        """Epochs until which the scheduler may train the trial."""
+        return trial.record.done + 1 if self._stepwise else trial.record.target_epochs
+
+    def _plan(self, trial: LiveTrial, epochs: int) -> None:
+        """Expect the trial to train until `epochs` are done."""
+        self._plan_units(trial, (epochs - trial.record.first_epoch) * self._context.units_per_epoch)
+
+    def _plan_units(self, trial: LiveTrial, units: int) -> None:
+        self._meter.units_planned += units - trial.planned
+        trial.planned = units
+
+
+def recordable(config: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """Return a configuration as it will be read back, and why no trial can have it.
+
+    A replay sees the configuration that the store has, so that trials must too. What it
+    cannot hold stands as text in the place of a configuration that cannot be trained.
+    """
+    known, problem = {}, None
+    for name, value in config.items():
+        try:
+            known[str(name)] = decode(encode(value))
+        except InputError as error:
+            known[str(name)] = repr(value)
+            problem = problem or str(error)
+    return known, problem

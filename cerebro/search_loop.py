@@ -1,0 +1,295 @@
+"""The conversation with the searcher: what is asked, what is told, what is recorded.
+
+Everything that the searcher says in one go (answers to reports, suggestions) becomes one
+group of rows in the store together with the searcher's own state, so that a run that
+is resumed finds them all or none.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from cerebro.errors import InputError
+from cerebro.failures import as_told, worst
+from cerebro.hooks import Hooks
+from cerebro.live_trial import LiveTrial
+from cerebro.live_trials import LiveTrials
+from cerebro.rounds import Report, Rounds
+from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion
+from cerebro.settings import Settings
+from cerebro.store import Store
+from cerebro.trial import ENDED
+
+TIMED_WIDTH = 64
+MAX_STEPS = 1000
+"""Before the coordinator looks at the clock again: of the suggestions all may be bad."""
+
+
+class SearchLoop:
+    """Asks a searcher for trials and tells it how they do.
+
+    Parameters
+    ----------
+    first
+        A suggestion that was taken from the searcher already.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        searcher: Searcher,
+        store: Store,
+        hooks: Hooks,
+        trials: LiveTrials,
+        first: Suggestion | None,
+    ) -> None:
+        self.searcher = searcher
+        self.rounds = Rounds(ordered=searcher.adaptive and not settings.asynchronous)
+        self.is_exhausted = False
+        """Nothing is asked any more."""
+        self._settings = settings
+        self._store = store
+        self._hooks = hooks
+        self._trials = trials
+        self._first = first
+        self._fresh = 0  # trials that are no clones
+        self._news = False
+        self._standing: set[int] = set()  # trials that ended early and are reported on
+
+    # --- what the coordinator says ---------------------------------------
+
+    def epoch_done(self, trial: LiveTrial, epoch: int, metrics: Mapping[str, float]) -> None:
+        """A trial has finished an epoch."""
+        self.rounds.arrive(Report(trial.record.number, epoch, metrics))
+
+    def ended(self, trial: LiveTrial) -> None:
+        """A trial failed, diverged or was stopped by the user: the searcher is told the worst.
+
+        So that a searcher that listens turns away from it.
+        """
+        metrics = {self._settings.metric: worst(self._settings.mode)}
+        record = trial.record
+        self.rounds.arrive(Report(record.number, record.done, metrics, ended=True))
+
+    def advance(self, *, ask: bool = True) -> bool:
+        """Tell what it is time to tell, and ask for what there is room for.
+
+        Parameters
+        ----------
+        ask
+            False: nothing new is begun any more.
+
+        Returns
+        -------
+        bool
+            Whether anything was told or asked.
+        """
+        with self._hooks.later(), self._store.group():
+            self._news = False
+            for _ in range(MAX_STEPS):
+                if not self._step(ask):
+                    break
+            if self._news:
+                self._store.set_meta("searcher", self.searcher.state_dict())
+                self._store.set_meta("search_loop", self.state_dict())
+        return self._news
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return, as JSON, what is to be known beside the searcher's own state."""
+        state = {"fresh": self._fresh, "is_exhausted": self.is_exhausted}
+        # To a searcher that does not listen every trial that has not ended is a member.
+        return state | self.rounds.state_dict() if self.searcher.adaptive else state
+
+    # --- telling ---------------------------------------------------------
+
+    def _step(self, ask: bool) -> bool:
+        report = self.rounds.take()
+        if report is not None:
+            self._deliver(report)
+            return True
+        if not self.rounds.is_over or not ask:
+            return False
+        asked = self._ask()
+        return self.rounds.begin() or asked
+
+    def _deliver(self, report: Report) -> None:
+        trial = self._trials.by_number[report.trial]
+        record = trial.record
+        decision = self._report(report)
+        trial.reported = report.epoch
+        self._standing.discard(record.number)
+        if report.ended:
+            return
+        over = record.status in ENDED  # early, of itself: it only stands for what it was
+        if decision is Decision.PAUSE:
+            trial.asleep = True
+            if not over:
+                self._trials.pause(trial)
+        elif report.epoch + 1 >= record.target_epochs or decision is Decision.STOP:
+            if not over:
+                finished = report.epoch + 1 >= record.target_epochs
+                self._trials.end(trial, "finished" if finished else "stopped")
+        elif over or self._stops_early(trial):
+            if not over:
+                self._trials.end(trial, "stopped")
+            self._stand(trial)
+        else:
+            self._trials.go_on(trial)
+            self.rounds.join(record.number)
+
+    def _stand(self, trial: LiveTrial) -> None:
+        """Report a trial's last metrics for an epoch that it, stopped early, no longer trains.
+
+        A searcher that compares trials would else wait for it for ever.
+        """
+        if not self.searcher.adaptive:
+            return
+        record = trial.record
+        metrics = record.epochs[-1].metrics
+        self._standing.add(record.number)
+        self.rounds.join(record.number)
+        self.rounds.arrive(Report(record.number, trial.reported + 1, metrics))
+
+    def _stops_early(self, trial: LiveTrial) -> bool:
+        rule = self._settings.stop
+        return rule is not None and rule.should_stop(trial.history)
+
+    def _report(self, report: Report) -> Decision:
+        told = as_told(report.metrics, self._settings.metric, self._settings.mode)
+        decision = self.searcher.report(report.trial, report.epoch, told)
+        if not isinstance(decision, Decision):
+            raise InputError(
+                f"the searcher {self._settings.searcher_name} answered {decision!r} to the report "
+                f"of trial {report.trial}, epoch {report.epoch}: report() must return a Decision"
+            )
+        if self.searcher.adaptive:  # else it does not matter what it hears
+            self._note(report.trial, report.epoch, decision.value, None)
+        return decision
+
+    # --- asking ----------------------------------------------------------
+
+    def _ask(self) -> bool:
+        """Take suggestions while there is room; False if the searcher has none now."""
+        asked = 0
+        width = self._width()
+        while not self.is_exhausted and self._live() < width and asked < width:
+            if not self.searcher.adaptive and self._has_all_trials():
+                self._exhaust()
+                break
+            suggestion, self._first = self._first or self.searcher.suggest(), None
+            if suggestion is None:
+                break
+            if suggestion is DONE:
+                self._exhaust()
+                break
+            self._check(suggestion)
+            if self._is_fresh(suggestion) and self._has_all_trials():
+                self._exhaust()
+                break
+            self._begin(suggestion)
+            asked += 1
+        return asked > 0
+
+    def _begin(self, suggestion: Suggestion) -> None:
+        if suggestion.trial is not None:
+            self._resume(self._trials.by_number[suggestion.trial], suggestion)
+            return
+        trial = self._trials.add(suggestion)
+        record = trial.record
+        self._fresh += self._is_fresh(suggestion)
+        self.rounds.join(record.number)
+        if record.status in ENDED:
+            self.ended(trial)
+        kind = "begin" if record.parent is None else "clone"
+        self._note(record.number, record.first_epoch, kind, record.target_epochs)
+
+    def _resume(self, trial: LiveTrial, suggestion: Suggestion) -> None:
+        record = trial.record
+        epochs = suggestion.epochs or self._settings.epochs
+        trial.asleep = False
+        self._note(record.number, trial.reported + 1, "resume", epochs)
+        if record.status not in ENDED:
+            self._trials.resume(trial, epochs)
+            self.rounds.join(record.number)
+        elif trial.stopping:  # by the user, while it was paused
+            self.rounds.join(record.number)
+            self.ended(trial)
+        else:
+            record.target_epochs = epochs
+            self._stand(trial)
+
+    def _check(self, suggestion: Any) -> None:
+        """Raise InputError if the searcher says what cannot be done."""
+        problem = self._problem(suggestion)
+        if problem is not None:
+            raise InputError(f"the searcher {self._settings.searcher_name} {problem}")
+
+    def _problem(self, suggestion: Any) -> str | None:
+        if not isinstance(suggestion, Suggestion):
+            return f"suggests {suggestion!r}: suggest() must return a Suggestion, None or DONE"
+        epochs = suggestion.epochs
+        if epochs is not None and (type(epochs) is not int or epochs < 1):
+            return f"suggests epochs={epochs!r}: it must be a whole number of at least 1, or None"
+        if suggestion.trial is not None:
+            return self._problem_of_resuming(suggestion.trial, epochs or self._settings.epochs)
+        config: Any = suggestion.config
+        if not isinstance(config, Mapping):
+            return f"suggests the configuration {config!r}: it must be a mapping"
+        if suggestion.parent is not None:
+            return self._problem_of_cloning(suggestion.parent, epochs or self._settings.epochs)
+        return None
+
+    def _problem_of_resuming(self, number: Any, epochs: int) -> str | None:
+        trial = self._trials.by_number.get(number)
+        if trial is None:
+            return f"resumes trial {number!r}, which does not exist"
+        if not trial.asleep:
+            return f"resumes trial {number}, which it has not paused ({trial.record.status})"
+        if epochs <= trial.reported + 1:
+            return (
+                f"resumes trial {number} until {epochs} epochs are done, but it has done "
+                f"{trial.reported + 1}"
+            )
+        return None
+
+    def _problem_of_cloning(self, number: Any, epochs: int) -> str | None:
+        parent = self._trials.by_number.get(number)
+        if parent is None:
+            return f"clones trial {number!r}, which does not exist"
+        if parent.told is None:
+            return f"clones trial {number}, of which no epoch has been reported yet"
+        if epochs <= parent.told + 1:
+            return (
+                f"clones trial {number} until {epochs} epochs are done, but that one has done "
+                f"{parent.told + 1}, which count: suggest more"
+            )
+        return None
+
+    def _note(self, trial: int, epoch: int, decision: str, epochs: int | None) -> None:
+        self._news = True
+        if self.searcher.adaptive:
+            self._store.add_decision(self.rounds.number, trial, epoch, decision, epochs)
+
+    def _width(self) -> int:
+        """Trials live at a time: a searcher that listens gets `width`, others need no limit."""
+        if self.searcher.adaptive:
+            return self._settings.width
+        # A search that only time ends must not be asked for all its trials at once.
+        timed = self._settings.n_trials is None and self._settings.time_limit is not None
+        return TIMED_WIDTH if timed else sys.maxsize
+
+    def _live(self) -> int:
+        """Trials that train, or wait to be told how they go on."""
+        return self.rounds.live - len(self._standing)
+
+    def _exhaust(self) -> None:
+        self.is_exhausted = self._news = True
+
+    def _is_fresh(self, suggestion: Suggestion) -> bool:
+        return suggestion.trial is None and suggestion.parent is None
+
+    def _has_all_trials(self) -> bool:
+        n_trials = self._settings.n_trials
+        return n_trials is not None and self._fresh >= n_trials
