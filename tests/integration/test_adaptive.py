@@ -11,7 +11,8 @@ import pytest
 from adaptive_searchers import Halving, Population, Recorded, decisions_of
 
 import cerebro
-from cerebro import DONE, Decision, Suggestion
+from cerebro import DONE, Decision, Suggestion, conduct
+from cerebro.coordinator import Coordinator
 from cerebro.errors import InputError, RunError
 
 SEED = 3
@@ -450,13 +451,31 @@ def test_asynchronous_reports_do_not_wait(data, tmp_path, make):
             assert follower.report(trial, epoch, metrics[trial, epoch]).value == decision
 
 
-def test_asynchronous_does_not_hold_a_report_back(data, tmp_path):
-    """Inline a trial stays on its worker: the other one has not begun when it is at its end."""
+@pytest.mark.parametrize("workers", [0, 2])
+def test_asynchronous_does_not_hold_a_report_back(data, tmp_path, monkeypatch, workers):
+    """A trial is told of to its end while a lower one has not finished an epoch."""
+    made = []
+
+    class Seen(Coordinator):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    class Hold:
+        def on_trial_start(self, trial):
+            if trial.number == 0:
+                made[0].pause_trial(0)
+
+        def on_trial_end(self, trial):
+            if trial.number == 1:
+                made[0].continue_trial(0)
+
+    monkeypatch.setattr(conduct, "Coordinator", Seen)
     searcher = Population(clones=0)
-    run(data, tmp_path / "run", searcher, width=2, n_trials=2, asynchronous=True)
+    settings = {"width": 2, "n_trials": 2, "asynchronous": True, "workers": workers}
+    run(data, tmp_path / "run", searcher, callbacks=[Hold()], **settings)
     reported = [call[1:3] for call in searcher.calls if call[0] == "report"]
-    first = reported[0][0]
-    assert reported == [(t, e) for t in (first, 1 - first) for e in range(EPOCHS)]
+    assert reported == [(trial, epoch) for trial in (1, 0) for epoch in range(EPOCHS)]
 
 
 # --- nonsense -----------------------------------------------------------------
