@@ -1,16 +1,16 @@
 """The program of a worker process: ``python -m cerebro._worker SOCKET PAGE``.
 
 Both arguments are inherited file descriptors. The worker answers each task with
-one event and exits when its socket closes, also in the middle of a unit.
+one event. It ends when its coordinator does, also in the middle of a unit: the C
+thread that beats in the page sees to that, whatever Python is doing.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
-import select
 import signal
 import sys
-import threading
 from multiprocessing.connection import Connection
 from typing import Any, Literal, NoReturn
 
@@ -18,32 +18,64 @@ import cloudpickle
 
 from cerebro import _core
 from cerebro.errors import CorruptDataError
-from cerebro.sources import note_imported
+from cerebro.sources import Sources, note_imported
+from cerebro.trial_log import flush_output
 from cerebro.unit import CheckDone, CheckTask, Event, RunContext, Task, UnitFailed
 from cerebro.worker import UnitRunner, describe
 
 BEAT_MILLISECONDS = 100
+IMPORT_SECONDS = 30.0
+"""What importing libraries may take, in a process's first `build`, beyond `unit_timeout`."""
+STANDARD_ERROR = 2
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable(STANDARD_ERROR)  # a crash in C code leaves its traceback in the log
     connection = Connection(int(arguments[0]))
     beat = _core.BeatPage(int(arguments[1]))
-    threading.Thread(target=exit_with_parent, args=(connection.fileno(),), daemon=True).start()
-    beat.start_beating(BEAT_MILLISECONDS)
+    beat.start_beating(BEAT_MILLISECONDS, connection.fileno())
     worker = Worker(connection, beat)
     try:
-        while worker.handle(cloudpickle.loads(connection.recv_bytes())):
-            pass
+        while True:
+            worker.handle(cloudpickle.loads(connection.recv_bytes()))
     except (EOFError, ConnectionResetError, BrokenPipeError):
         leave()
     except BaseException as error:
-        # The coordinator hears that the socket closed; a traceback would be for nobody.
+        # The coordinator hears that the process ended; a traceback would be for nobody.
         print(f"cerebro: a worker process ends: {describe(error)}", file=sys.stderr)
-        return 1
-    finally:
-        beat.stop()
-    return 0
+        flush_output()
+        os._exit(1)  # whatever threads and exit handlers the user's code has left
+
+
+class TaskClock:
+    """Tells the coordinator when a task began, and the trial's log where a late one is.
+
+    Importing a library is not a unit's fault: in the first `build` of a process
+    it is given time of its own.
+    """
+
+    def __init__(self, beat: _core.BeatPage) -> None:
+        self._beat = beat
+        self._has_built = False
+        self.limit: float | None = None
+
+    def begin(self) -> None:
+        self._start(0.0 if self._has_built else IMPORT_SECONDS)
+
+    def built(self) -> None:
+        if not self._has_built:
+            self._has_built = True
+            self._start(0.0)
+
+    def end(self) -> None:
+        if self.limit is not None:
+            faulthandler.cancel_dump_traceback_later()
+
+    def _start(self, grace: float) -> None:
+        self._beat.begin_task(grace)
+        if self.limit is not None:
+            faulthandler.dump_traceback_later(self.limit + grace, file=STANDARD_ERROR)
 
 
 class Worker:
@@ -52,13 +84,14 @@ class Worker:
     def __init__(self, connection: Connection, beat: _core.BeatPage) -> None:
         self._connection = connection
         self._beat = beat
+        self._clock = TaskClock(beat)
         self._runner: UnitRunner | None = None
         self._number = -1
         self._trouble = ""  # why this run could not begin here
         self._data_trouble = False
-        self._sources: dict[str, int] = {}  # imported files, with their times of change
+        self._sources: Sources = {}
 
-    def handle(self, message: tuple[Any, ...]) -> bool:
+    def handle(self, message: tuple[Any, ...]) -> None:
         kind, *rest = message
         if kind == "begin":
             self._begin(*rest)
@@ -67,7 +100,6 @@ class Worker:
         elif kind == "end":
             self._end()
             self._connection.send_bytes(cloudpickle.dumps(self._sources))
-        return True
 
     def _begin(self, number: int, path: list[str], directory: str, context: bytes) -> None:
         self._number = number
@@ -79,12 +111,22 @@ class Worker:
             os.chdir(directory)
             run: RunContext = cloudpickle.loads(context)
             note_imported(self._sources)
-            self._runner = UnitRunner(run, worker=number, beat=self._beat, own_process=True)
+            self._clock.limit = run.unit_timeout
+            self._runner = UnitRunner(
+                run, worker=number, beat=self._beat, own_process=True, clock=self._clock
+            )
         except BaseException as error:  # the module of build may raise anything
             self._trouble = f"a worker cannot load the run: {describe(error)}"
             self._data_trouble = isinstance(error, CorruptDataError)
 
     def _execute(self, task: Task | CheckTask) -> Event:
+        self._clock.begin()
+        try:
+            return self._answer(task)
+        finally:
+            self._clock.end()
+
+    def _answer(self, task: Task | CheckTask) -> Event:
         if self._runner is not None:
             return self._runner.execute(task)
         if isinstance(task, CheckTask):
@@ -99,16 +141,6 @@ class Worker:
             self._runner = None
 
 
-def exit_with_parent(fd: int) -> None:
-    """Leave at once when the coordinator is gone, whatever the main thread does."""
-    poll = select.poll()
-    poll.register(fd, select.POLLHUP | getattr(select, "POLLRDHUP", 0))
-    while True:
-        for _, event in poll.poll():
-            if event & (select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)):
-                leave()
-
-
 def leave() -> NoReturn:
     """End this process, and with it what its trials started."""
     if os.getpgrp() == os.getpid():
@@ -117,4 +149,4 @@ def leave() -> NoReturn:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

@@ -7,13 +7,15 @@ is the executor's. What it adds is the bookkeeping between them.
 
 from __future__ import annotations
 
+import signal
 import time
+import warnings
 from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
 from cerebro import _core, control
-from cerebro.errors import CorruptDataError, InputError
+from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
 from cerebro.executors.base import Executor, wait_for, waker
 from cerebro.failures import (
     ALIKE_FAILURES,
@@ -22,9 +24,11 @@ from cerebro.failures import (
     raise_if_alike,
     raise_if_all_failed,
 )
+from cerebro.growth import Growth
 from cerebro.hooks import Hooks
 from cerebro.live_trial import LiveTrial
 from cerebro.live_trials import LiveTrials
+from cerebro.losses import Losses
 from cerebro.meter import Meter
 from cerebro.remote import Remote
 from cerebro.report.snapshot import Snapshot
@@ -71,6 +75,8 @@ class Coordinator:
         self._schedule_worker: dict[int, int] = {}
         self._executor_worker: dict[int, int] = {}
         self._in_flight: dict[int, Task] = {}
+        self._losses = Losses(settings.max_retries)
+        self._growth = Growth()
         self.out_of_time = False
         self._wait = waker(executor)
         self._remote = Remote(settings.folder / control.FOLDER, self._note_command)
@@ -294,12 +300,24 @@ class Coordinator:
             state_bytes=event.state_bytes,
         )
         trial.last_worker = event.worker
+        self._losses.unit_done(event.worker, task)
+        self._watch_memory(event)
         means = {name: s / w for name, (s, w) in event.sums.items() if w}
         self._hooks.tell_of(trial.record, "on_unit_end", means)
         if event.metrics is not None:
             self._epoch_done(trial, event)
         trial.worker = None
         self._settle(trial)
+
+    def _watch_memory(self, event: UnitDone) -> None:
+        """Name a trial whose epochs each leave more memory behind; see `cerebro.growth`."""
+        task = event.task
+        self._growth.add(task.trial, event.grown)
+        if event.metrics is not None:
+            text = self._growth.end_epoch(task.trial, task.epoch, event.resident)
+            if text is not None:
+                self.store.add_event(self._now(), "memory grows", text, task.trial)
+                warnings.warn(text, stacklevel=2)
 
     def _epoch_done(self, trial: LiveTrial, event: UnitDone) -> None:
         metrics = event.metrics
@@ -349,24 +367,34 @@ class Coordinator:
         self._trials.forget_worker(event.worker)
         task = self._in_flight.pop(event.worker, None)
         self._schedule.remove_worker(ours, self._now())
+        if event.signal == signal.SIGBUS:
+            # It touched the mapping of a file that was cut: the trial is not to blame.
+            self.context.check_files()
+        loss = self._losses.add(event, task)
+        number = None if task is None else task.trial
+        self.store.add_event(self._now(), "worker lost", loss.text, number)
         if task is not None:
-            if event.reason.endswith("SIGBUS"):
-                # It touched the mapping of a file that was cut: the trial is not to blame.
-                self.context.check_files()
             trial = self.trials[task.trial]
             trial.worker = None
-            unit = (task.epoch, task.step)
-            trial.deaths[unit] += 1
-            self.store.add_event(self._now(), "worker lost", event.reason, task.trial)
-            if trial.deaths[unit] > self.settings.max_retries:
-                self._end_trial(
-                    trial,
-                    "failed",
-                    f"{event.reason} in epoch {task.epoch}, shard {task.shard}, "
-                    f"{trial.deaths[unit]} times",
-                )
+            if loss.error is not None:
+                self._end_trial(trial, "failed", loss.error)
             self._settle(trial)
-        self._join(self.executor.replace(event.worker))
+        self._replace(event)
+
+    def _replace(self, lost: WorkerLost) -> None:
+        """Start a worker in place of a lost one, or go on with those that are left."""
+        cause = lost.reason
+        if self._losses.may_replace:
+            try:
+                self._join(self.executor.replace(lost.worker))
+                return
+            except WorkerError as error:
+                cause = text_of(error)
+        if not self._schedule_worker:
+            raise WorkerError(f"no worker process is left, and none can be started: {cause}")
+        text = f"a worker process is missing from now on: {cause}"
+        self.store.add_event(self._now(), "worker not replaced", text)
+        warnings.warn(text, stacklevel=2)
 
     def _release(self, worker: int) -> None:
         del self._in_flight[worker]
@@ -381,6 +409,7 @@ class Coordinator:
         self, trial: LiveTrial, status: Status, error: str = "", traceback: str = ""
     ) -> None:
         """End a trial without asking the searcher, who is told the worst."""
+        self._growth.forget(trial.record.number)
         self._trials.end(trial, status, error, traceback)
         if not trial.asleep:
             self._loop.ended(trial)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +40,6 @@ class LiveTrial:
     """Whoever wrote the state that is committed."""
     workers: set[int] = field(default_factory=set)
     """Whoever may still have the model or the slots open."""
-    deaths: Counter[tuple[int, int]] = field(default_factory=Counter)
     history: list[dict[str, Any]] = field(default_factory=list)
     """What `EarlyStopping` reads."""
     not_finite: bool = False

@@ -37,6 +37,7 @@ from cerebro.settings import (
     new_run_folder,
     one_of,
     resolve_mode,
+    seconds_per_unit,
     split_validation,
     whole_number,
     worker_count,
@@ -151,7 +152,13 @@ def search(
     keep
         Which epochs' states stay on disk; the last one always does.
     max_retries
-        Times that a unit is tried again after its worker died.
+        Times that a unit is tried again after its worker died, was stopped, or ran out of
+        memory; then its trial fails.
+    unit_timeout
+        Seconds that a unit (a trial over one shard) may take. A worker that needs longer is
+        killed and the unit tried again, as often as `max_retries` says. Not counted: starting
+        a worker process, and up to 30 s of the first `build` in it, which imports libraries.
+        Not with ``workers=0``.
     time_limit
         Seconds after which nothing new is started.
     stagger
@@ -193,7 +200,7 @@ def search(
         If a data file is not what its manifest says.
     """
     check_build(build)
-    refuse_unavailable(unit_timeout=unit_timeout, devices=devices)
+    refuse_unavailable(devices=devices)
     one_of("select", select, ("best", "last"))
     one_of("keep", keep, ("best", "last", "all"))
     one_of("deterministic", deterministic, ("warn", True, False))
@@ -201,6 +208,7 @@ def search(
     check_columns(train, held_out)
     folder = new_run_folder(run, if_exists)
     the_threads = whole_number("threads", threads, 1, MAX_THREADS) or 1
+    the_workers = worker_count(workers, the_threads)
     settings = Settings(
         build=build,
         train=train,
@@ -215,12 +223,15 @@ def search(
         drop_last=bool(drop_last),
         stop=check_stop(stop),
         width=whole_number("width", 8 if width is None else width, 1) or 8,
-        workers=worker_count(workers, the_threads),
+        workers=the_workers,
         threads=the_threads,
         seed=whole_number("seed", seed, 0, MAX_SEED) or 0,
         folder=folder,
         keep=keep,
         max_retries=whole_number("max_retries", max_retries, 0) or 0,
+        unit_timeout=seconds_per_unit(
+            positive("unit_timeout", unit_timeout), the_workers, executor
+        ),
         time_limit=positive("time_limit", time_limit),
         stagger=bool(stagger),
         asynchronous=bool(asynchronous),
@@ -342,7 +353,7 @@ def check_first(
         executor.submit(worker, task)
     while pending:
         for event in executor.wait(None):
-            task = pending.pop(event.worker)
+            given = pending.pop(event.worker, None)
             if isinstance(event, CheckDone):
                 ready.append(event.worker)
                 state_bytes = max(state_bytes, event.state_bytes)
@@ -353,19 +364,19 @@ def check_first(
                 continue
             context.check_files()
             losses += 1
+            if given is None:  # it had done its part
+                ready.remove(event.worker)
             worker = executor.replace(event.worker)
             if losses > MAX_START_LOSSES:  # its trial will say so, and fail alone
                 ready.append(worker)
                 continue
-            pending[worker] = task
-            executor.submit(worker, task)
+            pending[worker] = given or CheckTask(config, build_only=True)
+            executor.submit(worker, pending[worker])
     return sorted(ready), state_bytes, seen
 
 
-def refuse_unavailable(*, unit_timeout: Any, devices: Any) -> None:
+def refuse_unavailable(*, devices: Any) -> None:
     """Arguments whose machinery is not there yet are refused, not ignored."""
-    if unit_timeout is not None:
-        raise InputError("unit_timeout is not available in this version: leave it out")
     if devices not in ("auto", "cpu", None):
         raise InputError(
             f"devices={devices!r}: this version trains on the CPU; use 'auto' or 'cpu'"
@@ -428,6 +439,7 @@ def run_context(settings: Settings) -> RunContext:
         deterministic=settings.deterministic,
         live_models=settings.live_models,
         live_bytes=available_memory() // (2 * workers),
+        unit_timeout=settings.unit_timeout,
         state_dir=str(settings.state_dir.resolve()),
         epoch_dir=str((settings.folder / "states").resolve()),
         log_dir=str((settings.folder / "trials").resolve()),

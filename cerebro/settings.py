@@ -59,6 +59,7 @@ class Settings:
     folder: Path
     keep: Literal["best", "last", "all"]
     max_retries: int
+    unit_timeout: float | None
     time_limit: float | None
     stagger: bool
     asynchronous: bool
@@ -209,6 +210,16 @@ def worker_count(workers: Any, threads: int) -> int:
     count = whole_number("workers", workers, 0, MAX_WORKERS)
     assert count is not None
     return count
+
+
+def seconds_per_unit(unit_timeout: float | None, workers: int, executor: Any) -> float | None:
+    """`unit_timeout` ends processes, so there must be some."""
+    if unit_timeout is not None and workers == 0 and executor is None:
+        raise InputError(
+            "unit_timeout ends the process of a unit that takes too long, and workers=0 trains in "
+            "this one: give workers=1 or more, or leave it out"
+        )
+    return unit_timeout
 
 
 def check_build(build: Any) -> None:

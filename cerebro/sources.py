@@ -1,7 +1,8 @@
-"""Which source files a process has imported, and whether they are still the same.
+"""Which source files a process has imported, and whether an import would still give them.
 
 A worker that stays warm from one run to the next keeps its imported modules. If the
-user has edited one of them since, the worker would train with the old code.
+user has edited one of them since, or means another file by the same name, the worker
+would train with the wrong code.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Mapping
+from importlib.machinery import PathFinder
 
 _INSTALLED = tuple(
     os.path.join(sysconfig.get_path(name), "")  # noqa: PTH118
@@ -19,22 +21,41 @@ _INSTALLED = tuple(
 sent_whole: set[str] = set()
 """Modules that no worker could import by their names: their code is sent."""
 
+_PROGRAMS = ("__main__", "__mp_main__")  # every process has its own
 
-def note_imported(times: dict[str, int]) -> None:
-    """Add the files of modules imported by now, with their times of change in ns.
+Sources = dict[tuple[str, str], int]
+"""Module name and file to the file's time of change in ns."""
+
+
+def note_imported(times: Sources) -> None:
+    """Add the modules imported by now.
 
     Those that `times` has already keep the time at which they were first seen. Left out
     are the standard library and installed packages, which nobody edits in passing.
     """
-    for module in list(sys.modules.values()):
+    for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if isinstance(file, str) and file not in times and not file.startswith(_INSTALLED):
-            times[file] = _changed_at(file)
+        if not isinstance(file, str) or file.startswith(_INSTALLED) or name in _PROGRAMS:
+            continue
+        if (name, file) not in times:
+            times[name, file] = _changed_at(file)
 
 
-def are_unchanged(times: Mapping[str, int]) -> bool:
-    """Whether every file has the time of change that was noted."""
-    return all(_changed_at(file) == time for file, time in times.items())
+def are_current(times: Mapping[tuple[str, str], int]) -> bool:
+    """Whether this process would import the same files by these names, unchanged."""
+    return all(
+        _changed_at(file) == time and ("." in name or not _is_another(name, file))
+        for (name, file), time in times.items()
+    )
+
+
+def _is_another(name: str, file: str) -> bool:
+    """Whether a module of this name comes from another file here."""
+    here = getattr(sys.modules.get(name), "__file__", None)
+    if here is None:
+        spec = PathFinder.find_spec(name)
+        here = None if spec is None else spec.origin
+    return here is not None and here != file
 
 
 def _changed_at(file: str) -> int:

@@ -54,6 +54,8 @@ class RunContext:
     live_bytes: int = 0
     torch_flags: Mapping[str, Any] = field(default_factory=dict)
     verify: bool = True
+    unit_timeout: float | None = None
+    """Seconds that a unit may take; for executors whose workers can be killed."""
 
     @property
     def units_per_epoch(self) -> int:
@@ -136,15 +138,20 @@ class UnitDone:
     """A complete but not yet durable file; renaming it publishes it."""
     dropped: tuple[int, ...] = ()
     """Trials whose live model the worker gave up."""
+    resident: int = 0
+    """Bytes of memory that the worker's process holds; 0 where that is not known."""
+    grown: int = 0
+    """Bytes by which it grew without a reason; see `cerebro.growth`."""
 
 
 @dataclass(frozen=True)
 class UnitFailed:
     worker: int
     task: Task
-    kind: Literal["error", "diverged", "cancelled", "data", "storage"]
+    kind: Literal["error", "diverged", "cancelled", "data", "storage", "worker"]
     """``data``: a file is damaged or missing; ``storage``: the run's own files cannot be
-    written. The trial is to blame for neither."""
+    written; ``worker``: this process cannot go on, another can. The trial is to blame for
+    none of them. An executor with processes tells ``worker`` as `WorkerLost`."""
     message: str
     traceback: str = ""
     dropped: tuple[int, ...] = ()
@@ -165,8 +172,16 @@ class CheckDone:
 
 @dataclass(frozen=True)
 class WorkerLost:
+    """A worker that is gone for good: it was reaped before this is told."""
+
     worker: int
     reason: str
+    signal: int | None = None
+    """What ended it, if it was a signal that nobody of us sent."""
+    began: bool = True
+    """Whether it had begun what it was given: if not, that is not to blame."""
+    traced: bool = False
+    """Whether it has left the traceback of its end in the trial's log."""
 
 
 Event = UnitDone | UnitFailed | CheckDone | WorkerLost

@@ -15,10 +15,7 @@ packing its state, not for unpacking it. What a unit does, in order:
 from __future__ import annotations
 
 import contextlib
-import errno
-import io
 import math
-import os
 import sys
 import time
 import traceback
@@ -26,9 +23,9 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, TextIO
+from typing import Any, Literal, Protocol
 
-from cerebro import _core, environment, generators
+from cerebro import _core, environment, generators, growth, memory
 from cerebro.data.batches import make_loader
 from cerebro.environment import set_torch_flags
 from cerebro.epoch_progress import EpochProgress
@@ -40,10 +37,11 @@ from cerebro.errors import (
     one_line,
     text_of,
 )
-from cerebro.plain_files import open_plain
 from cerebro.protocol import Info, check_model, whole_pass
 from cerebro.recipe import accepts_info
+from cerebro.storage import ExhaustedError, StorageError, is_full, storing
 from cerebro.torch_settings import compute_settings
+from cerebro.trial_log import append, log_path, redirected_descriptors, redirected_streams
 from cerebro.unit import (
     CheckDone,
     CheckTask,
@@ -56,7 +54,6 @@ from cerebro.unit import (
     UnitSums,
 )
 
-APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 MAX_LIVE_MODELS = 8
 MAX_OPEN_SLOTS = 64
 
@@ -73,53 +70,15 @@ class LiveModel:
     state_bytes: int = 0
 
 
-class TrialLog(io.TextIOBase):
-    """A trial's log, opened when something is written to it."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: TextIO | None = None
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        with storing():
-            if self._file is None:
-                self._file = os.fdopen(
-                    open_plain(self._path, APPEND), "a", 1, "utf-8", "backslashreplace"
-                )
-            return self._file.write(text)
-
-    def flush(self) -> None:
-        if self._file is not None and not self._file.closed:
-            self._file.flush()
-
-    def close(self) -> None:
-        if self._file is not None:
-            with contextlib.suppress(OSError):  # a full disk: what is left is lost
-                self._file.close()
-        super().close()
-
-
 class Diverged(Exception):
     """A loss that is no finite number."""
 
 
-class StorageError(OSError):
-    """The run's own files cannot be written; no trial is to blame."""
+class TaskClock(Protocol):
+    """Told what a worker's time goes into; see `cerebro._worker`."""
 
-
-@contextlib.contextmanager
-def storing() -> Iterator[None]:
-    """Tell failures to write the run's files from those of the user's code."""
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(
-            f"{error.strerror or error} (the run's folder must be writable and needs room for "
-            "states: free some, or choose another run= or state_dir=)"
-        ) from error
+    def built(self) -> None:
+        """A model is built, and what it needs imported."""
 
 
 class UnitRunner:
@@ -137,6 +96,8 @@ class UnitRunner:
         Whether the process is a worker's: then what trials print is caught by
         redirecting its standard output and error, and nobody but trials uses
         its random generators.
+    clock
+        Hears when a model is built.
     """
 
     def __init__(
@@ -146,11 +107,13 @@ class UnitRunner:
         worker: int,
         beat: _core.BeatPage | None = None,
         own_process: bool = False,
+        clock: TaskClock | None = None,
     ) -> None:
         self.context = context
         self.worker = worker
         self._beat = beat
         self._own_process = own_process
+        self._clock = clock
         self._live: OrderedDict[int, LiveModel] = OrderedDict()
         self._slots: OrderedDict[int, _core.Slots] = OrderedDict()
         self._loaders: OrderedDict[tuple[bool, int, str], _core.Loader] = OrderedDict()
@@ -180,14 +143,16 @@ class UnitRunner:
     def _failure(self, task: Task, error: BaseException) -> UnitFailed:
         """Say who is to blame: the trial, the data, or the disk that the run is on."""
         self._live.pop(task.trial, None)  # its state is somewhere in the middle
-        kind: Literal["error", "diverged", "cancelled", "data", "storage"] = "error"
+        kind: Literal["error", "diverged", "cancelled", "data", "storage", "worker"] = "error"
         if isinstance(error, UnitCancelled):
             kind = "cancelled"
         elif isinstance(error, Diverged):
             kind = "diverged"
         elif isinstance(error, CorruptDataError) or _names_data(error, self.context):
             kind = "data"
-        elif isinstance(error, StorageError) or _is_full(error):
+        elif isinstance(error, ExhaustedError) and self._own_process:
+            kind = "worker"
+        elif isinstance(error, StorageError) or is_full(error):
             kind = "storage"
         if kind != "error":
             cause, text = text_of(error, 2000), ""
@@ -195,18 +160,8 @@ class UnitRunner:
             cause = describe(error) + missing_name(error, task.config, self.context.train.columns)
             text = traceback_of(error)
         if kind in ("error", "diverged"):
-            self._write_log(task.trial, text or cause)
+            append(log_path(self.context.log_dir, task.trial), text or cause)
         return UnitFailed(self.worker, task, kind, cause, text, (task.trial,))
-
-    def _write_log(self, trial: int, text: str) -> None:
-        """Append to a trial's log, whatever its code has made of the standard streams."""
-        flush_output()
-        path = Path(self.context.log_dir, f"{trial}.log")
-        with (
-            contextlib.suppress(OSError),
-            path.open("a", encoding="utf-8", errors="backslashreplace") as log,
-        ):
-            log.write(text.rstrip("\n") + "\n")
 
     def _run(self, task: Task) -> UnitDone:
         context = self.context
@@ -215,7 +170,9 @@ class UnitRunner:
         evaluating = task.step == context.train.num_shards
         self._release(task.ended)
         slots = self._slots_of(task.trial)
+        self._settle(task, slots)
         live, loaded = self._model_of(task, slots)
+        before = memory.usage()
         with compute_settings(context.threads, context.deterministic):
             live.progress.begin_unit(task.epoch, task.step)
             if task.step == 0 and hasattr(live.model, "begin_epoch"):
@@ -236,6 +193,7 @@ class UnitRunner:
                 packed_hash = slots.seal()
         live.position = task.position + 1
         self._last_trial = task.trial
+        after = memory.usage()
         state_hash = state_file = None
         if metrics is not None:
             state_hash = packed_hash
@@ -257,6 +215,8 @@ class UnitRunner:
             state_hash=state_hash,
             state_file=state_file,
             dropped=self._shrink(task.trial),
+            resident=0 if after is None else after.resident,
+            grown=growth.unexplained(before, after, loaded=loaded, state_bytes=live.state_bytes),
         )
 
     def _train(self, live: LiveModel, task: Task) -> UnitSums:
@@ -315,13 +275,27 @@ class UnitRunner:
 
     def build(self, trial: int, config: Mapping[str, Any]) -> LiveModel:
         model, torch = build_model(self.context, trial, config, self.info_of(trial, config))
+        if self._clock is not None:
+            self._clock.built()
         return LiveModel(model, torch, generators=generators.capture(torch))
+
+    def _settle(self, task: Task, slots: _core.Slots) -> None:
+        """Shut out whoever was given this unit before, and make its state the newest.
+
+        From here on a worker that was given up for dead cannot commit. One that
+        died after its commit and before its answer has left a state that the
+        coordinator never heard of: the unit is done again from the one before.
+        """
+        slots.fence(task.dispatch)
+        if task.position == 0 or task.clone_of is not None:
+            return  # a trial's first unit begins without a state of its own
+        committed = slots.committed()
+        if committed is not None and committed[0] == task.position + 1:
+            slots.revert(attempt=task.dispatch, position=task.position)
 
     def _load(self, live: LiveModel, task: Task, slots: _core.Slots) -> None:
         committed = slots.committed()
-        if committed is not None and committed[0] == task.position + 1:
-            self._take_back(task, slots)
-        elif committed is None or committed[0] != task.position:
+        if committed is None or committed[0] != task.position:
             at = "nothing" if committed is None else f"unit {committed[0]}"
             raise StateError(
                 f"trial {task.trial}: expected the state of unit {task.position} in "
@@ -345,16 +319,6 @@ class UnitRunner:
             else:
                 live.model.load_state_dict(state)
         live.position = task.position
-
-    def _take_back(self, task: Task, slots: _core.Slots) -> None:
-        """Make the state before the newest the newest again.
-
-        A worker that dies after its commit and before its answer leaves a state that
-        the coordinator never heard of: the unit is done again from the one before.
-        """
-        before = bytes(memoryview(slots.view(task.position)))
-        with storing():
-            slots.put(before, attempt=task.dispatch, position=task.position)
 
     def _shrink(self, current: int) -> tuple[int, ...]:
         """Give up the models used longest ago; return their trials."""
@@ -450,17 +414,9 @@ class UnitRunner:
     @contextlib.contextmanager
     def _output_of(self, trial: int | None) -> Iterator[None]:
         """Send what is printed to the trial's log; to nobody while nothing is recorded."""
-        path = Path(os.devnull) if trial is None else Path(self.context.log_dir, f"{trial}.log")
-        if self._own_process:
-            with redirected_fds(path):
-                yield
-        else:
-            with (
-                contextlib.closing(TrialLog(path)) as log,
-                contextlib.redirect_stdout(log),
-                contextlib.redirect_stderr(log),
-            ):
-                yield
+        path = log_path(self.context.log_dir, trial)
+        with redirected_descriptors(path) if self._own_process else redirected_streams(path):
+            yield
 
     # --- dry run ---------------------------------------------------------
 
@@ -743,42 +699,9 @@ def clipped(text: str, limit: int = 20_000) -> str:
     return f"{text[: limit // 2]}\n... {len(text) - limit} characters ...\n{text[-limit // 2 :]}"
 
 
-def _is_full(error: BaseException) -> bool:
-    """Whether a disk is full, wherever that was noticed: in a print, say."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
 def _names_data(error: BaseException, context: RunContext) -> bool:
     """Whether an error is about a file of the run's data that is gone."""
     if not isinstance(error, FileNotFoundError):
         return False
     views = [context.train] + ([context.validation] if context.validation is not None else [])
     return any(str(view.path) in str(error) for view in views)
-
-
-@contextlib.contextmanager
-def redirected_fds(path: Path) -> Iterator[None]:
-    """Append what the process writes to file descriptors 1 and 2 to a file."""
-    with storing():
-        log = open_plain(path, APPEND)
-    flush_output()
-    saved = os.dup(1), os.dup(2)
-    try:
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(log)
-        yield
-    finally:
-        flush_output()
-        os.dup2(saved[0], 1)
-        os.dup2(saved[1], 2)
-        os.close(saved[0])
-        os.close(saved[1])
-
-
-def flush_output() -> None:
-    """Write out what is printed so far; what a full disk does not take is lost."""
-    for stream in (sys.stdout, sys.stderr):
-        # A trial may have closed a stream or put anything in its place.
-        with contextlib.suppress(Exception):
-            stream.flush()

@@ -32,10 +32,13 @@ C_LAYERS = [
 
 # Modules or packages; one may import those of layers below and its own package.
 PYTHON_LAYERS = [
-    ["errors", "interrupts", "sources"],
-    ["environment", "plain_files", "torch_settings", "trial", "unit"],
+    ["errors", "interrupts", "memory", "sources", "storage"],
+    ["environment", "growth", "plain_files", "torch_settings", "trial", "unit"],
     ["owner"],
-    ["_torch_state", "epoch_progress", "export", "generators", "metrics", "protocol", "recipe"],
+    [
+        *["_torch_state", "epoch_progress", "export", "generators", "losses", "metrics"],
+        *["protocol", "recipe", "trial_log"],
+    ],
     ["report", "rounds", "space", "store", "transforms"],
     ["check", "control", "data", "diagnosis", "searchers", "sklearn", "stopping", "torch"],
     ["predict", "settings", "worker"],
@@ -68,6 +71,7 @@ USE_CORE = {
     "data.writer",
     "diagnosis",
     "executors.local",
+    "executors.process",
     "executors.simulated",
     "export",
     "inbox",

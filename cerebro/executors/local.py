@@ -3,9 +3,13 @@
 Each worker is ``python -m cerebro._worker`` at the other end of an inherited
 socket: no port, no ``__main__`` guard, nothing imported from the parent but
 what its tasks need. Messages are pickles, between a process and its own
-children only. A worker whose socket closes exits by itself, so that no worker
-outlives its coordinator; Ctrl-C reaches only the coordinator, because workers
-are sessions of their own.
+children only. A worker whose coordinator is gone ends itself, with all that its
+trials started; Ctrl-C reaches only the coordinator, because workers are sessions
+of their own.
+
+A worker that ends is noticed at once; one that is stopped, hangs as a process or
+takes too long for a unit, when `vigil` says so. It is killed and reaped before
+its loss is told, so that nobody else works on its unit.
 
 Workers that ended a run in good order stay warm for the next one in the same
 process: importing PyTorch again would take longer than many a search. One that has
@@ -14,32 +18,52 @@ imported a file which was edited since is ended instead.
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import importlib
 import io
 import os
 import pickle
+import selectors
 import signal
-import socket
-import subprocess
 import sys
-import threading
+import time
 import types
-import weakref
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, Literal
 
 import cloudpickle
 
-from cerebro import _core
-from cerebro.errors import InputError, WorkerError
+from cerebro import _core, memory
+from cerebro.errors import InputError, WorkerError, text_of
 from cerebro.executors.base import Wake
-from cerebro.sources import are_unchanged, sent_whole
-from cerebro.unit import CheckTask, Event, RunContext, Task, WorkerLost
+from cerebro.executors.channel import BrokenMessage
+from cerebro.executors.process import (
+    EXIT_SECONDS,
+    WorkerProcess,
+    exit_reason,
+    signal_of,
+    warm_workers,
+)
+from cerebro.executors.vigil import BEAT_SECONDS, Vigil
+from cerebro.sources import sent_whole
+from cerebro.unit import (
+    CheckDone,
+    CheckTask,
+    Event,
+    RunContext,
+    Task,
+    UnitDone,
+    UnitFailed,
+    WorkerLost,
+)
 
-EXIT_SECONDS = 5.0
+SILENCE_SECONDS = 10.0
+DUMP_SECONDS = 0.25
+"""A worker writes down where a late unit is before it is killed."""
+
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
+"""Of these `faulthandler` writes a traceback."""
+
+Source = tuple[Literal["message", "exit", "wake"], int]
+"""What a descriptor that became ready says, and of which worker."""
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -72,126 +96,6 @@ def packed(context: RunContext) -> bytes:
     return out.getvalue()
 
 
-open_workers: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
-
-
-def _close_sockets_in_fork() -> None:
-    """Give up a fork's copies of the sockets: workers leave when the last copy closes."""
-    for worker in list(open_workers):
-        with contextlib.suppress(OSError):
-            worker.connection.close()
-
-
-os.register_at_fork(after_in_child=_close_sockets_in_fork)
-
-
-@dataclass(eq=False)
-class WorkerProcess:
-    """One worker process, its socket and the page it beats in."""
-
-    process: subprocess.Popen[bytes]
-    connection: Connection
-    beat: _core.BeatPage
-    threads: int
-    owner: int = field(default_factory=os.getpid)
-    sources: dict[str, int] = field(default_factory=dict)
-    """Files that it had imported when its last run ended; see `cerebro.sources`."""
-
-    def __post_init__(self) -> None:
-        open_workers.add(self)
-
-    @classmethod
-    def spawn(cls, threads: int) -> WorkerProcess:
-        ours, theirs = socket.socketpair()
-        beat = _core.BeatPage()
-        environment = dict(os.environ)
-        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-            environment[name] = str(threads)
-        package_parent = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))  # noqa: PTH120
-        path = [package_parent, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
-        environment["PYTHONPATH"] = os.pathsep.join(path)
-        try:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "cerebro._worker", str(theirs.fileno()), str(beat.fd)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(), beat.fd),
-                start_new_session=True,
-                env=environment,
-            )
-        except OSError as error:
-            ours.close()
-            raise WorkerError(f"cannot start a worker process: {error}") from error
-        finally:
-            theirs.close()
-        return cls(process, Connection(ours.detach()), beat, threads)
-
-    def send(self, message: tuple[Any, ...]) -> None:
-        self.connection.send_bytes(cloudpickle.dumps(message))
-
-    def stop(self, *, kill: bool) -> None:
-        """End the process and wait for it; it is given time to finish unless killed."""
-        if self.owner != os.getpid():  # in a fork of its parent
-            return
-        if kill:
-            self._kill()
-        self.connection.close()
-        try:
-            self.process.wait(EXIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._kill()
-            self.process.wait()
-
-    def _kill(self) -> None:
-        """Kill the worker and what its trials started: it leads a session of its own."""
-        if self.process.returncode is None:  # not reaped, so that the number is still its own
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-
-
-class WarmWorkers:
-    """Idle workers kept for the next run of this process."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._idle: list[WorkerProcess] = []
-        self._pid = os.getpid()
-
-    def take(self, threads: int) -> WorkerProcess | None:
-        with self._lock:
-            if self._pid != os.getpid():  # after a fork they are the parent's
-                self._idle, self._pid = [], os.getpid()
-            # The one used last has its libraries imported and its caches warm.
-            for worker in reversed(list(self._idle)):
-                if worker.process.poll() is not None:
-                    self._idle.remove(worker)
-                elif not are_unchanged(worker.sources):  # it would train with the old code
-                    self._idle.remove(worker)
-                    worker.stop(kill=True)
-                elif worker.threads == threads:
-                    self._idle.remove(worker)
-                    return worker
-        return None
-
-    def give(self, worker: WorkerProcess) -> None:
-        with self._lock:
-            self._idle.append(worker)
-
-    def close(self) -> None:
-        """Stop them all; called at the interpreter's exit."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        if self._pid != os.getpid():
-            return
-        for worker in idle:
-            worker.connection.close()
-        for worker in idle:
-            worker.stop(kill=False)
-
-
-warm_workers = WarmWorkers()
-atexit.register(warm_workers.close)
-
-
 class LocalExecutor:
     """Worker processes on this machine.
 
@@ -203,49 +107,75 @@ class LocalExecutor:
         Compute threads of each.
     fresh
         Take no warm workers of an earlier run.
+    silence
+        Seconds within which a busy worker that shows no sign of life is given up:
+        one that was stopped, say. Its process need not get on with its unit, only be
+        able to run; see `unit_timeout` of `cerebro.search` for the other.
     """
 
-    def __init__(self, workers: int, threads: int, *, fresh: bool = False) -> None:
+    def __init__(
+        self, workers: int, threads: int, *, fresh: bool = False, silence: float = SILENCE_SECONDS
+    ) -> None:
+        if not silence >= 5 * BEAT_SECONDS:
+            raise InputError(f"silence must be at least {5 * BEAT_SECONDS} s, not {silence!r}")
         self._count = workers
         self._threads = threads
         self._fresh = fresh
+        self._silence = silence
         self._workers: dict[int, WorkerProcess] = {}
-        self._busy: set[int] = set()
-        self._lost: list[WorkerLost] = []
+        self._busy: dict[int, Vigil] = {}
+        self._events: list[Event] = []  # that are not told yet
+        self._selector: selectors.BaseSelector | None = None
+        self._clock: _core.BeatPage | None = None  # beats as the workers do
+        self._next_look = 0.0
         self._context = b""
+        self._unit_timeout: float | None = None
         self._next = 0
+        self._kills = 0
+        self._held: dict[int, int] = {}
+        self._owner = os.getpid()
+
+    # --- the protocol ----------------------------------------------------
 
     def start(self, context: RunContext) -> list[int]:
         self._context = packed(context)
+        self._unit_timeout = context.unit_timeout
+        self._selector = selectors.DefaultSelector()
+        self._clock = _core.BeatPage()
+        self._clock.start_beating(round(1000 * BEAT_SECONDS))
+        self._kills = memory.kills()
         return [self._start_worker() for _ in range(self._count)]
 
     def submit(self, worker: int, task: Task | CheckTask) -> None:
-        process = self._workers[worker]
+        vigil = Vigil(self._silence, self._limit(task))
+        self._busy[worker] = vigil
+        self._next_look = min(self._next_look, time.monotonic() + vigil.patience(None))
+        process = self._workers.get(worker)
+        if process is None:  # lost, which the caller has not heard yet
+            return
         process.beat.clear()
-        self._busy.add(worker)
+        process.beat.end_task()  # the clock shows none until the worker begins this one
         try:
             process.send(("run", task))
         except OSError:
             self._lose(worker)
+        else:
+            self._watch(worker)
 
     def wait(self, timeout: float | None = None, wake: Wake | None = None) -> list[Event]:
-        events: list[Event] = list(self._lost)
-        self._lost.clear()
-        if events or not self._busy:
-            return events
-        by_connection = {self._workers[w].connection: w for w in self._busy}
-        sources: list[Any] = [*by_connection, *([] if wake is None else [wake])]
-        for connection in wait(sources, timeout):
-            if not isinstance(connection, Connection):  # it is `wake`: no event
-                continue
-            worker = by_connection[connection]
-            try:
-                events.append(cloudpickle.loads(connection.recv_bytes()))
-                self._busy.discard(worker)
-            except (EOFError, OSError):
-                self._lose(worker)
-        events += self._lost
-        self._lost.clear()
+        end = None if timeout is None else time.monotonic() + timeout
+        woken = False
+        if wake is not None:
+            self._the_selector.register(wake, selectors.EVENT_READ, ("wake", -1))
+        try:
+            while not self._events and not woken and (self._busy or wake is not None):
+                woken = self._wait_once(end)
+                if end is not None and time.monotonic() >= end:
+                    break
+        finally:
+            if wake is not None:
+                self._the_selector.unregister(wake)
+        events, self._events = self._events, []
         return events
 
     def cancel(self, worker: int) -> None:
@@ -256,19 +186,37 @@ class LocalExecutor:
         return self._start_worker()
 
     def close(self, *, kill: bool = False) -> None:
-        for worker in list(self._busy):
-            self._workers[worker].beat.cancel()
-        for number, worker_process in self._workers.items():
-            if kill or number in self._busy or not self._end_run(worker_process):
-                worker_process.stop(kill=kill or number in self._busy)
+        if self._owner != os.getpid():  # in a fork: workers and selector are the parent's
+            return
+        ready = set() if kill else self._end_runs([w for w in self._workers if w not in self._busy])
+        for worker in self._busy:
+            if worker in self._workers:
+                self._workers[worker].beat.cancel()
+        for number, process in self._workers.items():
+            if number in ready:
+                warm_workers.give(process)
             else:
-                warm_workers.give(worker_process)
+                process.stop(kill=True)
         self._workers.clear()
         self._busy.clear()
+        self._events.clear()
+        if self._selector is not None:
+            self._selector.close()
+            self._selector = None
+        if self._clock is not None:
+            self._clock.stop()
+            self._clock = None
 
     def processes(self) -> dict[int, int]:
         """Return the process id of each worker."""
         return {number: w.process.pid for number, w in self._workers.items()}
+
+    # --- starting --------------------------------------------------------
+
+    @property
+    def _the_selector(self) -> selectors.BaseSelector:
+        assert self._selector is not None, "the executor has not been started"
+        return self._selector
 
     def _start_worker(self) -> int:
         number = self._next
@@ -278,39 +226,188 @@ class LocalExecutor:
         for process in [warm, None]:
             # A warm worker may have died since its last run; a new one is started then.
             the_process = process or WorkerProcess.spawn(self._threads)
-            self._workers[number] = the_process
             try:
                 the_process.send(message)
-                return number
             except OSError as error:
-                del self._workers[number]
                 the_process.stop(kill=True)
                 cause = error
+                continue
+            self._workers[number] = the_process
+            self._the_selector.register(
+                the_process.channel, selectors.EVENT_READ, ("message", number)
+            )
+            if the_process.exit_fd is not None:
+                self._the_selector.register(
+                    the_process.exit_fd, selectors.EVENT_READ, ("exit", number)
+                )
+            self._watch(number)
+            return number
         raise WorkerError(f"a worker process died while it was started: {cause}") from cause
 
-    def _end_run(self, process: WorkerProcess) -> bool:
-        """Have an idle worker release the run's files; False if it cannot."""
+    def _watch(self, worker: int) -> None:
+        """Ask for room in a worker's socket as long as something waits to be sent."""
+        channel = self._workers[worker].channel
+        wanted = selectors.EVENT_READ
+        if channel.has_unsent:
+            wanted |= selectors.EVENT_WRITE
+        if self._the_selector.get_key(channel).events != wanted:
+            self._the_selector.modify(channel, wanted, ("message", worker))
+
+    def _limit(self, task: Task | CheckTask) -> float | None:
+        """Seconds that a task may take."""
+        if self._unit_timeout is None:
+            return None
+        # A check builds several models and trains a few batches in several ways.
+        scale, more = (3, 5.0) if isinstance(task, CheckTask) else (1, DUMP_SECONDS)
+        return scale * self._unit_timeout + more
+
+    # --- the event loop --------------------------------------------------
+
+    def _wait_once(self, end: float | None) -> bool:
+        """Wait for what is due next, and act on it; whether `wake` woke us."""
+        woken = False
+        for key, mask in self._the_selector.select(self._patience(end)):
+            source: Source = key.data
+            kind, worker = source
+            if kind == "wake":
+                woken = True
+            elif worker in self._workers:  # it may be lost since
+                self._attend(kind, worker, mask)
+        if self._busy and time.monotonic() >= self._next_look:
+            self._look_at_the_busy()
+        return woken
+
+    def _patience(self, end: float | None) -> float | None:
+        """Seconds until something is due that no descriptor will tell of."""
+        due = [time for time in (end, self._next_look if self._busy else None) if time is not None]
+        return max(0.0, min(due) - time.monotonic()) if due else None
+
+    def _attend(self, kind: str, worker: int, mask: int) -> None:
+        process = self._workers[worker]
         try:
-            process.send(("end",))
-            if not process.connection.poll(EXIT_SECONDS):
-                return False
-            process.sources = cloudpickle.loads(process.connection.recv_bytes())
-            return True
+            if mask & selectors.EVENT_WRITE:
+                process.channel.flush()
+                self._watch(worker)
+            # What it said before it ended comes first.
+            for message in process.channel.receive():
+                self._take(worker, message)
+            if kind == "exit":
+                self._lose(worker)
         except (EOFError, OSError):
-            return False
+            self._lose(worker)
+        except BrokenMessage as error:
+            self._lose(worker, f"the worker process sent {error}")
 
-    def _lose(self, worker: int) -> None:
-        process = self._workers.pop(worker)
-        self._busy.discard(worker)
-        process.stop(kill=True)
-        self._lost.append(WorkerLost(worker, _reason(process.process.returncode)))
-
-
-def _reason(returncode: int | None) -> str:
-    if returncode is not None and returncode < 0:
+    def _take(self, worker: int, message: bytes) -> None:
+        """Tell what a worker answered."""
+        if worker not in self._workers:  # an earlier message of its was its last
+            return
         try:
-            name = signal.Signals(-returncode).name
-        except ValueError:
-            name = f"signal {-returncode}"
-        return f"the worker process was ended by {name}"
-    return f"the worker process exited with status {returncode}"
+            event = cloudpickle.loads(message)
+        except Exception as error:
+            self._lose(worker, f"the worker process sent what cannot be read ({text_of(error)})")
+            return
+        answers = isinstance(event, (UnitDone, UnitFailed, CheckDone)) and event.worker == worker
+        if not answers or worker not in self._busy:
+            self._lose(worker, f"the worker process sent a {type(event).__name__} to nobody")
+        elif isinstance(event, UnitFailed) and event.kind == "worker":
+            self._lose(worker, event.message)
+        else:
+            del self._busy[worker]
+            if isinstance(event, UnitDone):
+                self._held[worker] = event.resident
+            self._events.append(event)
+
+    def _look_at_the_busy(self) -> None:
+        """Give up workers that are silent or late; know when to look again."""
+        assert self._clock is not None
+        patience = self._silence
+        for worker, vigil in list(self._busy.items()):
+            process = self._workers.get(worker)
+            if process is None:
+                continue
+            task_seconds = process.beat.task_seconds
+            if vigil.is_late(task_seconds):
+                reason = f"the unit took longer than unit_timeout={self._unit_timeout:g} seconds"
+                self._lose(worker, reason, traced=True)
+            elif vigil.is_silent(process.beat.beats, self._clock.beats):
+                how = "was stopped" if process.is_stopped() else "hangs"
+                self._lose(
+                    worker,
+                    f"the worker process {how}: it gave no sign of life for {self._silence:g} "
+                    "seconds",
+                )
+            else:
+                patience = min(patience, vigil.patience(task_seconds))
+        self._next_look = time.monotonic() + patience
+
+    # --- losing and ending -----------------------------------------------
+
+    def _lose(self, worker: int, reason: str | None = None, *, traced: bool = False) -> None:
+        """Kill and reap a worker, then tell of its loss; `reason`: if it did not just end."""
+        process = self._workers.pop(worker, None)
+        if process is None:
+            return
+        self._busy.pop(worker, None)
+        self._the_selector.unregister(process.channel)
+        if process.exit_fd is not None:
+            self._the_selector.unregister(process.exit_fd)
+        process.stop(kill=True)
+        began = process.beat.task_seconds is not None
+        number = signal_of(process.process.returncode) if reason is None else None
+        if reason is None:
+            reason = exit_reason(process.process.returncode)
+            if number == signal.SIGKILL:
+                reason += self._out_of_memory(worker)
+        traced = traced or number in CRASHES
+        self._events.append(WorkerLost(worker, reason, signal=number, began=began, traced=traced))
+
+    def _out_of_memory(self, worker: int) -> str:
+        """What to add to SIGKILL if the kernel has killed for memory since it did last."""
+        kills = memory.kills()
+        if kills <= self._kills:
+            return ""
+        self._kills += 1
+        held = self._held.get(worker)
+        after = "" if not held else f"; it held {held / 1e6:.0f} MB after its last unit"
+        return f", probably out of memory (the kernel's out-of-memory killer struck{after})"
+
+    def _end_runs(self, idle: list[int]) -> set[int]:
+        """Have idle workers release the run's files; returns those that did."""
+        ended: set[int] = set()
+        for worker in idle:
+            try:
+                self._workers[worker].send(("end",))
+                self._watch(worker)
+            except OSError:
+                self._lose(worker)
+        end = time.monotonic() + EXIT_SECONDS
+        waiting = {worker for worker in idle if worker in self._workers}
+        while waiting and (left := end - time.monotonic()) > 0:
+            for key, mask in self._the_selector.select(left):
+                kind, worker = key.data
+                if worker in waiting and self._has_ended(kind, worker, mask):
+                    waiting.remove(worker)
+                    ended.add(worker)
+                elif worker not in self._workers:
+                    waiting.discard(worker)
+        return ended
+
+    def _has_ended(self, kind: str, worker: int, mask: int) -> bool:
+        """Whether an idle worker has answered that it is done with the run."""
+        process = self._workers.get(worker)
+        if process is None:
+            return False
+        try:
+            if mask & selectors.EVENT_WRITE:
+                process.channel.flush()
+                self._watch(worker)
+            messages = process.channel.receive()
+            if messages:
+                process.sources = cloudpickle.loads(messages[0])
+                return isinstance(process.sources, dict)
+            if kind == "exit":
+                self._lose(worker)
+        except Exception:  # it is ended all the same
+            self._lose(worker)
+        return False

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -12,7 +13,19 @@
 #include <time.h>
 #include <unistd.h>
 
+#ifdef __linux__
+#include <sys/prctl.h>
+#endif
+
 #define MAGIC "CERBEAT1"
+
+#ifdef POLLRDHUP
+#define HUNG_UP (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL)
+#define ASKED POLLRDHUP
+#else
+#define HUNG_UP (POLLHUP | POLLERR | POLLNVAL)
+#define ASKED 0 /* the others are told unasked */
+#endif
 
 _Static_assert(sizeof(cer_beat_page) <= CER_BEAT_BYTES, "the page is a page");
 
@@ -20,12 +33,14 @@ struct cer_beat {
     cer_beat_page *page;
     int fd;
     bool owns_fd;
-    bool beating, stop;
-    uint32_t interval_ms;
+    bool beating;
     pthread_t thread;
-    pid_t process;        /* that started the thread */
-    pthread_mutex_t lock; /* of stop and interval_ms */
-    pthread_cond_t wake;
+    pid_t process; /* that started the thread */
+    pid_t parent;  /* of that process */
+    int peer;
+    int wake[2]; /* a pipe: a byte in it ends the thread's wait */
+    atomic_bool stop;
+    _Atomic uint32_t interval_ms;
 };
 
 #ifdef __linux__
@@ -83,42 +98,17 @@ map_page(cer_beat *beat, cer_error *err)
     return CER_OK;
 }
 
-/* A condition whose timeouts do not jump with the wall clock. */
-static int
-init_condition(pthread_cond_t *condition)
-{
-#ifdef __APPLE__
-    return pthread_cond_init(condition, NULL);
-#else
-    pthread_condattr_t attributes;
-    int code = pthread_condattr_init(&attributes);
-
-    if (code != 0)
-        return code;
-    (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    code = pthread_cond_init(condition, &attributes);
-    (void)pthread_condattr_destroy(&attributes);
-    return code;
-#endif
-}
-
 cer_status
 cer_beat_open(int fd, cer_beat **out, cer_error *err)
 {
     cer_beat *beat = cer_calloc(1, sizeof *beat);
     cer_status status = CER_OK;
-    int code;
 
     *out = NULL;
     if (beat == NULL)
         return cer_fail(err, CER_NOMEM, "out of memory making a beat page");
-    code = init_condition(&beat->wake);
-    if (code != 0) {
-        cer_free(beat);
-        return cer_fail_errno(err, code, "cannot make a beat page");
-    }
-    (void)pthread_mutex_init(&beat->lock, NULL);
     beat->fd = fd;
+    beat->peer = beat->wake[0] = beat->wake[1] = -1;
     if (fd < 0)
         status = make_page(beat, err);
     if (status == CER_OK)
@@ -130,12 +120,21 @@ cer_beat_open(int fd, cer_beat **out, cer_error *err)
     return status;
 }
 
-/* In a child the thread is not there, but the lock may look as if it held it,
- * and the condition as if it waited. */
+/* In a child the thread is not there, and the pipe is the parent's too. */
 static bool
 forked(const cer_beat *beat)
 {
     return beat->beating && beat->process != getpid();
+}
+
+static void
+close_pipe(cer_beat *beat)
+{
+    for (int i = 0; i < 2; i++) {
+        if (beat->wake[i] >= 0)
+            (void)close(beat->wake[i]);
+        beat->wake[i] = -1;
+    }
 }
 
 void
@@ -148,10 +147,7 @@ cer_beat_close(cer_beat *beat)
         (void)munmap(beat->page, CER_BEAT_BYTES);
     if (beat->owns_fd)
         (void)close(beat->fd);
-    if (!forked(beat)) {
-        (void)pthread_cond_destroy(&beat->wake);
-        (void)pthread_mutex_destroy(&beat->lock);
-    }
+    close_pipe(beat);
     cer_free(beat);
 }
 
@@ -169,28 +165,33 @@ cer_beat_fd(const cer_beat *beat)
 
 /* --- the thread ---------------------------------------------------------- */
 
-/* Waits for one interval or for a call; the lock is held. */
+/* Ends this process, and what it started if it leads a group of its own. */
+static void
+die(void)
+{
+    if (getpgrp() == getpid())
+        (void)kill(0, SIGKILL);
+    (void)kill(getpid(), SIGKILL);
+}
+
+/* Waits for one interval, a call, or the end of the coordinator. */
 static void
 wait_interval(cer_beat *beat)
 {
-    struct timespec time;
-    uint32_t seconds = beat->interval_ms / 1000;
-    long nanoseconds = (long)(beat->interval_ms % 1000) * 1000000;
+    struct pollfd fds[2] = {{.fd = beat->wake[0], .events = POLLIN},
+                            {.fd = beat->peer, .events = ASKED}};
+    uint32_t interval = atomic_load(&beat->interval_ms);
+    char bytes[64];
 
-#ifdef __APPLE__
-    time.tv_sec = (time_t)seconds;
-    time.tv_nsec = nanoseconds;
-    (void)pthread_cond_timedwait_relative_np(&beat->wake, &beat->lock, &time);
-#else
-    (void)clock_gettime(CLOCK_MONOTONIC, &time);
-    time.tv_sec += (time_t)seconds;
-    time.tv_nsec += nanoseconds;
-    if (time.tv_nsec >= 1000000000) {
-        time.tv_sec++;
-        time.tv_nsec -= 1000000000;
-    }
-    (void)pthread_cond_timedwait(&beat->wake, &beat->lock, &time);
-#endif
+    (void)poll(fds, beat->peer >= 0 ? 2 : 1,
+               interval > INT32_MAX ? INT32_MAX : (int)interval);
+    if ((fds[0].revents & POLLIN) != 0)
+        (void)!read(beat->wake[0], bytes, sizeof bytes);
+    /* Copies of the coordinator's socket may outlive it in its forks: the
+     * parent's number tells then, a beat later. */
+    if (beat->peer >= 0 &&
+        ((fds[1].revents & HUNG_UP) != 0 || getppid() != beat->parent))
+        die();
 }
 
 static void *
@@ -198,34 +199,51 @@ beat_on(void *argument)
 {
     cer_beat *beat = argument;
 
-    (void)pthread_mutex_lock(&beat->lock);
-    while (!beat->stop) {
+#ifdef __linux__
+    /* A stopped process runs no thread that could notice anything: it is
+     * continued when its parent ends. (The kernel means the thread that forked;
+     * to be continued too early does nobody any harm.) */
+    if (beat->peer >= 0)
+        (void)prctl(PR_SET_PDEATHSIG, SIGCONT);
+#endif
+    while (!atomic_load(&beat->stop)) {
         atomic_fetch_add_explicit(&beat->page->beats, 1, memory_order_relaxed);
         wait_interval(beat);
     }
-    (void)pthread_mutex_unlock(&beat->lock);
     return NULL;
 }
 
-cer_status
-cer_beat_start(cer_beat *beat, uint32_t interval_ms, cer_error *err)
+static void
+wake_thread(cer_beat *beat)
+{
+    (void)!write(beat->wake[1], "", 1); /* a full pipe wakes it as well */
+}
+
+static cer_status
+open_pipe(cer_beat *beat, cer_error *err)
+{
+    if (beat->wake[0] >= 0)
+        return CER_OK;
+    if (pipe(beat->wake) < 0) {
+        beat->wake[0] = beat->wake[1] = -1;
+        return cer_fail_errno(err, errno, "cannot make a pipe");
+    }
+    for (int i = 0; i < 2; i++) {
+        (void)fcntl(beat->wake[i], F_SETFD, FD_CLOEXEC);
+        (void)fcntl(beat->wake[i], F_SETFL, O_NONBLOCK);
+    }
+    return CER_OK;
+}
+
+static cer_status
+start_thread(cer_beat *beat, cer_error *err)
 {
     sigset_t all, before;
     int code;
 
-    if (interval_ms == 0)
-        return cer_fail(err, CER_INVALID, "interval_ms must be at least 1");
-    if (forked(beat))
-        return cer_fail(err, CER_INVALID,
-                        "the thread that beats stayed in the parent process: "
-                        "open the page anew after a fork");
-    (void)pthread_mutex_lock(&beat->lock);
-    beat->interval_ms = interval_ms;
-    beat->stop = false;
-    (void)pthread_cond_signal(&beat->wake);
-    (void)pthread_mutex_unlock(&beat->lock);
-    if (beat->beating)
-        return CER_OK;
+    atomic_store(&beat->stop, false);
+    beat->process = getpid();
+    beat->parent = getppid();
     /* Signals are for the threads that can handle them. */
     (void)sigfillset(&all);
     (void)pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -234,8 +252,28 @@ cer_beat_start(cer_beat *beat, uint32_t interval_ms, cer_error *err)
     if (code != 0)
         return cer_fail_errno(err, code, "cannot start a thread");
     beat->beating = true;
-    beat->process = getpid();
     return CER_OK;
+}
+
+cer_status
+cer_beat_start(cer_beat *beat, uint32_t interval_ms, int peer, cer_error *err)
+{
+    cer_status status;
+
+    if (interval_ms == 0)
+        return cer_fail(err, CER_INVALID, "interval_ms must be at least 1");
+    if (forked(beat))
+        return cer_fail(err, CER_INVALID,
+                        "the thread that beats stayed in the parent process: "
+                        "open the page anew after a fork");
+    atomic_store(&beat->interval_ms, interval_ms);
+    if (beat->beating) {
+        wake_thread(beat);
+        return CER_OK;
+    }
+    beat->peer = peer;
+    status = open_pipe(beat, err);
+    return status == CER_OK ? start_thread(beat, err) : status;
 }
 
 void
@@ -243,10 +281,41 @@ cer_beat_stop(cer_beat *beat)
 {
     if (!beat->beating || forked(beat))
         return;
-    (void)pthread_mutex_lock(&beat->lock);
-    beat->stop = true;
-    (void)pthread_cond_signal(&beat->wake);
-    (void)pthread_mutex_unlock(&beat->lock);
+    atomic_store(&beat->stop, true);
+    wake_thread(beat);
     (void)pthread_join(beat->thread, NULL);
     beat->beating = false;
+}
+
+/* --- the clock of a task ------------------------------------------------- */
+static int64_t
+now_ns(void)
+{
+    struct timespec time;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &time);
+    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+void
+cer_beat_begin_task(cer_beat *beat, double grace)
+{
+    uint64_t began = (uint64_t)(now_ns() + (int64_t)(grace * 1e9));
+
+    atomic_store(&beat->page->task_began, began);
+}
+
+void
+cer_beat_end_task(cer_beat *beat)
+{
+    atomic_store(&beat->page->task_began, 0);
+}
+
+bool
+cer_beat_task_seconds(const cer_beat *beat, double *seconds)
+{
+    uint64_t began = atomic_load(&beat->page->task_began);
+
+    *seconds = began == 0 ? 0 : (double)(now_ns() - (int64_t)began) * 1e-9;
+    return began != 0;
 }

@@ -541,22 +541,43 @@ cer_loader_next(cer_loader *l, cer_batch **out, cer_error *err)
     return CER_OK;
 }
 
-size_t
-cer_loader_batches(const cer_loader *l)
+/* Reads a number that a call in another thread may be changing. */
+static size_t
+look(cer_loader *l, const size_t *number)
 {
-    return l->n_batches;
+    size_t value;
+
+    if (forked(l))
+        return *number; /* the lock may be held by a thread that is not here */
+    pthread_mutex_lock(&l->lock);
+    value = *number;
+    pthread_mutex_unlock(&l->lock);
+    return value;
 }
 
 size_t
-cer_loader_rows(const cer_loader *l)
+cer_loader_batches(cer_loader *l)
 {
-    return l->n_rows;
+    return look(l, &l->n_batches);
 }
 
 size_t
-cer_loader_buffers(const cer_loader *l)
+cer_loader_rows(cer_loader *l)
 {
-    return l->ring == NULL ? 0 : cer_batch_ring_size(l->ring);
+    return look(l, &l->n_rows);
+}
+
+size_t
+cer_loader_buffers(cer_loader *l)
+{
+    size_t n;
+
+    if (forked(l))
+        return l->ring == NULL ? 0 : cer_batch_ring_size(l->ring);
+    pthread_mutex_lock(&l->lock);
+    n = l->ring == NULL ? 0 : cer_batch_ring_size(l->ring);
+    pthread_mutex_unlock(&l->lock);
+    return n;
 }
 
 size_t
@@ -840,6 +861,8 @@ cer_loader_new(const cer_part *parts, size_t n_parts,
 void
 cer_loader_close(cer_loader *l)
 {
+    cer_batch_ring *ring;
+
     if (l->closed)
         return;
     l->closed = true;
@@ -852,10 +875,13 @@ cer_loader_close(cer_loader *l)
     for (size_t i = 0; i < l->n_started; i++)
         pthread_join(l->workers[i].thread, NULL);
     l->n_started = 0;
+    pthread_mutex_lock(&l->lock);
     drop_waiting(l);
     l->n_batches = l->n_rows = 0;
-    cer_batch_ring_close(l->ring);
+    ring = l->ring;
     l->ring = NULL;
+    pthread_mutex_unlock(&l->lock);
+    cer_batch_ring_close(ring);
     for (size_t i = 0; i < l->n_parts; i++)
         cer_shard_release(l->parts[i].shard);
 }

@@ -70,16 +70,18 @@ cer_status cer_loader_begin(cer_loader *loader, const uint32_t *parts, size_t n,
  * pass. After an error the pass is over. One call at a time. */
 cer_status cer_loader_next(cer_loader *loader, cer_batch **out, cer_error *err);
 
-/* Of the pass, with what `start` left out not counted. */
-size_t cer_loader_batches(const cer_loader *loader);
-size_t cer_loader_rows(const cer_loader *loader);
+/* Of the pass, with what `start` left out not counted. These two and
+ * cer_loader_buffers may be called while another thread is in any function
+ * but cer_loader_free. */
+size_t cer_loader_batches(cer_loader *loader);
+size_t cer_loader_rows(cer_loader *loader);
 
 /* Batches of a part of `rows` rows: a last batch of one row joins the one
  * before it. */
 size_t cer_loader_count(size_t rows, size_t batch_size, bool drop_last);
 
 /* Batch buffers in existence. */
-size_t cer_loader_buffers(const cer_loader *loader);
+size_t cer_loader_buffers(cer_loader *loader);
 
 /* Stops and joins the threads and releases the shards; batches handed out stay
  * valid. Closing twice is fine. */

@@ -472,6 +472,31 @@ cer_slots_commit(cer_slots *slots, uint64_t position, cer_error *err)
     return CER_OK;
 }
 
+cer_status
+cer_slots_revert(cer_slots *slots, uint32_t attempt, uint64_t position,
+                 cer_error *err)
+{
+    uint64_t head = atomic_load(&slots->page->head);
+    cer_slots_info info;
+    int newest;
+
+    do {
+        newest = newest_of(head);
+        if (attempt < fence_of(head))
+            return fenced(slots, attempt, head, err);
+        if (newest >= 0 && read_record(slots, newest, &info) &&
+            info.position == position)
+            return CER_OK;
+        if (newest < 0 || !read_record(slots, 1 - newest, &info) ||
+            info.position != position)
+            return cer_fail(err, CER_STATE,
+                            "%s holds no committed state of position %llu",
+                            slots->page_path, (unsigned long long)position);
+    } while (!atomic_compare_exchange_weak(&slots->page->head, &head,
+                                           flipped(head, 1 - newest)));
+    return CER_OK;
+}
+
 /* --- looking ------------------------------------------------------------- */
 static int
 find_position(const cer_slots *slots, uint64_t position, cer_slots_info *out)

@@ -72,6 +72,13 @@ cer_status cer_slots_begin(cer_slots *slots, uint32_t attempt, size_t nbytes,
 cer_status cer_slots_commit(cer_slots *slots, uint64_t position,
                             cer_error *err);
 
+/* Makes the state before the newest the newest again, if it is the one at
+ * `position`; nothing if the newest is. For a worker that committed and died
+ * before it could say so: by one compare-and-swap, so that whoever is killed
+ * here leaves a whole state too. Errors: CER_STATE (fenced; no such state). */
+cer_status cer_slots_revert(cer_slots *slots, uint32_t attempt,
+                            uint64_t position, cer_error *err);
+
 /* --- views --------------------------------------------------------------- */
 typedef struct cer_slots_map cer_slots_map; /* counts its users, atomically */
 

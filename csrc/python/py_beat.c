@@ -77,20 +77,31 @@ at_exit(beat_object *self, const char *function)
     return done == NULL ? -1 : 0;
 }
 
-PyDoc_STRVAR(start_doc,
-             "start_beating(interval_ms)\n--\n\n"
-             "Beat from a C thread, at once and then every interval_ms, until\n"
-             "stop() or the interpreter's end. Keeps this object alive.");
+PyDoc_STRVAR(
+    start_doc,
+    "start_beating(interval_ms, coordinator=None)\n--\n\n"
+    "Beat from a C thread, at once and then every interval_ms, until\n"
+    "stop() or the interpreter's end. Keeps this object alive. With the\n"
+    "descriptor of a socket to the coordinator, the thread kills this\n"
+    "process and its group when the other end or the parent is gone.");
 
 static PyObject *
-beat_start(beat_object *self, PyObject *argument)
+beat_start(beat_object *self, PyObject *args, PyObject *kwargs)
 {
-    uint64_t interval_ms = 0;
+    static char *keywords[] = {"", "coordinator", NULL};
+    PyObject *interval, *coordinator = Py_None;
+    uint64_t interval_ms = 0, peer = 0;
     cer_error err = {0};
 
-    if (core_read_number(argument, "interval_ms", UINT32_MAX, &interval_ms) < 0)
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:start_beating",
+                                     keywords, &interval, &coordinator) ||
+        core_read_number(interval, "interval_ms", UINT32_MAX, &interval_ms) < 0)
         return NULL;
-    if (cer_beat_start(self->beat, (uint32_t)interval_ms, &err) != CER_OK)
+    if (coordinator != Py_None &&
+        core_read_number(coordinator, "coordinator", INT32_MAX, &peer) < 0)
+        return NULL;
+    if (cer_beat_start(self->beat, (uint32_t)interval_ms,
+                       coordinator == Py_None ? -1 : (int)peer, &err) != CER_OK)
         return core_raise(core_state_of((PyObject *)self), &err);
     if (at_exit(self, "unregister") < 0 || at_exit(self, "register") < 0)
         return NULL;
@@ -130,6 +141,47 @@ beat_clear(beat_object *self, PyObject *Py_UNUSED(unused))
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(begin_task_doc,
+             "begin_task(grace=0.0)\n--\n\n"
+             "Start the clock of a task, or start it anew; the first `grace`\n"
+             "seconds are not counted.");
+
+static PyObject *
+beat_begin_task(beat_object *self, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"grace", NULL};
+    double grace = 0;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|d:begin_task", keywords,
+                                     &grace))
+        return NULL;
+    if (!(grace >= 0 && grace < 1e6)) {
+        PyErr_SetString(PyExc_ValueError, "grace must be from 0 to 1e6");
+        return NULL;
+    }
+    cer_beat_begin_task(self->beat, grace);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(end_task_doc, "end_task()\n--\n\nStop the clock of the task.");
+
+static PyObject *
+beat_end_task(beat_object *self, PyObject *Py_UNUSED(unused))
+{
+    cer_beat_end_task(self->beat);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+get_task_seconds(PyObject *self, void *Py_UNUSED(closure))
+{
+    double seconds;
+
+    if (!cer_beat_task_seconds(((beat_object *)self)->beat, &seconds))
+        Py_RETURN_NONE;
+    return PyFloat_FromDouble(seconds);
+}
+
 static PyObject *
 get_fd(PyObject *self, void *Py_UNUSED(closure))
 {
@@ -157,10 +209,14 @@ get_cancelled(PyObject *self, void *Py_UNUSED(closure))
 }
 
 static PyMethodDef beat_methods[] = {
-    {"start_beating", (PyCFunction)beat_start, METH_O, start_doc},
+    {"start_beating", (PyCFunction)(void (*)(void))beat_start,
+     METH_VARARGS | METH_KEYWORDS, start_doc},
     {"stop", (PyCFunction)beat_stop, METH_NOARGS, stop_doc},
     {"cancel", (PyCFunction)beat_cancel, METH_NOARGS, cancel_doc},
     {"clear", (PyCFunction)beat_clear, METH_NOARGS, clear_doc},
+    {"begin_task", (PyCFunction)(void (*)(void))beat_begin_task,
+     METH_VARARGS | METH_KEYWORDS, begin_task_doc},
+    {"end_task", (PyCFunction)beat_end_task, METH_NOARGS, end_task_doc},
     {NULL, NULL, 0, NULL},
 };
 
@@ -173,6 +229,9 @@ static PyGetSetDef beat_getset[] = {
     {"rows", get_count, NULL, "Rows trained or evaluated so far.",
      (void *)offsetof(cer_beat_page, rows)},
     {"cancelled", get_cancelled, NULL, "Whether the cancel flag is up.", NULL},
+    {"task_seconds", get_task_seconds, NULL,
+     "How long the task has taken, negative in its grace; None: no task.",
+     NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

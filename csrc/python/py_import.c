@@ -3,6 +3,7 @@
 #include "py_import.h"
 
 #include <numpy/arrayobject.h>
+#include <stdatomic.h>
 #include <string.h>
 
 /* What an old torch and a new one want to be told of a tensor, and the memory
@@ -10,8 +11,9 @@
 typedef struct tensor_block {
     DLManagedTensorVersioned versioned;
     DLManagedTensor legacy;
-    PyObject *keeps; /* of a view: what keeps the buffer; NULL: own memory */
-    int64_t dims[];  /* shape, then strides */
+    PyObject *keeps;    /* of a view: what keeps the buffer; NULL: own memory */
+    atomic_int holders; /* the tensor and, while it is made, make_torch */
+    int64_t dims[];     /* shape, then strides */
 } tensor_block;
 
 int
@@ -114,15 +116,22 @@ free_block(tensor_block *block)
 }
 
 static void
+let_go(tensor_block *block)
+{
+    if (atomic_fetch_sub(&block->holders, 1) == 1)
+        free_block(block);
+}
+
+static void
 delete_versioned(DLManagedTensorVersioned *managed)
 {
-    free_block(managed->manager_ctx);
+    let_go(managed->manager_ctx);
 }
 
 static void
 delete_legacy(DLManagedTensor *managed)
 {
-    free_block(managed->manager_ctx);
+    let_go(managed->manager_ctx);
 }
 
 /* Describes the tensor at `data` in both of DLPack's forms. */
@@ -134,6 +143,7 @@ describe(tensor_block *block, const cer_state_tensor *tensor, void *data)
     DLTensor *dl = &block->versioned.dl_tensor;
 
     memset(block, 0, offsetof(tensor_block, dims));
+    atomic_init(&block->holders, 1);
     for (uint32_t i = tensor->ndim; i-- > 0;) {
         shape[i] = tensor->shape[i];
         strides[i] = stride;
@@ -179,6 +189,23 @@ done:
     return result;
 }
 
+/* Through the exchange table. When it fails it may have called the deleter or
+ * not: it is held until that is over. */
+static PyObject *
+import_by_table(const DLPackExchangeAPI *api, tensor_block *block)
+{
+    void *result = NULL;
+
+    atomic_store(&block->holders, 2);
+    if (api->managed_tensor_to_py_object_no_sync(&block->versioned, &result) !=
+        0) {
+        free_block(block);
+        return NULL;
+    }
+    let_go(block);
+    return result;
+}
+
 static PyObject *
 make_torch(py_importer *in, const cer_state_tensor *tensor)
 {
@@ -187,7 +214,7 @@ make_torch(py_importer *in, const cer_state_tensor *tensor)
     /* Own data lies behind the description, on its own cache lines. */
     tensor_block *block =
         cer_alloc(copy ? head + CER_STATE_ALIGNMENT + tensor->nbytes : head);
-    void *data, *result = NULL;
+    void *data;
 
     if (block == NULL)
         return PyErr_NoMemory();
@@ -199,14 +226,8 @@ make_torch(py_importer *in, const cer_state_tensor *tensor)
         copy_later(in, data, tensor);
     else
         block->keeps = Py_NewRef(in->keeps);
-    if (in->api == NULL) {
-        result = import_by_capsule(block);
-    } else if (in->api->managed_tensor_to_py_object_no_sync(&block->versioned,
-                                                            &result) != 0) {
-        free_block(block);
-        return NULL;
-    }
-    return result;
+    return in->api == NULL ? import_by_capsule(block)
+                           : import_by_table(in->api, block);
 }
 
 PyArray_Descr *

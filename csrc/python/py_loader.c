@@ -245,6 +245,38 @@ read_plan(PyObject *column, plan *out)
 
 /* --- the parts ------------------------------------------------------------ */
 
+/* Whether nobody can change an array, short of making it writable again. */
+static bool
+is_read_only(PyArrayObject *array)
+{
+    PyObject *base = (PyObject *)array;
+
+    while (base != NULL && PyArray_Check(base)) {
+        if (PyArray_ISWRITEABLE((PyArrayObject *)base))
+            return false;
+        base = PyArray_BASE((PyArrayObject *)base);
+    }
+    /* What else may own memory, but for bytes, can change it. */
+    return base == NULL || PyBytes_Check(base);
+}
+
+/* Row numbers are checked once: an array that may still change is copied. */
+static int
+read_row_array(PyArrayObject *rows, PyObject *keep, cer_part *out)
+{
+    PyObject *kept = is_read_only(rows) ? Py_NewRef((PyObject *)rows)
+                                        : PyArray_NewCopy(rows, NPY_CORDER);
+    int result;
+
+    if (kept == NULL)
+        return -1;
+    out->rows = PyArray_DATA((PyArrayObject *)kept);
+    out->count = (size_t)PyArray_DIM((PyArrayObject *)kept, 0);
+    result = PyList_Append(keep, kept);
+    Py_DECREF(kept);
+    return result;
+}
+
 static int
 read_rows(PyObject *rows, PyObject *keep, cer_part *out)
 {
@@ -269,9 +301,7 @@ read_rows(PyObject *rows, PyObject *keep, cer_part *out)
                                          "contiguous uint32 array");
         return -1;
     }
-    out->rows = PyArray_DATA((PyArrayObject *)rows);
-    out->count = (size_t)PyArray_DIM((PyArrayObject *)rows, 0);
-    return PyList_Append(keep, rows);
+    return read_row_array((PyArrayObject *)rows, keep, out);
 }
 
 static int
@@ -420,7 +450,8 @@ PyDoc_STRVAR(
     "       framework='torch', threads=0, first_rows=())\n--\n\n"
     "An iterator of batches of shuffled rows, used for many passes.\n\n"
     "`parts` has a pair (ShardReader, rows) per shard of the view: rows are\n"
-    "(start, stop) or a uint32 array. `plan` is made by\n"
+    "(start, stop) or a uint32 array, which is copied if it can be changed.\n"
+    "`plan` is made by\n"
     "cerebro.transforms.compile. begin() starts a pass; iterating gives dicts\n"
     "of tensors of the framework.");
 

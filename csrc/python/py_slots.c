@@ -248,6 +248,29 @@ slots_put(slots_object *self, PyObject *args, PyObject *kwargs)
 }
 
 PyDoc_STRVAR(
+    slots_revert_doc,
+    "revert(*, attempt, position)\n--\n\n"
+    "Make the state at `position`, the newest or the one before it, the\n"
+    "newest.");
+
+static PyObject *
+slots_revert(slots_object *self, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"attempt", "position", NULL};
+    PyObject *attempt, *position;
+    commit_key key = {0, 0};
+    cer_error err = {0};
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$OO:revert", keywords,
+                                     &attempt, &position) ||
+        read_key(attempt, position, &key) < 0 || enter(self) < 0)
+        return NULL;
+    return leave_with(
+        self, cer_slots_revert(self->slots, key.attempt, key.position, &err),
+        &err);
+}
+
+PyDoc_STRVAR(
     slots_committed_doc,
     "committed()\n--\n\n"
     "Return (position, attempt, nbytes) of the newest state, or None.");
@@ -438,6 +461,8 @@ static PyMethodDef slots_methods[] = {
      METH_VARARGS | METH_KEYWORDS, slots_pack_doc},
     {"put", (PyCFunction)(void (*)(void))slots_put,
      METH_VARARGS | METH_KEYWORDS, slots_put_doc},
+    {"revert", (PyCFunction)(void (*)(void))slots_revert,
+     METH_VARARGS | METH_KEYWORDS, slots_revert_doc},
     {"committed", (PyCFunction)slots_committed, METH_NOARGS,
      slots_committed_doc},
     {"view", (PyCFunction)(void (*)(void))slots_view,

@@ -1,13 +1,8 @@
 #include "runner.h"
 
-#include <errno.h>
 #include <math.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include "beat.h"
 #include "check.h"
-#include "scratch.h"
 
 /* --- metrics -------------------------------------------------------------- */
 static void
@@ -106,109 +101,5 @@ elements_are_read(void)
     CHECK(!cer_metric_read(CER_C64, "12345678", &(double){0}));
 }
 
-/* --- beats ---------------------------------------------------------------- */
-
-/* Waits until the thread has beaten `n` times more. */
-static void
-wait_for_beats(cer_beat *beat, uint64_t n)
-{
-    cer_beat_page *page = cer_beat_page_of(beat);
-    uint64_t until = atomic_load(&page->beats) + n;
-
-    while (atomic_load(&page->beats) < until)
-        continue;
-}
-
-static void
-a_page_is_shared_by_its_descriptor(void)
-{
-    int before = scratch_descriptors();
-    cer_beat *beat, *other;
-
-    CHECK_EQ_INT(cer_beat_open(-1, &beat, NULL), CER_OK);
-    CHECK_EQ_INT(cer_beat_open(cer_beat_fd(beat), &other, NULL), CER_OK);
-    CHECK_EQ_INT(cer_beat_fd(beat), cer_beat_fd(other));
-    atomic_store(&cer_beat_page_of(beat)->cancel, 1);
-    CHECK_EQ_INT(atomic_load(&cer_beat_page_of(other)->cancel), 1);
-    CHECK_EQ_INT(cer_beat_start(other, 1, NULL), CER_OK);
-    wait_for_beats(beat, 3);
-    cer_beat_close(other);
-    cer_beat_close(beat);
-    cer_beat_close(NULL);
-    CHECK_EQ_INT(scratch_descriptors(), before);
-}
-
-static void
-beating_starts_and_stops(void)
-{
-    cer_error err = {0};
-    cer_beat *beat;
-    uint64_t beats;
-
-    CHECK_EQ_INT(cer_beat_open(-1, &beat, NULL), CER_OK);
-    cer_beat_stop(beat);
-    CHECK_EQ_INT(cer_beat_start(beat, 0, &err), CER_INVALID);
-    CHECK_EQ_INT(cer_beat_start(beat, 1, NULL), CER_OK);
-    wait_for_beats(beat, 2);
-    cer_beat_stop(beat);
-    beats = atomic_load(&cer_beat_page_of(beat)->beats);
-    CHECK_EQ_INT(cer_beat_start(beat, 3600000, NULL), CER_OK);
-    wait_for_beats(beat, 0);
-    CHECK_EQ_INT(cer_beat_start(beat, 1, NULL), CER_OK); /* wakes it */
-    wait_for_beats(beat, 2);
-    cer_beat_stop(beat);
-    CHECK(atomic_load(&cer_beat_page_of(beat)->beats) > beats);
-    cer_beat_close(beat);
-}
-
-static void
-a_forked_child_has_no_thread(void)
-{
-    int code = -1;
-    cer_beat *beat;
-    pid_t child;
-
-    CHECK_EQ_INT(cer_beat_open(-1, &beat, NULL), CER_OK);
-    CHECK_EQ_INT(cer_beat_start(beat, 1, NULL), CER_OK);
-    wait_for_beats(beat, 2);
-    child = fork();
-    if (child == 0) {
-        cer_error err = {0};
-        bool told = cer_beat_start(beat, 1, &err) == CER_INVALID &&
-                    strstr(err.message, "after a fork") != NULL;
-
-        alarm(20); /* none of these may wait for the thread */
-        cer_beat_stop(beat);
-        cer_beat_close(beat);
-        _exit(told ? 0 : 1);
-    }
-    CHECK(waitpid(child, &code, 0) == child && code == 0);
-    wait_for_beats(beat, 2);
-    cer_beat_close(beat);
-}
-
-static void
-what_is_no_page_is_refused(void)
-{
-    cer_error err = {0};
-    cer_beat *beat;
-    char zeros[CER_BEAT_BYTES] = "";
-    FILE *file;
-
-    CHECK_EQ_INT(cer_beat_open(250, &beat, &err), CER_IO);
-    CHECK_EQ_INT(err.os_errno, EBADF);
-    scratch_write("short", "x", 1);
-    file = fopen(scratch("short"), "r+b");
-    CHECK_EQ_INT(cer_beat_open(fileno(file), &beat, &err), CER_INVALID);
-    (void)fclose(file);
-    scratch_write("zeros", zeros, sizeof zeros);
-    file = fopen(scratch("zeros"), "r+b");
-    CHECK_EQ_INT(cer_beat_open(fileno(file), &beat, &err), CER_INVALID);
-    CHECK(beat == NULL);
-    (void)fclose(file);
-}
-
 CHECK_MAIN(metrics_are_weighted, the_first_that_is_not_finite_is_noted,
-           metrics_may_come_in_any_order, elements_are_read,
-           a_page_is_shared_by_its_descriptor, beating_starts_and_stops,
-           a_forked_child_has_no_thread, what_is_no_page_is_refused)
+           metrics_may_come_in_any_order, elements_are_read)

@@ -160,6 +160,51 @@ two_at_once_are_caught_at_the_commit(void)
     cer_slots_close(two);
 }
 
+/* A worker that committed and died before it said so is taken back. */
+static void
+the_state_before_is_made_the_newest_again(void)
+{
+    cer_slots *slots = open_slots("revert"), *late = open_slots("revert");
+    cer_error err = {0};
+
+    CHECK_EQ_INT(cer_slots_revert(slots, 0, 0, &err), CER_STATE);
+    CHECK_EQ_INT(pack(slots, 1, 1, 10, 1, NULL), CER_OK);
+    CHECK_EQ_INT(cer_slots_revert(slots, 1, 1, NULL), CER_OK);
+    CHECK_EQ_INT(cer_slots_revert(slots, 1, 0, &err), CER_STATE);
+    check_newest(slots, 1, 10, 1);
+    CHECK_EQ_INT(pack(late, 1, 2, 10, 2, NULL), CER_OK);
+    cer_slots_fence(slots, 2);
+    CHECK_EQ_INT(cer_slots_revert(late, 1, 1, &err), CER_STATE);
+    CHECK(strstr(err.message, "attempt 2 has begun") != NULL);
+    CHECK_EQ_INT(cer_slots_revert(slots, 2, 1, NULL), CER_OK);
+    check_newest(late, 1, 10, 1);
+    CHECK_EQ_INT(cer_slots_revert(slots, 2, 3, &err), CER_STATE);
+    CHECK(strstr(err.message, "no committed state of position 3") != NULL);
+    CHECK_EQ_INT(pack(slots, 2, 2, 10, 3, NULL), CER_OK);
+    check_newest(late, 2, 10, 3);
+    cer_slots_close(slots);
+    cer_slots_close(late);
+}
+
+/* Whoever is killed after that, in the middle of a pack, loses nothing. */
+static void
+a_revert_leaves_a_whole_state_whatever_follows(void)
+{
+    cer_slots *slots = open_slots("again");
+    uint8_t *to;
+
+    CHECK_EQ_INT(pack(slots, 0, 1, 10, 1, NULL), CER_OK);
+    CHECK_EQ_INT(pack(slots, 0, 2, 10, 2, NULL), CER_OK);
+    CHECK_EQ_INT(cer_slots_revert(slots, 1, 1, NULL), CER_OK);
+    CHECK_EQ_INT(cer_slots_begin(slots, 1, 10, &to, NULL), CER_OK);
+    to[0] = 9;
+    cer_slots_close(slots);
+    slots = open_slots("again");
+    CHECK_EQ_INT(cer_slots_revert(slots, 2, 1, NULL), CER_OK);
+    check_newest(slots, 1, 10, 1);
+    cer_slots_close(slots);
+}
+
 static void
 views_outlive_everything(void)
 {
@@ -465,9 +510,12 @@ a_killed_process_leaves_a_whole_state(void)
 
 CHECK_MAIN(commits_flip_between_the_slots, files_are_as_long_as_their_state,
            an_unfinished_pack_changes_nothing, fences_refuse_begins_and_commits,
-           two_at_once_are_caught_at_the_commit, views_outlive_everything,
-           only_what_was_sealed_is_believed, what_is_torn_is_not_believed,
-           the_highest_attempt_is_known, the_newest_state_is_saved,
-           pages_are_checked, a_page_cut_anywhere_is_refused,
+           two_at_once_are_caught_at_the_commit,
+           the_state_before_is_made_the_newest_again,
+           a_revert_leaves_a_whole_state_whatever_follows,
+           views_outlive_everything, only_what_was_sealed_is_believed,
+           what_is_torn_is_not_believed, the_highest_attempt_is_known,
+           the_newest_state_is_saved, pages_are_checked,
+           a_page_cut_anywhere_is_refused,
            a_page_that_changes_under_us_is_survived, links_are_not_followed,
            a_killed_process_leaves_a_whole_state)

@@ -1,0 +1,121 @@
+"""The coordinator's end of a worker's socket: whole messages, and never a wait.
+
+A worker may stop, hang or die in the middle of a message, in either direction.
+Whoever waited for the rest of it would hang too, and with it all other workers:
+what cannot be sent yet is kept, what has half arrived is kept, and the event
+loop comes back when there is more. On the wire a message is four bytes of
+length, big-endian, and its bytes, as `multiprocessing.connection` has them; the
+worker's end is one of those.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections import deque
+
+LENGTH = struct.Struct("!i")
+LONG = struct.Struct("!Q")
+MAX_ANSWER = 256 << 20
+"""Bytes; an answer is a few kilobytes. What says it is longer is no answer."""
+PIECE = 1 << 18
+
+
+class BrokenMessage(Exception):
+    """What arrived is no message."""
+
+
+class Channel:
+    """Sends and receives messages over a connected stream socket."""
+
+    def __init__(self, ours: socket.socket) -> None:
+        ours.setblocking(False)
+        self._socket = ours
+        self._out: deque[memoryview] = deque()
+        self._in = bytearray()
+
+    def fileno(self) -> int:
+        """The socket's descriptor; -1 once it is closed."""
+        return self._socket.fileno()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether `flush` is to be called when the socket can be written."""
+        return bool(self._out)
+
+    def send(self, message: bytes) -> None:
+        """Send a message, as far as that goes without waiting.
+
+        Raises
+        ------
+        OSError
+            If the other end is gone.
+        """
+        length = len(message)
+        # As `multiprocessing.connection` tells lengths that need more than four bytes.
+        head = LENGTH.pack(length) if length < 2**31 else LENGTH.pack(-1) + LONG.pack(length)
+        if length < 16384:
+            self._out.append(memoryview(head + message))
+        else:
+            self._out += [memoryview(head), memoryview(message)]
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what is left, as far as that goes; OSError if the other end is gone."""
+        while self._out:
+            piece = self._out[0]
+            try:
+                sent = self._socket.send(piece)
+            except BlockingIOError:
+                return
+            if sent == len(piece):
+                self._out.popleft()
+            else:
+                self._out[0] = piece[sent:]
+
+    def receive(self) -> list[bytes]:
+        """Return the messages that have arrived whole; there may be none.
+
+        Raises
+        ------
+        EOFError
+            If the other end is closed and every whole message was returned.
+        BrokenMessage
+            If what arrived is no message.
+        OSError
+            If the socket is broken.
+        """
+        ended = False
+        while len(self._in) <= MAX_ANSWER:
+            try:
+                piece = self._socket.recv(PIECE)
+            except BlockingIOError:
+                break
+            except ConnectionResetError:
+                piece = b""
+            if not piece:
+                ended = True
+                break
+            self._in += piece
+        messages = self._whole_messages()
+        if ended and not messages:
+            raise EOFError
+        return messages
+
+    def _whole_messages(self) -> list[bytes]:
+        messages = []
+        while len(self._in) >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(self._in)
+            if not 0 <= length <= MAX_ANSWER:
+                raise BrokenMessage(f"a message of {length} bytes")
+            end = LENGTH.size + length
+            if len(self._in) < end:
+                break
+            messages.append(bytes(self._in[LENGTH.size : end]))
+            del self._in[:end]
+        return messages
+
+    def close(self) -> None:
+        self._socket.close()
+        self._out.clear()
+        self._in.clear()

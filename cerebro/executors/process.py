@@ -1,0 +1,221 @@
+"""One worker process seen from its coordinator: start, watch, kill, reap; and keep warm."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from cerebro import _core
+from cerebro.errors import WorkerError
+from cerebro.executors.channel import Channel
+from cerebro.sources import Sources, are_current
+
+EXIT_SECONDS = 5.0
+REAP_SECONDS = 60.0
+"""A process that was killed is gone at once, unless a disk keeps it."""
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+open_workers: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
+
+
+def _close_sockets_in_fork() -> None:
+    """Give up a fork's copies of the sockets: workers leave when the last copy closes."""
+    for worker in list(open_workers):
+        with contextlib.suppress(OSError):
+            worker.close()
+
+
+os.register_at_fork(after_in_child=_close_sockets_in_fork)
+
+
+@dataclass(eq=False)
+class WorkerProcess:
+    """One worker process, its socket and the page it beats in."""
+
+    process: subprocess.Popen[bytes]
+    channel: Channel
+    beat: _core.BeatPage
+    threads: int
+    exit_fd: int | None = None
+    """Readable once the process has ended, whoever still holds a copy of its socket."""
+    owner: int = field(default_factory=os.getpid)
+    sources: Sources = field(default_factory=dict)
+    """Modules that it had imported when its last run ended; see `cerebro.sources`."""
+
+    def __post_init__(self) -> None:
+        open_workers.add(self)
+
+    @classmethod
+    def spawn(cls, threads: int) -> WorkerProcess:
+        """Start a worker process; it leads a session, and so a process group, of its own.
+
+        Raises
+        ------
+        WorkerError
+            If the system has no process, memory or descriptor for it.
+        """
+        try:
+            beat = _core.BeatPage()
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise WorkerError(f"cannot start a worker process: {error}") from error
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "cerebro._worker", str(theirs.fileno()), str(beat.fd)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), beat.fd),
+                start_new_session=True,
+                env=_environment(threads),
+            )
+        except OSError as error:
+            ours.close()
+            raise WorkerError(f"cannot start a worker process: {error}") from error
+        finally:
+            theirs.close()
+        return cls(process, Channel(ours), beat, threads, _exit_descriptor(process.pid))
+
+    def send(self, message: tuple[Any, ...]) -> None:
+        self.channel.send(cloudpickle.dumps(message))
+
+    def is_stopped(self) -> bool:
+        """Whether a signal or a debugger has stopped it; False where nobody knows."""
+        try:
+            stat = Path(f"/proc/{self.process.pid}/stat").read_text()
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] in ("T", "t")
+
+    def stop(self, *, kill: bool) -> None:
+        """End the process and reap it; it is given time to finish unless killed.
+
+        Raises
+        ------
+        WorkerError
+            If the system does not let go of it: nothing it works on may be used again.
+        """
+        if self.owner != os.getpid():  # in a fork of its parent
+            return
+        if kill:
+            self._kill()
+        self.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(EXIT_SECONDS)
+            return
+        self._kill()
+        try:
+            self.process.wait(REAP_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise WorkerError(
+                f"worker process {self.process.pid} was killed and does not end: does a disk "
+                "that it uses not answer?"
+            ) from None
+
+    def close(self) -> None:
+        """Close this process's descriptors of it, which tells it to leave."""
+        self.channel.close()
+        if self.exit_fd is not None:
+            os.close(self.exit_fd)
+            self.exit_fd = None
+
+    def _kill(self) -> None:
+        """Kill the worker and what its trials started: it leads a session of its own."""
+        if self.process.returncode is None:  # not reaped, so that the number is still its own
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+
+def _environment(threads: int) -> dict[str, str]:
+    """The worker's environment: finds the same cerebro, computes with so many threads."""
+    environment = dict(os.environ)
+    for name in THREAD_VARIABLES:
+        environment[name] = str(threads)
+    here = str(Path(__file__).parent.parent.parent)
+    path = [here, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    environment["PYTHONPATH"] = os.pathsep.join(path)
+    return environment
+
+
+def _exit_descriptor(pid: int) -> int | None:
+    """A descriptor that tells of a child's end, where the system has such a thing.
+
+    Without it a worker's end is known by its socket; if a process that it started
+    holds a copy of that, by its silence.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):  # not Linux, an old one, or no descriptor is left
+        return None
+
+
+def exit_reason(returncode: int | None) -> str:
+    """How a process ended, for people."""
+    number = signal_of(returncode)
+    if number is None:
+        return f"the worker process exited with status {returncode}"
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    return f"the worker process was ended by {name}"
+
+
+def signal_of(returncode: int | None) -> int | None:
+    """The signal that ended a process, if one did."""
+    return -returncode if returncode is not None and returncode < 0 else None
+
+
+class WarmWorkers:
+    """Idle workers kept for the next run of this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[WorkerProcess] = []
+        self._pid = os.getpid()
+
+    def take(self, threads: int) -> WorkerProcess | None:
+        with self._lock:
+            if self._pid != os.getpid():  # after a fork they are the parent's
+                self._idle, self._pid = [], os.getpid()
+            # The one used last has its libraries imported and its caches warm.
+            for worker in reversed(list(self._idle)):
+                if worker.process.poll() is not None:
+                    self._idle.remove(worker)
+                    worker.close()
+                elif not are_current(worker.sources):  # it would train with the old code
+                    self._idle.remove(worker)
+                    worker.stop(kill=True)
+                elif worker.threads == threads:
+                    self._idle.remove(worker)
+                    return worker
+        return None
+
+    def give(self, worker: WorkerProcess) -> None:
+        with self._lock:
+            self._idle.append(worker)
+
+    def close(self) -> None:
+        """Stop them all; called at the interpreter's exit."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        if self._pid != os.getpid():
+            return
+        for worker in idle:
+            worker.close()
+        for worker in idle:
+            worker.stop(kill=False)
+
+
+warm_workers = WarmWorkers()
+atexit.register(warm_workers.close)
