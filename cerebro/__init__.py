@@ -34,6 +34,7 @@ from cerebro.protocol import Info
 from cerebro.replay import Replay, replay
 from cerebro.result import Result
 from cerebro.result import open_run as open
+from cerebro.resume import resume
 from cerebro.saved_trial import Trial
 from cerebro.search import search
 from cerebro.searchers import GridSearch, RandomSearch
@@ -76,6 +77,7 @@ __all__ = [
     "normal",
     "open",
     "replay",
+    "resume",
     "search",
     "shard",
     "sklearn",

@@ -1,7 +1,8 @@
 """The command line: thin commands over the public interface.
 
 Exit status: 0 if what was asked for was done, 1 on an error (one line that begins
-with ``error:`` and says what to do), 130 on Ctrl-C. ``--traceback``, or
+with ``error:`` and says what to do), 130 on Ctrl-C and 143 on SIGTERM, after saying what
+resumes the run. ``--traceback``, or
 ``CEREBRO_TRACEBACK=1`` in the environment, shows where an error came from.
 """
 
@@ -24,15 +25,16 @@ from cerebro.commands import (
     export,
     plot,
     replay,
+    resume,
     run,
     shard,
     show,
     verify,
 )
 from cerebro.errors import CerebroError, InputError, text_of
+from cerebro.interrupts import INTERRUPTED
 
-COMMANDS = (demo, shard, run, show, control, replay, verify, plot, export, doctor)
-INTERRUPTED = 130
+COMMANDS = (demo, shard, run, resume, show, control, replay, verify, plot, export, doctor)
 MESSAGE_LIMIT = 2000
 
 
@@ -57,8 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = options.command(options)
         sys.stdout.flush()
         return int(status or 0)
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(f"\n{str(error) or 'interrupted'}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # `cerebro show | head`: nobody reads on
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cerebro.environment as environment
 from cerebro.coordinator import Coordinator
 from cerebro.errors import RunError, text_of
 from cerebro.executors.base import Executor
@@ -21,7 +22,9 @@ from cerebro.interrupts import TERMINATED, Terminated, terminable, uninterrupted
 from cerebro.leftovers import sweep
 from cerebro.owner import Owner
 from cerebro.report.progress import make_progress
+from cerebro.restore import Restored
 from cerebro.result import Result
+from cerebro.room import available_memory
 from cerebro.searchers.base import Searcher, Suggestion
 from cerebro.settings import Settings
 from cerebro.store import Store
@@ -34,6 +37,8 @@ class Opened:
 
     owner: Owner
     store: Store
+    restored: Restored | None = None
+    """What there is of it already."""
 
 
 Ready = tuple[Sequence[int], "Mapping[str, Any] | None"]
@@ -79,7 +84,8 @@ def conduct(
         with terminable():
             return _conduct(settings, context, searcher, open_run, first, prepare)
     except Terminated as error:
-        print(f"\n{error}", file=sys.stderr, flush=True)
+        text = str(error) or "terminated before any trial began; nothing was kept"
+        print(f"\n{text}", file=sys.stderr, flush=True)
         raise SystemExit(TERMINATED) from None
 
 
@@ -99,7 +105,8 @@ def _conduct(
         run = open_run()
         result = Result(settings.folder, build=settings.build)
         coordinator = Coordinator(
-            settings, context, searcher, executor, run.store, progress, result, first
+            *(settings, context, searcher, executor, run.store, progress, result, first),
+            run.restored,
         )
         coordinator.tell("on_run_start", result)
         if prepare is not None:
@@ -108,7 +115,7 @@ def _conduct(
                 run.store.set_meta("environment", seen)
         coordinator.run(workers)
         executor.close()
-        run.store.set_meta("status", "stopped" if coordinator.is_stopped else "finished")
+        run.store.set_meta("status", coordinator.status)
         run.store.set_meta("ended", time.time())
         close(run, context)
         run.owner.release()
@@ -171,11 +178,14 @@ def explain(error: BaseException, result: Result) -> None:
 
 def how_to_go_on(result: Result) -> str:
     """What an interrupted run has kept, and what resumes it."""
-    epochs = sum(trial.epoch for trial in result.trials)
+    epochs = sum(len(trial.history) for trial in result.trials)
+    path = str(result.path)
+    command = f"python -m cerebro resume {shlex.quote(path)}"
+    if not result.saved.recipe.is_importable:
+        command = f"cerebro.resume({path!r}, build)"
     return (
         f"interrupted: {len(result.trials)} trials with {epochs} finished epochs are kept in "
-        f"{result.path}. To look at them:\n\n"
-        f"  python -m cerebro show {shlex.quote(str(result.path))}"
+        f"{path}. To go on:\n\n  {command}"
     )
 
 
@@ -184,3 +194,31 @@ def default_executor(settings: Settings) -> Executor:
     if settings.workers == 0:
         return InlineExecutor()
     return LocalExecutor(settings.workers, settings.threads)
+
+
+def run_context(settings: Settings) -> RunContext:
+    """What workers are told about the run."""
+    workers = max(1, settings.workers)
+    cores = environment.usable_cores()
+    return RunContext(
+        build=settings.build,
+        train=settings.train,
+        validation=settings.validation,
+        seed=settings.seed,
+        epochs=settings.epochs,
+        batch_size=settings.batch_size,
+        eval_batch_size=settings.eval_batch_size,
+        drop_last=settings.drop_last,
+        stagger=settings.stagger,
+        threads=settings.threads,
+        # A prefetch thread pays only on a core that nobody computes on.
+        loader_threads=1 if cores > workers * settings.threads else 0,
+        deterministic=settings.deterministic,
+        live_models=settings.live_models,
+        live_bytes=available_memory() // (2 * workers),
+        unit_timeout=settings.unit_timeout,
+        state_dir=str(settings.state_dir.resolve()),
+        epoch_dir=str((settings.folder / "states").resolve()),
+        log_dir=str((settings.folder / "trials").resolve()),
+        torch_flags=environment.torch_flags(),
+    )

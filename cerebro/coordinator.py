@@ -32,6 +32,7 @@ from cerebro.losses import Losses
 from cerebro.meter import Meter
 from cerebro.remote import Remote
 from cerebro.report.snapshot import Snapshot
+from cerebro.restore import Restored
 from cerebro.search_loop import SearchLoop
 from cerebro.searchers.base import Searcher, Suggestion
 from cerebro.settings import Settings
@@ -56,14 +57,18 @@ class Coordinator:
         progress: Any,
         result: Any,
         first: Suggestion | None = None,
+        restored: Restored | None = None,
     ) -> None:
         self.settings = settings
         self.context = context
         self.executor = executor
         self.store = store
         result.saved.before_reading = store.flush
-        self._started = time.perf_counter()
-        self._wall_started = time.time()
+        before = 0.0 if restored is None else restored.seconds
+        self._begun = time.perf_counter()
+        self._started = self._begun - before  # the run's clock goes on
+        self._wall_started = time.time() - before
+        self._restored = restored
         self._hooks = Hooks(settings.callbacks, result.trial_of)
         self._meter = Meter(settings, progress, self._now)
         self._schedule = self._make_schedule()
@@ -80,6 +85,8 @@ class Coordinator:
         self.out_of_time = False
         self._wait = waker(executor)
         self._remote = Remote(settings.folder / control.FOLDER, self._note_command)
+        if restored is not None:
+            self._trials.restore(restored.trials)
 
     # --- the loop --------------------------------------------------------
 
@@ -95,7 +102,10 @@ class Coordinator:
         """
         for worker in workers:
             self._join(worker)
+        if self._restored is not None:
+            self._go_on(self._restored)
         self._advance()
+        self.store.flush()  # slots of a trial that nobody knows would be of no use
         self._meter.started(self.trials.values(), len(self._schedule_worker))
         with closing(self._remote):
             self._train()
@@ -124,6 +134,13 @@ class Coordinator:
                     self._worker_lost(event)
             self._advance()
             self._meter.show(self.trials.values(), len(self._schedule_worker))
+
+    @property
+    def status(self) -> str:
+        """What the run is when `run` has returned."""
+        left = self.is_stopped or any(trial.record.is_open for trial in self.trials.values())
+        partly = self._restored is not None and self._restored.partly
+        return "stopped" if left or partly else "finished"
 
     @property
     def trials(self) -> dict[int, LiveTrial]:
@@ -227,13 +244,27 @@ class Coordinator:
         elif trial.held and trial.record.status != "paused":
             self._trials.set_status(trial, "paused")
 
+    def _go_on(self, restored: Restored) -> None:
+        """Take up a run where another process has left it."""
+        self._loop.restore(restored.loop)
+        for number, epochs in restored.lost.items():
+            trial = self.trials[number]
+            seconds = trial.epoch_seconds  # of the epoch in progress, after these
+            for epoch in epochs:
+                if trial.record.status not in ENDED:
+                    self._add_epoch(trial, epoch)
+            trial.epoch_seconds = seconds
+        self._loop.arrive_again()
+
     # --- the searcher ----------------------------------------------------
 
     def _advance(self) -> bool:
         """Let the searcher hear and decide; False if it had nothing to say."""
         news = self._loop.advance(ask=not self.is_stopped)
-        first = [self.trials[n].record for n in range(min(ALIKE_FAILURES, len(self.trials)))]
-        raise_if_alike(first)
+        first = [self.trials[n] for n in range(min(ALIKE_FAILURES, len(self.trials)))]
+        # Not again where they had failed before the run was resumed.
+        if self._restored is None or any(trial.started for trial in first):
+            raise_if_alike([trial.record for trial in first])
         return news
 
     # --- dispatching -----------------------------------------------------
@@ -259,6 +290,8 @@ class Coordinator:
                 attempt=attempt,
                 position=trial.position,
                 dispatch=trial.dispatches,
+                epochs=trial.info_epochs,
+                origin=trial.origin,
                 clone_of=trial.clone_of if trial.position == trial.first_position else None,
                 ended=self._trials.ended_for(number),
             )
@@ -281,6 +314,7 @@ class Coordinator:
         self._schedule.unit_done(self._schedule_worker[event.worker], self._now())
         self._forget(event.worker, event.dropped)
         trial.position += 1
+        trial.origin = None
         trial.epoch_seconds += event.seconds
         if task.step < self.context.train.num_shards and event.seconds > 0:
             trial.rows_per_second = event.rows / event.seconds
@@ -320,21 +354,30 @@ class Coordinator:
                 warnings.warn(text, stacklevel=2)
 
     def _epoch_done(self, trial: LiveTrial, event: UnitDone) -> None:
-        metrics = event.metrics
-        assert metrics is not None and event.state_hash is not None
+        assert event.metrics is not None and event.state_hash is not None
+        epoch = EpochRecord(
+            event.task.epoch, event.metrics, trial.epoch_seconds, event.state_hash, event.state_file
+        )
+        if self._add_epoch(trial, epoch):
+            self._loop.epoch_done(trial, epoch.epoch, epoch.metrics)
+
+    def _add_epoch(self, trial: LiveTrial, epoch: EpochRecord) -> bool:
+        """Record a finished epoch; False if it lacks what ranks trials, which fails its trial."""
         missing = missing_metric(
-            self.settings.metric, metrics, validated=self.context.validation is not None
+            self.settings.metric, epoch.metrics, validated=self.context.validation is not None
         )
         if missing is not None:
-            self._trials.states.discard(event.state_file)
+            self._trials.states.discard(epoch.state_file, epoch.state_hash)
             self._end_trial(trial, "failed", missing)
-            return
-        epoch = EpochRecord(
-            event.task.epoch, metrics, trial.epoch_seconds, event.state_hash, event.state_file
-        )
+            return False
+        before = trial.expected.pop(epoch.epoch, epoch.state_hash)
+        if before != epoch.state_hash:
+            text = f"epoch {epoch.epoch} was trained again and gave another state than at first"
+            self.store.add_event(self._now(), "not the same", text, trial.record.number)
+            warnings.warn(f"trial {trial.record.number}: {text}", stacklevel=2)
         self._trials.add_epoch(trial, epoch)
         self._note_not_finite(trial, epoch.epoch)
-        self._loop.epoch_done(trial, epoch.epoch, metrics)
+        return True
 
     def _note_not_finite(self, trial: LiveTrial, epoch: int) -> None:
         """Record the first epoch whose validation gave no finite number; training goes on."""
@@ -425,15 +468,19 @@ class Coordinator:
 
     def _check_time(self) -> None:
         limit = self.settings.time_limit
-        if limit is not None and not self.out_of_time and self._now() >= limit:
+        if limit is not None and not self.out_of_time and self._own_seconds() >= limit:
             self.out_of_time = True
             self.store.add_event(self._now(), "time limit", f"{limit} seconds are over")
 
     def _patience(self) -> float | None:
         """How long to wait for events: until something else is due."""
         limit = self.settings.time_limit
-        left = None if limit is None or self.out_of_time else max(0.0, limit - self._now())
+        left = None if limit is None or self.out_of_time else max(0.0, limit - self._own_seconds())
         return self._remote.patience(None if left is None else min(left, MAX_PATIENCE))
+
+    def _own_seconds(self) -> float:
+        """Seconds that this process has been at it; the run's clock may be older."""
+        return time.perf_counter() - self._begun
 
     def _make_schedule(self) -> _core.Schedule:
         train, validation = self.context.train, self.context.validation

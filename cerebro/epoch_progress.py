@@ -6,10 +6,12 @@ and what the epoch's metrics are so far, on whichever worker it is loaded.
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from cerebro.errors import CorruptDataError
 from cerebro.unit import Sums
 
 
@@ -66,3 +68,37 @@ class EpochProgress:
             training={name: (pair[0], pair[1]) for name, pair in state["training"].items()},
             validation=state["validation"],
         )
+
+    @classmethod
+    def of_packed(cls, packed: Any) -> EpochProgress:
+        """Read it from a whole packed state, of which nothing else is unpacked.
+
+        Parameters
+        ----------
+        packed
+            A buffer with the bytes of a trial's state.
+
+        Raises
+        ------
+        CorruptDataError
+            If it is cut off, or not a trial's state.
+        """
+        view = memoryview(packed)
+        try:
+            begin = 8 + int.from_bytes(view[:8], "little")
+            header = json.loads(bytes(view[8:begin]))
+            structure = header.pop("__metadata__")["cerebro"]
+            if begin + max((e["data_offsets"][1] for e in header.values()), default=0) != len(view):
+                raise CorruptDataError("the state is cut off")
+            return cls.from_state(json.loads(structure, object_hook=_plain)["progress"])
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise CorruptDataError(f"this is not the state of a trial: {error}") from error
+
+
+def _plain(value: dict[str, Any]) -> Any:
+    """Take the tags from what metrics can be; see docs/design/states.md."""
+    if value.get("$") == "float":
+        return float(value["v"])
+    if value.get("$") == "dict":
+        return {key: item for key, item in value["v"] if isinstance(key, str)}
+    return value

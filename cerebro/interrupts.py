@@ -19,7 +19,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def _terminate(signum: int, frame: object) -> None:
-    raise Terminated("SIGTERM")
+    raise Terminated
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cerebro.errors import StateError
 from cerebro.settings import Settings
+from cerebro.state_files import remove_slots, unpublished
 from cerebro.store import Store
 from cerebro.trial import EpochRecord, TrialRecord
 from cerebro.unit import CloneOf, RunContext
@@ -38,7 +39,7 @@ class KeptStates:
             epoch.seconds,
             epoch.state_hash,
             file,
-            None if file is None else (self._folder / (file + ".new"), self._folder / file),
+            None if file is None else self._paths(file, epoch.state_hash),
         )
         self.retire(record, told)
 
@@ -55,10 +56,14 @@ class KeptStates:
         self._needed[record.number, epoch] -= 1
         self.retire(record, told)
 
-    def discard(self, file: str | None) -> None:
+    def discard(self, file: str | None, state_hash: str) -> None:
         """Delete the state of an epoch that does not count."""
         if file is not None:
-            (self._folder / (file + ".new")).unlink(missing_ok=True)
+            self._paths(file, state_hash)[0].unlink(missing_ok=True)
+
+    def _paths(self, file: str, state_hash: str) -> tuple[Path, Path]:
+        """Where a state is until it is published, and after that."""
+        return self._folder / unpublished(file, state_hash), self._folder / file
 
     def retire(self, record: TrialRecord, told: int | None = None) -> None:
         """Delete kept states that `keep` no longer asks for; the last one always stays."""
@@ -86,5 +91,4 @@ class KeptStates:
             epoch.state_file = None
 
     def remove_slots(self, number: int) -> None:
-        for suffix in (".a", ".b", ".slots"):
-            (self._slots / f"{number}{suffix}").unlink(missing_ok=True)
+        remove_slots(self._slots, number)

@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from pathlib import Path
 
+from cerebro.state_files import trial_of_kept, trial_of_slots
 from cerebro.store import reader
-
-_EPOCH = re.compile(r"\d+-epoch-\d+\.safetensors(\.new)?", re.ASCII)
-_SLOTS = re.compile(r"(\d+)\.(a|b|slots)", re.ASCII)
 
 
 def sweep(run: Path, state_dir: Path) -> list[str]:
     """Delete what a closed run does not need; return the names.
 
-    Needed are the states that epochs name, and the slots of trials that can go on. Files
-    of other names are not the run's.
+    Needed are the states that epochs name, and all files of trials that can go on: one of
+    them may be of an epoch whose row could not be written. Files of other names are not
+    the run's.
 
     Parameters
     ----------
@@ -38,19 +36,21 @@ def sweep(run: Path, state_dir: Path) -> list[str]:
                 "SELECT state_file FROM epochs WHERE state_file IS NOT NULL"
             )
         }
-        over = {
-            number
-            for (number,) in connection.execute(
-                "SELECT number FROM trials WHERE resumable = 0 "
-                "AND status IN ('stopped', 'finished', 'diverged', 'failed')"
+        trials = {
+            number: bool(is_open)
+            for number, is_open in connection.execute(
+                "SELECT number, resumable = 1 "
+                "OR status NOT IN ('stopped', 'finished', 'diverged', 'failed') FROM trials"
             )
         }
 
     def is_left_over(folder: Path, name: str) -> bool:
-        slots = _SLOTS.fullmatch(name)
+        slots, kept = trial_of_slots(name), trial_of_kept(name)
         if slots is not None:
-            return folder == state_dir and int(slots.group(1)) in over
-        return folder == states and _EPOCH.fullmatch(name) is not None and name not in named
+            return folder == state_dir and not trials.get(slots, True)
+        if kept is None or folder != states or name in named:
+            return False
+        return not trials.get(kept, False)
 
     states = run / "states"
     swept = []

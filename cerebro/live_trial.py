@@ -7,7 +7,7 @@ from typing import Any
 
 from cerebro.report.snapshot import TrialRow
 from cerebro.trial import TrialRecord
-from cerebro.unit import CloneOf
+from cerebro.unit import CloneOf, KeptState
 
 
 @dataclass
@@ -40,6 +40,14 @@ class LiveTrial:
     """Whoever wrote the state that is committed."""
     workers: set[int] = field(default_factory=set)
     """Whoever may still have the model or the slots open."""
+    origin: KeptState | None = None
+    """Of a resumed run, until its next unit is committed: where the trial's state is."""
+    info_epochs: int | None = None
+    """What ``info.epochs`` is, where it is not the run's number."""
+    expected: dict[int, str] = field(default_factory=dict)
+    """Hashes of epochs that are trained again, because their states are gone."""
+    started: bool = False
+    """Whether callbacks have been told that it starts."""
     history: list[dict[str, Any]] = field(default_factory=list)
     """What `EarlyStopping` reads."""
     not_finite: bool = False

@@ -6,11 +6,12 @@ store, the scheduler, its files and the callbacks always say the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cerebro import _core
-from cerebro.errors import InputError
+from cerebro.errors import InputError, StateError
 from cerebro.hooks import Hooks
 from cerebro.kept_states import KeptStates
 from cerebro.live_trial import LiveTrial
@@ -87,8 +88,29 @@ class LiveTrials:
         """A unit of the trial is handed to a worker."""
         if trial.record.status != "running":
             self.set_status(trial, "running")
-        if trial.dispatches == 0:
+        if not trial.started:
+            trial.started = True
             self._hooks.tell_of(trial.record, "on_trial_start")
+
+    def restore(self, trials: Sequence[LiveTrial]) -> None:
+        """Take in the trials of an earlier process; those that have not ended train on."""
+        for trial in trials:
+            self.by_number[trial.record.number] = trial
+        for trial in trials:
+            record = trial.record
+            self._plan_units(trial, trial.position - trial.first_position)
+            self._meter.units_done_before += trial.planned
+            if record.status in ENDED:
+                continue
+            if record.parent_epoch is not None and not record.epochs:
+                parent = self.by_number[record.parent or 0].record
+                with contextlib.suppress(StateError):  # it may do without, or fail alone
+                    trial.clone_of = self.states.clone_of(parent, record.parent_epoch)
+            epoch, step = divmod(trial.position, self._context.units_per_epoch)
+            goal = max(self._goal(trial), epoch + (step > 0))
+            self._schedule.add_trial(record.number, epochs=goal, epoch=epoch, step=step)
+            if not trial.asleep:
+                self._plan(trial, record.target_epochs)
 
     # --- epochs ----------------------------------------------------------
 
@@ -179,7 +201,7 @@ class LiveTrials:
         """The run ends before its trials: they show as stopped, and their slots stay."""
         for trial in self.by_number.values():
             if trial.record.status not in ENDED:
-                self.set_status(trial, "stopped")
+                self.set_status(trial, "stopped", resumable=True)
 
     def _drop_parent(self, trial: LiveTrial) -> None:
         """A clone does not need its parent's state any more."""
@@ -199,10 +221,13 @@ class LiveTrials:
         for trial in self.by_number.values():
             trial.workers.discard(worker)
 
-    def set_status(self, trial: LiveTrial, status: Status) -> None:
-        trial.record.status = status
+    def set_status(self, trial: LiveTrial, status: Status, *, resumable: bool = False) -> None:
+        """Change a trial's status; `resumable` says that it is not over, whatever the status."""
+        record = trial.record
+        record.status, record.resumable = status, resumable
         self._store.set_status(
-            trial.record.number, status, trial.record.error or "", trial.record.traceback or ""
+            *(record.number, status, record.error or "", record.traceback or ""),
+            resumable=resumable,
         )
 
     def _told(self, trial: LiveTrial) -> int | None:
@@ -213,7 +238,7 @@ class LiveTrials:
 
     def _goal(self, trial: LiveTrial) -> int:
         """Epochs until which the scheduler may train the trial."""
-        return trial.record.done + 1 if self._stepwise else trial.record.target_epochs
+        return trial.reported + 2 if self._stepwise else trial.record.target_epochs
 
     def _plan(self, trial: LiveTrial, epochs: int) -> None:
         """Expect the trial to train until `epochs` are done."""

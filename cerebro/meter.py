@@ -42,6 +42,8 @@ class Meter:
         """Whether the run was told to pause."""
         self.rested = 0.0
         """Seconds in which the run waited to be told to go on."""
+        self.units_done_before = 0
+        """By earlier processes: work that counts as done, but not in this one's time."""
 
     def unit_begins(self) -> None:
         if self.first_unit is None:
@@ -72,7 +74,9 @@ class Meter:
         """What progress displays draw."""
         trials = list(trials)
         seconds = self._now()
-        share = min(1.0, self.units_done / max(1, self.units_planned))
+        before = self.units_done_before
+        share = min(1.0, (before + self.units_done) / max(1, self.units_planned))
+        own = min(1.0, self.units_done / max(1, self.units_planned - before))
         # Workers' start-up and rests count neither as work nor as idleness.
         training = 0.0
         if self.first_unit is not None:
@@ -83,7 +87,7 @@ class Meter:
             trials=[trial.row() for trial in trials],
             share_done=share,
             seconds=seconds,
-            seconds_left=training * (1 - share) / share if share > 0.02 else None,
+            seconds_left=training * (1 - own) / own if own > 0.02 else None,
             busy=min(1.0, self.busy_seconds / capacity) if capacity > 0 else 0.0,
             workers=workers,
             best=best_trial(

@@ -49,6 +49,11 @@ class Recipe:
     def name(self) -> str:
         return f"{self.module}:{self.qualname}"
 
+    @property
+    def is_importable(self) -> bool:
+        """Whether another program can find the function: by its name in a module."""
+        return self.module != "__main__" and "<" not in self.qualname
+
     def find(self) -> Callable[..., Any]:
         """Return the function, imported again.
 

@@ -18,6 +18,7 @@ from cerebro.executors.local import LocalExecutor
 from cerebro.result import Result
 from cerebro.saved_trial import Trial
 from cerebro.settings import whole_number
+from cerebro.state_files import epoch_state_file
 from cerebro.trial import TrialRecord
 from cerebro.unit import (
     CheckDone,
@@ -29,7 +30,6 @@ from cerebro.unit import (
     UnitDone,
     WorkerLost,
 )
-from cerebro.worker import epoch_state_file
 
 
 @dataclass(frozen=True)
@@ -299,6 +299,7 @@ class Retraining:
             shard=order[step] if step < shards else -1,
             attempt=0,
             position=position,
+            epochs=record.info_epochs(position, context.epochs),
             dispatch=self._dispatches,
             keep_state=False,
         )

@@ -56,6 +56,11 @@ class Rounds:
         return len(self._due) + len(self._next)
 
     @property
+    def members(self) -> set[int]:
+        """The trials that have a report to come."""
+        return {*self._due, *self._next}
+
+    @property
     def is_over(self) -> bool:
         """Whether suggestions may be asked for now."""
         return not self._due

@@ -15,10 +15,11 @@ from typing import Any
 from cerebro import _core
 from cerebro.data import Dataset
 from cerebro.errors import CorruptDataError, InputError
+from cerebro.owner import owner_of
 from cerebro.plain_files import read_bytes
 from cerebro.recipe import Recipe
 from cerebro.store import check_meta, check_rows, read_meta, read_trials, reader
-from cerebro.trial import EpochRecord, TrialRecord
+from cerebro.trial import ENDED, EpochRecord, TrialRecord
 from cerebro.unit import RunContext
 
 
@@ -67,6 +68,20 @@ class SavedRun:
     def refresh(self) -> None:
         """Read the store again."""
         self.before_reading()
+        self._read()
+        if self.meta["status"] == "running" and owner_of(self.folder) is None:
+            self._read()  # it may have ended meanwhile
+            if self.meta["status"] == "running":
+                self._mark_interrupted()
+
+    def _mark_interrupted(self) -> None:
+        """Nobody trains the run, but it did not end: its process is gone."""
+        self.meta["status"] = "interrupted"
+        for record in self.records:
+            if record.status not in ENDED:
+                record.status, record.resumable = "stopped", True
+
+    def _read(self) -> None:
         with reader(self.folder) as connection:
             meta = read_meta(connection)
             check_meta(meta)  # what is read later, while a loss can be told as damage

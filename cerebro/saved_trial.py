@@ -147,7 +147,9 @@ class Trial:
             context.train,
             trial=self.number,
             seed=context.seed,
-            epochs=context.epochs,
+            epochs=self.record.info_epochs(
+                (record.epoch + 1) * context.units_per_epoch - 1, context.epochs
+            ),
             batch_size=self._batch_size(),
             drop_last=context.drop_last,
         )

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 import os
-import shutil
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
-import cerebro.environment as environment
 from cerebro.check import Check, raise_if_broken
-from cerebro.conduct import Opened, Ready, conduct
+from cerebro.conduct import Ready, conduct, run_context
 from cerebro.errors import InputError
 from cerebro.executors.base import Executor
-from cerebro.owner import FILE as OWNER_FILE
-from cerebro.owner import Owner
-from cerebro.recipe import Recipe
+from cerebro.new_run import make_run, slots_folder
 from cerebro.result import Result
-from cerebro.room import available_memory, check_room, plan_of
-from cerebro.searchers import make_searcher
+from cerebro.resume import resume_search
+from cerebro.room import check_room, plan_of
+from cerebro.searchers import make_searcher, set_up
 from cerebro.searchers.base import Searcher, Suggestion
+from cerebro.searchers.description import describe
 from cerebro.settings import (
     MAX_SEED,
     MAX_THREADS,
@@ -44,7 +38,7 @@ from cerebro.settings import (
 )
 from cerebro.space import Space, as_space
 from cerebro.stopping import EarlyStopping
-from cerebro.store import Store
+from cerebro.store import FILE
 from cerebro.unit import CheckDone, CheckTask, RunContext
 from cerebro.worker import batch_size_of
 
@@ -148,7 +142,9 @@ def search(
     run
         The run's folder; default ``runs/<time>``.
     if_exists
-        What to do if the run's folder exists.
+        What to do if the run's folder exists. ``"resume"`` goes on with the run that the
+        same arguments began, as `cerebro.resume` does: what shapes its trials must be the
+        same, only `epochs` and `n_trials` may grow.
     keep
         Which epochs' states stay on disk; the last one always does.
     max_retries
@@ -207,6 +203,8 @@ def search(
     train, held_out = split_validation(data, validation)
     check_columns(train, held_out)
     folder = new_run_folder(run, if_exists)
+    goes_on = if_exists == "resume" and (folder / FILE).exists()
+    the_space, the_searcher = as_space(space), make_searcher(searcher)
     the_threads = whole_number("threads", threads, 1, MAX_THREADS) or 1
     the_workers = worker_count(workers, the_threads)
     settings = Settings(
@@ -237,30 +235,24 @@ def search(
         asynchronous=bool(asynchronous),
         live_models=whole_number("live_models", live_models, 1, optional=True),
         deterministic=deterministic,
-        state_dir=slots_folder(folder, state_dir),
+        state_dir=slots_folder(folder, state_dir, goes_on=goes_on),
         callbacks=check_callbacks(callbacks),
         progress=progress,
         executor=check_executor(executor),
         searcher_name=searcher if isinstance(searcher, str) else type(searcher).__name__,
         space=repr(space),
+        space_json=the_space.to_json(),
+        searcher_class=describe(the_searcher),
         points=tuple(dict(point) for point in points),
     )
-    return run_search(settings, as_space(space), searcher)
+    if goes_on:
+        return resume_search(settings, the_searcher)
+    return run_search(settings, the_space, the_searcher)
 
 
-def run_search(settings: Settings, space: Space, searcher: str | Searcher) -> Result:
+def run_search(settings: Settings, space: Space, the_searcher: Searcher) -> Result:
     """Run a search whose arguments have been checked."""
-    the_searcher = make_searcher(searcher)
-    timed = settings.n_trials is None and settings.time_limit is not None
-    the_searcher.setup(
-        space,
-        seed=settings.seed,
-        epochs=settings.epochs,
-        n_trials=math.inf if timed else settings.n_trials,
-        metric=settings.metric,
-        mode=settings.mode,
-        points=list(settings.points),
-    )
+    set_up(the_searcher, space, settings)
     first = the_searcher.suggest()
     if not isinstance(first, Suggestion):
         raise InputError(f"the searcher {settings.searcher_name} suggests no trial")
@@ -278,41 +270,6 @@ def run_search(settings: Settings, space: Space, searcher: str | Searcher) -> Re
         first=first,
         prepare=partial(prepare, settings=settings, searcher=the_searcher, config=first.config),
     )
-
-
-def make_run(settings: Settings) -> Opened:
-    """Make the run's folder and its store; if that fails, nothing is left of them."""
-    folder = settings.folder
-    existed = folder.exists()
-    owner = None
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        owner = Owner.take(folder)
-        make_folders(settings)
-        return Opened(owner, Store.create(folder, run_record(settings)))
-    except BaseException as error:
-        if owner is None and isinstance(error, InputError):
-            raise  # somebody else is making the run
-        remove_run(folder, keep=existed)
-        if owner is not None:
-            owner.release()
-        if isinstance(error, OSError):
-            raise OSError(
-                f"cannot make the run folder {folder}: {error.strerror or error}: choose another "
-                "run= that can be written and has room"
-            ) from error
-        raise
-
-
-def remove_run(folder: Path, *, keep: bool) -> None:
-    """Remove what was made of a run, and its folder unless it was there before."""
-    for name in ("states", "trials", "control"):
-        shutil.rmtree(folder / name, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        for file in (*folder.glob("run.sqlite*"), folder / OWNER_FILE):
-            file.unlink(missing_ok=True)
-        if not keep:
-            folder.rmdir()
 
 
 def prepare(
@@ -393,75 +350,3 @@ def positive(name: str, value: Any) -> float | None:
     if not number > 0:
         raise InputError(f"{name} must be a positive number, not {value!r}")
     return number
-
-
-def slots_folder(run: Path, state_dir: str | os.PathLike[str] | None) -> Path:
-    """Where live trials keep their states; not where another run has left some."""
-    if state_dir is None:
-        return run / "states"
-    folder = Path(state_dir)
-    if any(folder.glob("*.slots")):
-        raise InputError(
-            f"state_dir {folder} holds the states of another run: give every run a folder of "
-            "its own, or empty it if that run is over"
-        )
-    return folder
-
-
-def make_folders(settings: Settings) -> None:
-    for folder in (
-        settings.folder,
-        settings.folder / "states",
-        settings.folder / "trials",
-        settings.folder / "control",
-        settings.state_dir,
-    ):
-        folder.mkdir(parents=True, exist_ok=True)
-
-
-def run_context(settings: Settings) -> RunContext:
-    """What workers are told about the run."""
-    workers = max(1, settings.workers)
-    cores = environment.usable_cores()
-    return RunContext(
-        build=settings.build,
-        train=settings.train,
-        validation=settings.validation,
-        seed=settings.seed,
-        epochs=settings.epochs,
-        batch_size=settings.batch_size,
-        eval_batch_size=settings.eval_batch_size,
-        drop_last=settings.drop_last,
-        stagger=settings.stagger,
-        threads=settings.threads,
-        # A prefetch thread pays only on a core that nobody computes on.
-        loader_threads=1 if cores > workers * settings.threads else 0,
-        deterministic=settings.deterministic,
-        live_models=settings.live_models,
-        live_bytes=available_memory() // (2 * workers),
-        unit_timeout=settings.unit_timeout,
-        state_dir=str(settings.state_dir.resolve()),
-        epoch_dir=str((settings.folder / "states").resolve()),
-        log_dir=str((settings.folder / "trials").resolve()),
-        torch_flags=environment.torch_flags(),
-    )
-
-
-def run_record(settings: Settings) -> dict[str, Any]:
-    """What the store keeps about the run as a whole."""
-    validation = settings.validation
-    return {
-        "status": "running",
-        "started": time.time(),
-        "owner": {"pid": os.getpid(), "host": os.uname().nodename},
-        "settings": settings.record(),
-        "points": list(settings.points),
-        "build": Recipe.of(settings.build).to_json(),
-        "data": settings.train.spec(),
-        "data_checksum": settings.train.checksum,
-        "validation": None if validation is None else validation.spec(),
-        "validation_checksum": None if validation is None else validation.checksum,
-        "num_shards": settings.train.num_shards,
-        "state_dir": str(settings.state_dir.resolve()),
-        "environment": environment.describe(settings.threads),
-    }

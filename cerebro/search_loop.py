@@ -91,10 +91,47 @@ class SearchLoop:
             for _ in range(MAX_STEPS):
                 if not self._step(ask):
                     break
-            if self._news:
+            if self._news and getattr(self.searcher, "is_recorded", True):
                 self._store.set_meta("searcher", self.searcher.state_dict())
                 self._store.set_meta("search_loop", self.state_dict())
         return self._news
+
+    # --- a resumed run ---------------------------------------------------
+
+    def restore(self, state: Mapping[str, Any] | None) -> None:
+        """Go on from :meth:`state_dict`; None: the searcher had not been asked yet."""
+        if state is not None:
+            self._fresh = int(state["fresh"])
+            # With more trials than before there may be something to ask for again.
+            enough = self._settings.n_trials is None or self._has_all_trials()
+            self.is_exhausted = bool(state["is_exhausted"]) and enough
+            if self.searcher.adaptive:
+                self.rounds.load_state_dict(state)
+
+    def arrive_again(self) -> None:
+        """Let the reports arrive that the searcher has not answered, as far as is on record."""
+        for number, trial in self._trials.by_number.items():
+            record = trial.record
+            if self.searcher.adaptive:
+                if number in self.rounds.members:
+                    self._arrive_again(trial)
+            elif record.status not in ENDED:
+                self.rounds.join(number)
+                if record.epochs:
+                    self.epoch_done(trial, record.epochs[-1].epoch, record.epochs[-1].metrics)
+
+    def _arrive_again(self, trial: LiveTrial) -> None:
+        """The same for one trial, which is to report."""
+        record = trial.record
+        due = [epoch for epoch in record.epochs if epoch.epoch == trial.reported + 1]
+        if due:
+            self.epoch_done(trial, due[0].epoch, due[0].metrics)
+        elif record.status == "stopped" and self._stops_early(trial):
+            self._standing.add(record.number)
+            metrics = record.epochs[-1].metrics
+            self.rounds.arrive(Report(record.number, trial.reported + 1, metrics))
+        elif record.status in ENDED:
+            self.ended(trial)
 
     def state_dict(self) -> dict[str, Any]:
         """Return, as JSON, what is to be known beside the searcher's own state."""
@@ -138,6 +175,8 @@ class SearchLoop:
         else:
             self._trials.go_on(trial)
             self.rounds.join(record.number)
+            if self.searcher.adaptive:
+                self._arrive_again(trial)  # of a resumed run: it may have trained on
 
     def _stand(self, trial: LiveTrial) -> None:
         """Report a trial's last metrics for an epoch that it, stopped early, no longer trains.
@@ -213,6 +252,7 @@ class SearchLoop:
         if record.status not in ENDED:
             self._trials.resume(trial, epochs)
             self.rounds.join(record.number)
+            self._arrive_again(trial)
         elif trial.stopping:  # by the user, while it was paused
             self.rounds.join(record.number)
             self.ended(trial)

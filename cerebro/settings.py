@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from cerebro.errors import InputError
 from cerebro.metrics import metric_mode
 from cerebro.recipe import accepts_info
 from cerebro.stopping import EarlyStopping
-from cerebro.store import default_run_path
+from cerebro.store import FILE, default_run_path
 
 if TYPE_CHECKING:
     from cerebro.executors.base import Executor
@@ -30,6 +30,9 @@ HOOKS = (
     "on_run_end",
 )
 
+
+UNFINISHED = {FILE + ".new", "owner.lock", "states", "trials", "control"}
+"""What a process leaves that was killed while it made a run."""
 
 MAX_WORKERS = 4096
 MAX_THREADS = 4096
@@ -72,12 +75,16 @@ class Settings:
     searcher_name: str = ""
     space: str = ""
     points: tuple[Mapping[str, Any], ...] = field(default=())
+    space_json: Mapping[str, Any] | None = None
+    """The space, as `cerebro.space.Space.from_json` reads it."""
+    searcher_class: Mapping[str, Any] | None = None
+    """How the searcher can be made again; see `cerebro.searchers.description`."""
 
     def record(self) -> dict[str, Any]:
         """The part that the run's store keeps: everything that shapes the trials."""
         left_out = {
             "build", "train", "validation", "stop", "folder", "state_dir", "callbacks", "progress",
-            "executor", "points",
+            "executor", "points", "space_json", "searcher_class",
         }  # fmt: skip
         names = [f.name for f in fields(self) if f.name not in left_out]
         record = {name: getattr(self, name) for name in names}
@@ -185,22 +192,29 @@ def check_executor(executor: Any) -> Executor | None:
 def new_run_folder(run: str | os.PathLike[str] | None, if_exists: str) -> Path:
     """Return the folder of a new run, not made yet."""
     one_of("if_exists", if_exists, ("error", "resume"))
+    if run is None and if_exists == "resume":
+        raise InputError(
+            "if_exists='resume' needs the run's folder, which is another each time by default: "
+            "give run="
+        )
     if run is None:
         return default_run_path()
     folder = Path(run)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"run={str(run)!r} is a file: choose another run=, a folder")
     if folder.exists() and any(folder.iterdir()):
-        if if_exists == "resume":
-            raise InputError(
-                f"run folder {folder} exists, and resuming a run is not available in this "
-                "version: choose another run="
-            )
-        raise InputError(
-            f"run folder {folder} exists already: choose another run=, delete it, or open it "
-            "with cerebro.open()"
-        )
+        names = {entry.name for entry in folder.iterdir()}
+        if if_exists == "error" or (FILE not in names and not names <= UNFINISHED):
+            refuse_folder(folder)
     return folder
+
+
+def refuse_folder(folder: Path) -> NoReturn:
+    """Say that a run's folder is in use."""
+    raise InputError(
+        f"run folder {folder} exists already: choose another run=, delete it, open it with "
+        "cerebro.open(), or go on with it: if_exists='resume'"
+    )
 
 
 def worker_count(workers: Any, threads: int) -> int:

@@ -60,7 +60,19 @@ class TrialRecord:
     traceback: str | None = None
     epochs: list[EpochRecord] = field(default_factory=list)
     """By number, the trial's own; only ever added to."""
+    extensions: tuple[tuple[int, int], ...] = ()
+    """Pairs of a position and what ``info.epochs`` is from there on, where that has changed."""
     _best: _BestSoFar = field(default_factory=_BestSoFar, init=False, repr=False, compare=False)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has something left to train, also where its run was left."""
+        return self.status not in ENDED or (self.status == "stopped" and self.resumable)
+
+    def info_epochs(self, position: int, default: int) -> int:
+        """What ``info.epochs`` is for the unit that is trained at a position."""
+        known = [epochs for begin, epochs in self.extensions if begin <= position]
+        return known[-1] if known else default
 
     @property
     def first_epoch(self) -> int:

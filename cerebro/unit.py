@@ -76,11 +76,16 @@ class RunContext:
 
 
 @dataclass(frozen=True)
-class CloneOf:
-    """The kept state, of another trial, that a trial begins with."""
+class KeptState:
+    """A state in a file, and its hash."""
 
     file: str
     state_hash: str
+
+
+@dataclass(frozen=True)
+class CloneOf(KeptState):
+    """The kept state, of another trial, that a trial begins with."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,10 @@ class Task:
     """Whether a state at an epoch's end is written to ``epoch_dir``."""
     clone_of: CloneOf | None = None
     """Set for a clone's first unit."""
+    origin: KeptState | None = None
+    """Where the trial's own state is, if it is not in the slots: in a resumed run."""
+    epochs: int | None = None
+    """What ``info.epochs`` is; None: the run's."""
     ended: tuple[int, ...] = ()
     """Trials that have ended since the worker's last task: nothing of them is needed again."""
 

@@ -28,8 +28,8 @@ PUT_BACK = "put back a copy of it, or take out what can be read (sqlite3 run.sql
 MOST_OF_A_KIND = 20
 """Problems of one kind that are named one by one."""
 
-STATE_FILE = re.compile(r"(\d+)-epoch-(\d+)\.safetensors(\.new)?")
-SLOT_FILE = re.compile(r"(\d+)\.(a|b|slots)")
+STATE_FILE = re.compile(r"(\d+)-epoch-(\d+)(\.[0-9a-f]{32})?\.safetensors(\.new)?")
+SLOT_FILE = re.compile(r"(\d+)(\.moving)?\.(a|b|slots)")
 LOG_FILE = re.compile(r"(\d+)\.log")
 
 

@@ -39,6 +39,7 @@ from cerebro.errors import (
 )
 from cerebro.protocol import Info, check_model, whole_pass
 from cerebro.recipe import accepts_info
+from cerebro.state_files import epoch_state_file, read_state, unpublished
 from cerebro.storage import ExhaustedError, StorageError, is_full, storing
 from cerebro.torch_settings import compute_settings
 from cerebro.trial_log import append, log_path, redirected_descriptors, redirected_streams
@@ -65,6 +66,8 @@ class LiveModel:
     model: Any
     torch: bool
     position: int = -1
+    epochs: int | None = None
+    """What its ``info.epochs`` was, where it is not the run's."""
     generators: dict[str, Any] = field(default_factory=dict)
     progress: EpochProgress = field(default_factory=EpochProgress)
     state_bytes: int = 0
@@ -200,7 +203,8 @@ class UnitRunner:
             if task.keep_state:
                 state_file = epoch_state_file(task.trial, task.epoch)
                 with storing():
-                    slots.save(str(Path(context.epoch_dir, state_file + ".new")))
+                    name = unpublished(state_file, state_hash)
+                    slots.save(str(Path(context.epoch_dir, name)))
         return UnitDone(
             worker=self.worker,
             task=task,
@@ -255,9 +259,11 @@ class UnitRunner:
     def _model_of(self, task: Task, slots: _core.Slots) -> tuple[LiveModel, bool]:
         """Return the trial's model at the task's position, its generators restored."""
         live = self._live.pop(task.trial, None)
+        if live is not None and live.epochs != task.epochs:
+            live = None  # it was built for another number of epochs
         loaded = False
         if live is None:
-            live = self.build(task.trial, task.config)
+            live = self.build(task.trial, task.config, task.epochs)
             if task.clone_of is not None:
                 self._load_clone(live, task, task.clone_of)
                 loaded = True
@@ -273,11 +279,13 @@ class UnitRunner:
         self._live[task.trial] = live
         return live, loaded
 
-    def build(self, trial: int, config: Mapping[str, Any]) -> LiveModel:
-        model, torch = build_model(self.context, trial, config, self.info_of(trial, config))
+    def build(self, trial: int, config: Mapping[str, Any], epochs: int | None = None) -> LiveModel:
+        """Build a trial's model; `epochs` is what it is told, None: the run's."""
+        info = self.info_of(trial, config, epochs)
+        model, torch = build_model(self.context, trial, config, info)
         if self._clock is not None:
             self._clock.built()
-        return LiveModel(model, torch, generators=generators.capture(torch))
+        return LiveModel(model, torch, epochs=epochs, generators=generators.capture(torch))
 
     def _settle(self, task: Task, slots: _core.Slots) -> None:
         """Shut out whoever was given this unit before, and make its state the newest.
@@ -287,13 +295,17 @@ class UnitRunner:
         coordinator never heard of: the unit is done again from the one before.
         """
         slots.fence(task.dispatch)
-        if task.position == 0 or task.clone_of is not None:
-            return  # a trial's first unit begins without a state of its own
+        if task.position == 0 or task.clone_of is not None or task.origin is not None:
+            return  # it begins with a state that is not in the slots, or with none
         committed = slots.committed()
         if committed is not None and committed[0] == task.position + 1:
             slots.revert(attempt=task.dispatch, position=task.position)
 
     def _load(self, live: LiveModel, task: Task, slots: _core.Slots) -> None:
+        if task.origin is not None:
+            load_tree(live, read_state(task.origin))
+            live.position = task.position
+            return
         committed = slots.committed()
         if committed is None or committed[0] != task.position:
             at = "nothing" if committed is None else f"unit {committed[0]}"
@@ -306,12 +318,7 @@ class UnitRunner:
 
     def _load_clone(self, live: LiveModel, task: Task, clone_of: CloneOf) -> None:
         """Give a new trial the model of another one, but generators of its own."""
-        packed = read_kept(Path(clone_of.file))
-        if packed is None or _core.hash_state(packed) != clone_of.state_hash:
-            what = "missing" if packed is None else "damaged: its checksum differs"
-            raise StateError(
-                f"trial {task.trial} is to begin with {clone_of.file}, which is {what}"
-            )
+        packed = read_state(clone_of)
         state = _core.unpack_state(packed, "torch" if live.torch else "numpy")["model"]
         with compute_settings(self.context.threads, self.context.deterministic):
             if hasattr(live.model, "load_clone"):
@@ -352,13 +359,13 @@ class UnitRunner:
         """Trials whose models are in memory, the one used longest ago first."""
         return list(self._live)
 
-    def info_of(self, trial: int, config: Mapping[str, Any]) -> Info:
+    def info_of(self, trial: int, config: Mapping[str, Any], epochs: int | None = None) -> Info:
         context = self.context
         return make_info(
             context.train,
             trial=trial,
             seed=context.seed,
-            epochs=context.epochs,
+            epochs=context.epochs if epochs is None else epochs,
             batch_size=batch_size_of(config, context.batch_size),
             drop_last=context.drop_last,
         )
@@ -632,11 +639,6 @@ def load_tree(live: LiveModel, buffer: Any) -> None:
     live.progress = EpochProgress.from_state(tree["progress"])
 
 
-def epoch_state_file(trial: int, epoch: int) -> str:
-    """Name of the file that keeps a trial's state after an epoch."""
-    return f"{trial}-epoch-{epoch}.safetensors"
-
-
 def divergence(task: Task, mean: float, first: tuple[int, float] | None) -> str:
     """Say where a loss stopped being a finite number: epoch, shard and batch, from 0."""
     where = f"in epoch {task.epoch}, shard {task.shard}"
@@ -644,14 +646,6 @@ def divergence(task: Task, mean: float, first: tuple[int, float] | None) -> str:
         return f"the training loss became {mean} {where}"
     batch, value = first
     return f"the training loss became {value} {where}, batch {batch}"
-
-
-def read_kept(path: Path) -> bytes | None:
-    """Read a kept state, which may be about to get its final name; None if there is none."""
-    for name in (path, path.with_name(path.name + ".new"), path):
-        with contextlib.suppress(FileNotFoundError):
-            return name.read_bytes()
-    return None
 
 
 def describe(error: BaseException) -> str:

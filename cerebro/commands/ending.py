@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from typing import Any
 
-from cerebro.errors import CerebroError
-from cerebro.interrupts import uninterrupted
-
-INTERRUPTED = 130
+from cerebro.interrupts import INTERRUPTED, uninterrupted
 
 
-def interrupted(path: Any) -> int:
-    """Say what an interrupted run has kept."""
+def interrupted(error: KeyboardInterrupt) -> int:
+    """Say what an interrupted run has kept, and how it goes on: the error knows."""
     with uninterrupted():
-        return _say_what_is_kept(path)
-
-
-def _say_what_is_kept(path: Any) -> int:
-    import cerebro
-
-    try:
-        kept = cerebro.open(path)
-    except (CerebroError, OSError):
-        print("\ninterrupted before any trial began; nothing was kept", file=sys.stderr)
-        return INTERRUPTED
-    epochs = sum(trial.epoch for trial in kept.trials)
-    print(
-        f"\ninterrupted: {len(kept.trials)} trials with {epochs} finished epochs are kept in "
-        f"{kept.path}. To look at them:\n\n"
-        f"  python -m cerebro show {shlex.quote(str(kept.path))}",
-        file=sys.stderr,
-    )
+        text = str(error) or "interrupted before any trial began; nothing was kept"
+        print(f"\n{text}", file=sys.stderr)
     return INTERRUPTED
 
 

@@ -61,8 +61,8 @@ def main(options: argparse.Namespace) -> int:
         data = cerebro.Dataset(os.fspath(data))
     try:
         result = cerebro.search(module.build, module.space, data, **settings)
-    except KeyboardInterrupt:
-        return interrupted(settings["run"])
+    except KeyboardInterrupt as error:
+        return interrupted(error)
     print()
     print(result.summary())
     print(f"\nThe run is in {result.path}. To look at it:\n")
@@ -72,8 +72,6 @@ def main(options: argparse.Namespace) -> int:
 
 def _settings(module: Any, file: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Merge the file's settings with the options, which win."""
-    from cerebro.settings import new_run_folder
-
     settings = getattr(module, "settings", {})
     if not isinstance(settings, Mapping):
         raise InputError(
@@ -89,8 +87,6 @@ def _settings(module: Any, file: Path, options: argparse.Namespace) -> dict[str,
         settings["progress"] = progress(options.progress)
     if isinstance(settings.get("validation"), str):
         settings["validation"] = _validation(settings["validation"])
-    if settings.get("run") is None:
-        settings["run"] = new_run_folder(None, "error")  # known even if Ctrl-C comes
     if "epochs" not in settings:
         raise InputError(
             f"how many epochs? Give --epochs, or settings = dict(epochs=...) in {file}"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from cerebro.errors import InputError
 from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion
 from cerebro.searchers.grid import GridSearch
 from cerebro.searchers.random import RandomSearch
+from cerebro.space import Space
 
 __all__ = [
     "DONE",
@@ -21,6 +23,20 @@ __all__ = [
 
 _BY_NAME: dict[str, type[Any]] = {"random": RandomSearch, "grid": GridSearch}
 _METHODS = ("setup", "suggest", "report", "state_dict", "load_state_dict")
+
+
+def set_up(searcher: Searcher, space: Space, settings: Any) -> None:
+    """Prepare a searcher for a search with these settings."""
+    timed = settings.n_trials is None and settings.time_limit is not None
+    searcher.setup(
+        space,
+        seed=settings.seed,
+        epochs=settings.epochs,
+        n_trials=math.inf if timed else settings.n_trials,
+        metric=settings.metric,
+        mode=settings.mode,
+        points=list(settings.points),
+    )
 
 
 def make_searcher(searcher: str | Searcher | type[Searcher]) -> Searcher:

@@ -9,16 +9,18 @@ plain SQLite, readable without Cerebro:
 ``metrics`` trial, epoch, name, value: ``train_*``, ``val_*`` and the short names
 ``units``   one row per unit that ran: where, when, how many rows
 ``decisions``  what an adaptive searcher answered and suggested, in that order
+``extensions``  trials that were trained further than was planned at first
 ``events``  what else happened: workers lost, retries, warnings
 
 `encoding` says what values look like in it, `schema` what tables there are and
 how those of older versions become today's. `writing` has the thread that writes,
-`batch` what one transaction holds; `reading` reads, and
-`checking` finds out files that only look like stores.
+`batch` what one transaction holds; `reading` reads, `going_on` what a resumed run
+needs, and `checking` finds out files that only look like stores.
 """
 
 from cerebro.store.checking import check_meta, check_rows
 from cerebro.store.encoding import decode, encode
+from cerebro.store.going_on import Answers, read_answers, read_clock, read_unit_seconds
 from cerebro.store.location import FILE, default_run_path
 from cerebro.store.reading import StoredRun, read_meta, read_run, read_trials, reader
 from cerebro.store.schema import SCHEMA_VERSION
@@ -27,6 +29,7 @@ from cerebro.store.writing import Store
 __all__ = [
     "FILE",
     "SCHEMA_VERSION",
+    "Answers",
     "Store",
     "StoredRun",
     "check_meta",
@@ -34,8 +37,11 @@ __all__ = [
     "decode",
     "default_run_path",
     "encode",
+    "read_answers",
+    "read_clock",
     "read_meta",
     "read_run",
     "read_trials",
+    "read_unit_seconds",
     "reader",
 ]

@@ -15,6 +15,7 @@ from typing import Any, cast
 from cerebro.errors import CerebroError, CorruptDataError, InputError, text_of
 from cerebro.store.checking import check_config, check_rows, check_state_file, check_tables, defend
 from cerebro.store.encoding import decode
+from cerebro.store.going_on import read_extensions
 from cerebro.store.location import BUSY_SECONDS, FILE, check_is_plain
 from cerebro.store.schema import version_of
 from cerebro.trial import EpochRecord, Status, TrialRecord
@@ -114,6 +115,8 @@ def read_trials(connection: sqlite3.Connection) -> list[TrialRecord]:
     """Read all trials with their epochs, by number."""
     check_rows(connection, "trials", "epochs", "metrics")
     records = {record.number: record for record in _read_trial_rows(connection)}
+    for trial, position, epochs in read_extensions(connection):
+        records[trial].extensions += ((position, epochs),)
     for trial, epoch, seconds, state_hash, state_file in connection.execute(
         "SELECT trial, epoch, seconds, state_hash, state_file FROM epochs ORDER BY trial, epoch"
     ):

@@ -16,6 +16,15 @@ from cerebro.errors import CorruptDataError
 SCHEMA_VERSION = 2
 OLDEST_READABLE = 1
 
+EXTENSIONS = """
+CREATE TABLE extensions (
+    trial INTEGER NOT NULL,
+    position INTEGER NOT NULL,  -- units
+    epochs INTEGER NOT NULL,  -- what info.epochs is from there on
+    PRIMARY KEY (trial, position)
+);
+"""
+
 DECISIONS = """
 CREATE TABLE decisions (
     id INTEGER PRIMARY KEY,
@@ -77,7 +86,7 @@ CREATE TABLE events (
     trial INTEGER,
     text TEXT NOT NULL
 );
-{DECISIONS}"""
+{DECISIONS}{EXTENSIONS}"""
 
 
 def _to_2(connection: sqlite3.Connection) -> None:
@@ -85,6 +94,7 @@ def _to_2(connection: sqlite3.Connection) -> None:
     connection.execute("ALTER TABLE trials ADD COLUMN resumable INTEGER NOT NULL DEFAULT 0")
     connection.execute("ALTER TABLE trials ADD COLUMN parent_epoch INTEGER")
     connection.execute(DECISIONS)
+    connection.execute(EXTENSIONS)
     # In version 1 only a stopping rule ended a trial early for good.
     connection.execute(
         "UPDATE trials SET resumable = 1 WHERE status = 'stopped' AND EXISTS "

@@ -259,6 +259,10 @@ class Store:
         """Hand over a statement; of a transaction's rows, such come last, in their order."""
         self._put(Batch.execute, sql, tuple(storable(value) for value in values))
 
+    def add_extension(self, number: int, position: int, epochs: int) -> None:
+        """Record that ``info.epochs`` of a trial is another number from a position on."""
+        self.execute("INSERT OR REPLACE INTO extensions VALUES (?, ?, ?)", number, position, epochs)
+
     def add_decision(
         self, round: int, trial: int, epoch: int, decision: str, epochs: int | None
     ) -> None:

@@ -823,7 +823,7 @@ def test_ctrl_c(data, tmp_path, workers):
     status, out, err = process.end()
     assert status == 130
     assert "Traceback" not in out + err
-    assert "interrupted: 4 trials with" in err and "python -m cerebro show" in err
+    assert "interrupted: 4 trials with" in err and "python -m cerebro resume" in err
     assert sorted(p.name for p in (tmp_path / "run").glob("run.sqlite*")) == ["run.sqlite"]
     result = cerebro.open(tmp_path / "run")
     assert result.status == "stopped"

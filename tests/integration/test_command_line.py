@@ -242,7 +242,7 @@ def test_ctrl_c_keeps_what_is_finished(folder: Path) -> None:
     _, err = process.communicate()
     assert process.returncode == 130, err
     assert "are kept in runs/long" in err
-    assert "python -m cerebro show runs/long" in err
+    assert "python -m cerebro resume runs/long" in err
     assert "Traceback" not in err
     assert processes_in(folder) == []
     shown = cerebro(folder, "show", "runs/long").stdout

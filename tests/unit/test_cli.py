@@ -175,22 +175,30 @@ def test_run_that_does_not_finish_is_status_1(
     assert "stopped, not finished" in error_of(capsys)
 
 
+@pytest.mark.parametrize("command", ["run", "resume"])
 def test_ctrl_c_is_130_and_says_what_was_kept(
     tmp_path: Path,
     fake: dict[str, Any],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    command: str,
 ) -> None:
     import cerebro
 
-    kept = argparse.Namespace(path="runs/my run", trials=[argparse.Namespace(epoch=2)] * 3)
-    monkeypatch.setattr(cerebro, "open", lambda path: kept, raising=False)
-    fake["raises"] = KeyboardInterrupt()
+    def resume(*arguments: Any, **options: Any) -> None:
+        raise fake["raises"]
+
+    monkeypatch.setattr(cerebro, "resume", resume)
     file = write(tmp_path / "good_four.py", GOOD)
-    assert cli.main(["run", file, "--run", "r"]) == 130
-    err = capsys.readouterr().err
-    assert "3 trials with 6 finished epochs are kept in runs/my run" in err
-    assert "python -m cerebro show 'runs/my run'" in err
+    arguments = [command, file, *(["--run", "r"] if command == "run" else [])]
+    # The search knows what it has kept, and says so with the exception.
+    for error, text in (
+        (KeyboardInterrupt("3 trials are kept in runs/x"), "3 trials are kept in runs/x"),
+        (KeyboardInterrupt(), "nothing was kept"),
+    ):
+        fake["raises"] = error
+        assert cli.main(arguments) == 130
+        assert text in capsys.readouterr().err
 
 
 def test_columns() -> None:

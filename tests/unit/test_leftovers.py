@@ -12,6 +12,8 @@ NEEDED = {
     "1.slots",  # of a trial that can go on
     "2.a",
     "2.slots",  # of one that was running when its process died
+    f"1-epoch-2.{32 * '0'}.safetensors.new",  # whole perhaps, its row not written
+    "2-epoch-0.safetensors",  # published, its row not written
     "notes.txt",
     "0-epoch-1.safetensors.backup",
     "best.safetensors",
@@ -21,9 +23,11 @@ LEFT_OVER = {
     "0-epoch-2.safetensors",  # published, its row never committed
     "0-epoch-2.safetensors.new",  # half-written
     "3-epoch-0.safetensors",  # of a trial that is not there
+    f"0-epoch-3.{32 * 'a'}.safetensors.new",
     "0.a",
     "0.b",
     "0.slots",
+    "0.moving.a",
 }
 
 
