@@ -132,7 +132,7 @@ def block_rows(epoch):
     write = Batch.write
 
     def blocked(batch, connection):
-        if any(f"-epoch-{epoch}." in final for final in batch._publish):
+        if any(number == epoch for _, number in batch._epochs):
             threading.Event().wait()
         write(batch, connection)
 
