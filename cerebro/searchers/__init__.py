@@ -6,22 +6,49 @@ import math
 from typing import Any
 
 from cerebro.errors import InputError
+from cerebro.searchers.asha import ASHA
 from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion
 from cerebro.searchers.grid import GridSearch
+from cerebro.searchers.hyperband import Hyperband, hyperband_brackets
+from cerebro.searchers.median import MedianStopping
+from cerebro.searchers.optuna_samplers import TPE, GaussianProcess
+from cerebro.searchers.pbt import PBT
+from cerebro.searchers.quasi_random import QuasiRandomSearch
 from cerebro.searchers.random import RandomSearch
+from cerebro.searchers.successive_halving import SuccessiveHalving
 from cerebro.space import Space
 
 __all__ = [
+    "ASHA",
     "DONE",
+    "PBT",
+    "TPE",
     "Decision",
+    "GaussianProcess",
     "GridSearch",
+    "Hyperband",
+    "MedianStopping",
+    "QuasiRandomSearch",
     "RandomSearch",
     "Searcher",
+    "SuccessiveHalving",
     "Suggestion",
+    "hyperband_brackets",
     "make_searcher",
 ]
 
-_BY_NAME: dict[str, type[Any]] = {"random": RandomSearch, "grid": GridSearch}
+_BY_NAME: dict[str, type[Any]] = {
+    "random": RandomSearch,
+    "grid": GridSearch,
+    "quasirandom": QuasiRandomSearch,
+    "successive_halving": SuccessiveHalving,
+    "hyperband": Hyperband,
+    "asha": ASHA,
+    "median": MedianStopping,
+    "pbt": PBT,
+    "tpe": TPE,
+    "gp": GaussianProcess,
+}
 _METHODS = ("setup", "suggest", "report", "state_dict", "load_state_dict")
 
 
@@ -45,7 +72,8 @@ def make_searcher(searcher: str | Searcher | type[Searcher]) -> Searcher:
     Parameters
     ----------
     searcher
-        "random", "grid", a searcher, or the class of one that needs no arguments.
+        A name, such as "random" or "hyperband", a searcher, or the class of one that needs
+        no arguments.
 
     Raises
     ------
@@ -58,7 +86,7 @@ def make_searcher(searcher: str | Searcher | type[Searcher]) -> Searcher:
         if kind is None:
             names = ", ".join(repr(name) for name in _BY_NAME)
             raise InputError(
-                f"searcher={searcher!r} is not available in this version; there are {names}, or "
+                f"searcher={searcher!r} is not known; there are {names}, or "
                 "pass an object with the methods of cerebro.searchers.Searcher"
             )
         made: Searcher = kind()

@@ -25,7 +25,7 @@ a string, or lists and mappings of those; tuples become lists. Choose among
 functions or classes by name.
 """
 
-from cerebro.space.conditions import Node, when
+from cerebro.space.conditions import Node, value_at, when
 from cerebro.space.dimensions import (
     Choice,
     Constant,
@@ -68,5 +68,6 @@ __all__ = [
     "normal",
     "path_name",
     "uniform",
+    "value_at",
     "when",
 ]

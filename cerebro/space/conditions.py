@@ -84,6 +84,11 @@ class Node:
             return False
         return _holds(config, self.conditions)
 
+    @property
+    def varies(self) -> bool:
+        """Whether there is something to choose."""
+        return not isinstance(self.dimension, Constant)
+
     @cached_property
     def stream(self) -> int:
         """The key of the dimension's stream: the hash of its path as a JSON pointer."""

@@ -28,6 +28,7 @@ typedef enum cer_rng_use {
     CER_RNG_SPACE = 4,     /* search spaces: (seed, trial, dimension) */
     CER_RNG_EVAL = 5,      /* seeds of evaluation: (seed, trial, epoch) */
     CER_RNG_SPLIT = 6,     /* stratified and grouped splits */
+    CER_RNG_SEARCH = 7,    /* what searchers choose by chance */
 } cer_rng_use;
 
 void cer_rng_seed(cer_rng *rng, uint64_t seed, cer_rng_use use, uint64_t a,

@@ -127,11 +127,12 @@ permutation(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
     return array;
 }
 
-PyDoc_STRVAR(random_doubles_doc,
-             "random_doubles(n, seed, use, a=0, b=0)\n--\n\n"
-             "Return n floats, uniform in [0, 1), keyed by all arguments.\n\n"
-             "`use` is 'space' (a=trial, b=hash of the dimension's name) or\n"
-             "'eval' (a=trial, b=epoch).");
+PyDoc_STRVAR(
+    random_doubles_doc,
+    "random_doubles(n, seed, use, a=0, b=0)\n--\n\n"
+    "Return n floats, uniform in [0, 1), keyed by all arguments.\n\n"
+    "`use` is 'space' (a=trial, b=hash of the dimension's name),\n"
+    "'eval' (a=trial, b=epoch) or 'search' (a, b: the searcher's own).");
 
 static PyObject *
 random_doubles(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
@@ -153,9 +154,12 @@ random_doubles(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
         use = CER_RNG_SPACE;
     } else if (strcmp(use_name, "eval") == 0) {
         use = CER_RNG_EVAL;
+    } else if (strcmp(use_name, "search") == 0) {
+        use = CER_RNG_SEARCH;
     } else {
         PyErr_Format(PyExc_ValueError,
-                     "unknown use '%s': must be space or eval", use_name);
+                     "unknown use '%s': must be space, eval or search",
+                     use_name);
         return NULL;
     }
     cer_rng_seed(&rng, seed, use, a, b);

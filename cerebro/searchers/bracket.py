@@ -1,0 +1,185 @@
+"""A bracket of successive halving: rungs that are filled, compared and thinned out.
+
+Every rung waits until all of its trials are in; then the best go on to the next. The
+papers' definition, which needs trials that can pause. Variants that decide when a trial
+arrives may lose the best one to the order of arrival.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cerebro.searchers.adaptive import decode_value, encode_value
+from cerebro.searchers.base import Decision
+
+
+@dataclass(frozen=True)
+class Rung:
+    """So many trials, compared when so many epochs are done."""
+
+    trials: int
+    epochs: int
+
+
+@dataclass
+class Bracket:
+    """One bracket and how far it has come.
+
+    Attributes
+    ----------
+    rungs
+        Sizes that fall, epochs that grow.
+    level
+        The rung that is being filled.
+    begun
+        Trials begun in the first rung.
+    values
+        What the trials of this rung have reached, to be minimised; infinity: over.
+    members
+        Trials of this rung.
+    waiting
+        Promoted trials that have not been suggested yet, best first.
+    dropped
+        Paused trials that will not go on, of which nobody has heard it yet.
+    """
+
+    rungs: Sequence[Rung]
+    level: int = 0
+    begun: int = 0
+    values: dict[int, float] = field(default_factory=dict)
+    members: list[int] = field(default_factory=list)
+    waiting: list[int] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
+
+    @property
+    def rung(self) -> Rung:
+        return self.rungs[self.level]
+
+    @property
+    def wants_new(self) -> bool:
+        """Whether the first rung is to begin another trial."""
+        return self.level == 0 and self.begun < self.rungs[0].trials
+
+    @property
+    def is_over(self) -> bool:
+        return (
+            not self.wants_new
+            and self.level == len(self.rungs) - 1
+            and len(self.values) == len(self.members)
+        )
+
+    def begin(self, trial: int) -> None:
+        """A new trial begins in the first rung."""
+        self.members.append(trial)
+        self.begun += 1
+
+    def promoted(self) -> int | None:
+        """Return the next trial that goes on to the present rung, or None."""
+        return self.waiting.pop(0) if self.waiting else None
+
+    def decide(self, trial: int, epoch: int, value: float) -> Decision:
+        """Decide on a member; called in an order that timing does not change."""
+        last = self.level == len(self.rungs) - 1
+        if epoch + 1 < self.rung.epochs and math.isfinite(value):
+            return Decision.CONTINUE
+        self.values[trial] = value
+        if last:
+            return Decision.CONTINUE if math.isfinite(value) else Decision.STOP
+        if len(self.values) == len(self.members) and not self.wants_new:
+            paused = [t for t, v in self.values.items() if math.isfinite(v)]
+            self._promote()
+            self.dropped += [t for t in paused if t not in self.members]
+        return Decision.PAUSE if math.isfinite(value) else Decision.STOP
+
+    def _promote(self) -> None:
+        """Thin out: the best go on, of equals the lowest number; those that are over never do."""
+        self.level += 1
+        ranked = sorted((value, trial) for trial, value in self.values.items())
+        best = [trial for value, trial in ranked if math.isfinite(value)]
+        self.members = best[: self.rung.trials]
+        self.waiting = list(self.members)
+        self.values = {}
+        if not self.members:  # nobody is left to go on
+            self.level = len(self.rungs) - 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return, as JSON, how far the bracket has come."""
+        return {
+            "rungs": [[rung.trials, rung.epochs] for rung in self.rungs],
+            "level": self.level,
+            "begun": self.begun,
+            "values": [[trial, encode_value(value)] for trial, value in self.values.items()],
+            "members": list(self.members),
+            "waiting": list(self.waiting),
+            "dropped": list(self.dropped),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Bracket:
+        """Return the bracket that :meth:`state_dict` was called on."""
+        return cls(
+            [Rung(trials, epochs) for trials, epochs in state["rungs"]],
+            state["level"],
+            state["begun"],
+            {trial: decode_value(value) for trial, value in state["values"]},
+            list(state["members"]),
+            list(state["waiting"]),
+            list(state["dropped"]),
+        )
+
+
+class Brackets:
+    """Several brackets side by side, in order: who needs a trial first gets the worker."""
+
+    def __init__(self, brackets: Sequence[Bracket]) -> None:
+        self.brackets = list(brackets)
+        self._of_trial: dict[int, Bracket] = {
+            trial: bracket for bracket in self.brackets for trial in bracket.members
+        }
+
+    def __len__(self) -> int:
+        return len(self.brackets)
+
+    @property
+    def is_over(self) -> bool:
+        return all(bracket.is_over for bracket in self.brackets)
+
+    def add(self, bracket: Bracket) -> None:
+        self.brackets.append(bracket)
+
+    def promoted(self) -> tuple[int, int] | None:
+        """Return a trial that goes on and until which epoch; those promoted first, first."""
+        for bracket in self.brackets:
+            trial = bracket.promoted()
+            if trial is not None:
+                return trial, bracket.rung.epochs
+        return None
+
+    def wanting(self) -> Bracket | None:
+        """Return the first bracket that is to begin another trial."""
+        return next((bracket for bracket in self.brackets if bracket.wants_new), None)
+
+    def begin(self, bracket: Bracket, trial: int) -> None:
+        bracket.begin(trial)
+        self._of_trial[trial] = bracket
+
+    def decide(self, trial: int, epoch: int, value: float) -> Decision:
+        return self._of_trial[trial].decide(trial, epoch, value)
+
+    def dropped(self) -> list[int]:
+        """Return, once, the paused trials that will not go on."""
+        found = []
+        for bracket in self.brackets:
+            found += bracket.dropped
+            bracket.dropped = []
+        return found
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        return [bracket.state_dict() for bracket in self.brackets]
+
+    @classmethod
+    def from_state(cls, state: Sequence[Mapping[str, Any]]) -> Brackets:
+        return cls([Bracket.from_state(item) for item in state])

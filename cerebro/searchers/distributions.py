@@ -1,0 +1,142 @@
+"""A space in Optuna's words: its dimensions as distributions, its values as parameters."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from cerebro.errors import InputError
+from cerebro.space import (
+    Choice,
+    Dimension,
+    Integer,
+    LogUniform,
+    Node,
+    Normal,
+    Space,
+    Uniform,
+    path_name,
+    value_at,
+)
+
+
+def import_optuna(what: str) -> Any:
+    """Return Optuna, or say how to get it.
+
+    Raises
+    ------
+    InputError
+        If it is not installed.
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise InputError(f"{what} needs Optuna: pip install 'cerebro[optuna]'") from None
+    return optuna
+
+
+class Parameters:
+    """The dimensions of a space that vary, as Optuna's distributions.
+
+    Bounds are the same values on both sides. Options that Optuna cannot hold (lists,
+    mappings) stand as their numbers.
+
+    Raises
+    ------
+    InputError
+        Naming the dimension, if Optuna has no distribution of its kind.
+    """
+
+    def __init__(self, optuna: Any, space: Space) -> None:
+        self._nodes = [node for node in space.nodes if node.varies]
+        # Conditional dimensions of one name may differ: each has a distribution of its own.
+        self._kinds = {
+            id(node): distribution(optuna, path_name(node.path), node.dimension)
+            for node in self._nodes
+        }
+
+    def suggest(self, trial: Any, node: Node) -> Any:
+        """Have an Optuna trial choose a node's value; return it as configurations have it."""
+        name, kind = path_name(node.path), self._kinds[id(node)]
+        dimension = node.dimension
+        if isinstance(dimension, Choice):
+            number = trial.suggest_categorical(name, kind.choices)
+            return number if is_plain(dimension) else dimension.options[number]
+        if isinstance(dimension, Integer):
+            step = {} if kind.log else {"step": kind.step}
+            return trial.suggest_int(name, kind.low, kind.high, log=kind.log, **step)
+        step = {} if kind.log else {"step": kind.step}
+        return trial.suggest_float(name, kind.low, kind.high, log=kind.log, **step)
+
+    def of_config(self, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return a configuration's parameters and distributions, those within bounds."""
+        params, kinds = {}, {}
+        for node in self._nodes:
+            there, value = value_at(config, node.path)
+            kind = self._kinds[id(node)]
+            if there and isinstance(node.dimension, Choice) and not is_plain(node.dimension):
+                there = value in node.dimension.options
+                value = list(node.dimension.options).index(value) if there else None
+            if there and contains(kind, value):
+                params[path_name(node.path)] = value
+                kinds[path_name(node.path)] = kind
+        return params, kinds
+
+
+def contains(kind: Any, value: Any) -> bool:
+    """Return whether a value is one of a distribution's."""
+    try:
+        return bool(kind._contains(kind.to_internal_repr(value)))
+    except (TypeError, ValueError):
+        return False
+
+
+def is_plain(dimension: Choice) -> bool:
+    """Whether Optuna can hold the options themselves."""
+    return all(
+        option is None or isinstance(option, (bool, int, float, str))
+        for option in dimension.options
+    )
+
+
+def distribution(optuna: Any, name: str, dimension: Dimension) -> Any:
+    """Return the Optuna distribution of a dimension.
+
+    Raises
+    ------
+    InputError
+        If Optuna has none of its kind.
+    """
+    kinds = optuna.distributions
+    if isinstance(dimension, Uniform):
+        return kinds.FloatDistribution(dimension.low, dimension.high, step=dimension.step)
+    if isinstance(dimension, LogUniform):
+        return kinds.FloatDistribution(dimension.low, dimension.high, log=True)
+    if isinstance(dimension, Integer):
+        return kinds.IntDistribution(
+            dimension.low, dimension.high, log=dimension.log, step=dimension.step
+        )
+    if isinstance(dimension, Choice):
+        options = dimension.options if is_plain(dimension) else range(len(dimension.options))
+        return kinds.CategoricalDistribution(list(options))
+    hint = ", which knows no normal distribution: use uniform" * isinstance(dimension, Normal)
+    raise InputError(f"{name}: {dimension!r} cannot be searched by Optuna{hint}")
+
+
+class quiet:
+    """Keeps Optuna's log, and its warnings of experimental parts, to itself."""
+
+    def __init__(self, optuna: Any) -> None:
+        self._optuna = optuna
+        self._warnings = warnings.catch_warnings()
+
+    def __enter__(self) -> None:
+        self._level = self._optuna.logging.get_verbosity()
+        self._optuna.logging.set_verbosity(self._optuna.logging.ERROR)
+        self._warnings.__enter__()
+        warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
+
+    def __exit__(self, *exc: object) -> None:
+        self._warnings.__exit__(None, None, None)
+        self._optuna.logging.set_verbosity(self._level)

@@ -1,0 +1,128 @@
+"""Hyperband: successive halving with several starts, from many short to few long trials."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from cerebro.searchers.adaptive import AdaptiveSearcher, check_rungs
+from cerebro.searchers.base import DONE, Decision, Suggestion, _Done
+from cerebro.searchers.bracket import Bracket, Brackets, Rung
+
+
+def hyperband_brackets(
+    max_epochs: int, reduction_factor: int = 3, min_epochs: int = 1
+) -> list[list[tuple[int, int]]]:
+    """Return the brackets of Hyperband: for each rung its trials and epochs.
+
+    Algorithm 1 of Li, Jamieson, DeSalvo, Rostamizadeh and Talwalkar, "Hyperband: A Novel
+    Bandit-Based Approach to Hyperparameter Optimization", JMLR 18 (2018), with
+    ``R = max_epochs / min_epochs``; epochs are rounded to whole ones.
+
+    Parameters
+    ----------
+    max_epochs
+        Epochs of the longest trials.
+    reduction_factor
+        The paper's eta.
+    min_epochs
+        Epochs of the shortest trials.
+    """
+    check_rungs(min_epochs, reduction_factor, max_epochs)
+    s_max = 0
+    while min_epochs * reduction_factor ** (s_max + 1) <= max_epochs:
+        s_max += 1
+    brackets = []
+    for s in range(s_max, -1, -1):
+        # B / R is s_max + 1; in whole numbers, because 3**4 / 5 * 5 need not be 81.0.
+        n = -(-(s_max + 1) * reduction_factor**s // (s + 1))
+        rungs = []
+        for i in range(s + 1):
+            epochs = max(min_epochs, round(max_epochs / reduction_factor ** (s - i)))
+            rungs.append((max(1, n // reduction_factor**i), epochs))
+        brackets.append(rungs)
+    return brackets
+
+
+class Hyperband(AdaptiveSearcher):
+    """Brackets of successive halving that hedge between many trials and long ones.
+
+    As published (Li et al., JMLR 2018): trials pause at a rung until all of it are in, and
+    go on from there. Brackets run side by side, so that workers have something to do
+    while a rung waits for its last trial.
+
+    Parameters
+    ----------
+    min_epochs
+        Epochs of the shortest trials; the longest train for the search's ``epochs``.
+    reduction_factor
+        The paper's eta.
+
+    Notes
+    -----
+    Without ``n_trials`` all brackets are run once: ``epochs=81`` begins 143 trials. With it,
+    brackets are run again, or the last one is made smaller, until so many trials have begun.
+    """
+
+    def __init__(self, min_epochs: int = 1, reduction_factor: int = 3) -> None:
+        super().__init__()
+        check_rungs(min_epochs, reduction_factor)
+        self._min_epochs = min_epochs
+        self._factor = reduction_factor
+        self._brackets = Brackets([])
+        self._sizes: list[list[tuple[int, int]]] = []
+        self._opened = 0  # brackets, also of earlier rounds
+
+    def _prepare(self) -> None:
+        self._sizes = hyperband_brackets(self._epochs, self._factor, self._min_epochs)
+        self._brackets = Brackets([])
+        self._opened = 0
+
+    def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
+        """Return a promoted trial or a new one; None while all brackets wait."""
+        again = self._brackets.promoted()
+        if again is not None:
+            return self._again(*again)
+        bracket = self._brackets.wanting() or self._open()
+        if bracket is None:
+            return DONE if self._brackets.is_over else None
+        self._brackets.begin(bracket, self._count)
+        return self._new(bracket.rung.epochs)
+
+    def _open(self) -> Bracket | None:
+        """Open the next bracket, unless all that are asked for have been."""
+        n = self._n_trials
+        if n is None and self._opened == len(self._sizes):
+            return None
+        if n is not None and self._count >= n:
+            return None
+        sizes = self._sizes[self._opened % len(self._sizes)]
+        first = sizes[0][0]
+        if n is not None and n != math.inf:
+            first = min(first, int(n) - self._count)
+        rungs = [
+            Rung(max(1, min(trials, first // self._factor**i)), epochs)
+            for i, (trials, epochs) in enumerate(sizes)
+        ]
+        bracket = Bracket(rungs)
+        self._brackets.add(bracket)
+        self._opened += 1
+        return bracket
+
+    def _decide(self, trial: int, epoch: int, value: float) -> Decision:
+        return self._brackets.decide(trial, epoch, value)
+
+    def dropped(self) -> list[int]:
+        """Return, once, the paused trials that will not go on."""
+        return self._brackets.dropped()
+
+    def _state(self) -> dict[str, Any]:
+        return {"brackets": self._brackets.state_dict(), "opened": self._opened}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self._brackets = Brackets.from_state(state["brackets"])
+        self._opened = int(state["opened"])
+
+    def __repr__(self) -> str:
+        return f"Hyperband(min_epochs={self._min_epochs}, reduction_factor={self._factor})"

@@ -1,0 +1,196 @@
+"""Model-based search by Optuna's samplers: TPE and Gaussian processes.
+
+Only the sampler is Optuna's: trials are ours, trained in rounds, so that the same seed
+gives the same trials whatever the number of workers. A sampler is handed a study that
+lives in memory; its random state cannot be stored, so what a run's store keeps is the
+conversation (asked, told), which is had again when the run is resumed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from cerebro.errors import InputError
+from cerebro.searchers.adaptive import AdaptiveSearcher, decode_value, encode_value
+from cerebro.searchers.base import DONE, Decision, Suggestion, _Done
+from cerebro.searchers.distributions import Parameters, import_optuna, quiet
+from cerebro.space import Node, path_name
+
+if TYPE_CHECKING:
+    import optuna
+
+MAX_SAMPLER_SEED = 2**32
+
+
+class SamplerSearch(AdaptiveSearcher):
+    """Asks an Optuna sampler for configurations; every trial trains to the end.
+
+    Parameters
+    ----------
+    earlier
+        Earlier runs of the same space, as `Result` objects: their finished trials are what
+        the sampler knows at the beginning (warm start).
+    """
+
+    _title = ""
+
+    def __init__(self, earlier: Any = ()) -> None:
+        super().__init__()
+        self._earlier = list(earlier) if isinstance(earlier, (list, tuple)) else [earlier]
+        self._study: optuna.Study | None = None
+        self._parameters: Parameters | None = None
+        self._asked: dict[int, optuna.trial.Trial] = {}
+        self._best: dict[int, float] = {}
+        self._log: list[list[Any]] = []  # ["ask"] or ["tell", trial, value]
+
+    def _sampler(self, optuna: Any, seed: int) -> Any:
+        raise NotImplementedError
+
+    def _prepare(self) -> None:
+        if self._n_trials is None:
+            raise InputError(
+                f"{self._title} never ends by itself: give n_trials (how many configurations to "
+                "try) or time_limit"
+            )
+        optuna = import_optuna(self._title)
+        self._parameters = Parameters(optuna, self._space)
+        with quiet(optuna):
+            self._study = optuna.create_study(
+                sampler=self._sampler(optuna, self._seed % MAX_SAMPLER_SEED), direction="minimize"
+            )
+            for result in self._earlier:
+                self._learn(optuna, result)
+        self._asked, self._best, self._log = {}, {}, []
+
+    def _learn(self, optuna: Any, result: Any) -> None:
+        """Tell the study of the trials of an earlier run."""
+        assert self._study is not None and self._parameters is not None
+        for trial in result.trials:
+            value = trial.metrics.get(self._metric, math.nan) * self._sign
+            params, kinds = self._parameters.of_config(trial.config)
+            if math.isfinite(value) and params:
+                self._study.add_trial(
+                    optuna.trial.create_trial(params=params, distributions=kinds, value=value)
+                )
+
+    def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
+        """Return the next trial, which trains to the end."""
+        assert self._n_trials is not None
+        if self._count >= self._n_trials:
+            return DONE
+        self._log.append(["ask"])
+        return self._ask()
+
+    def _ask(self) -> Suggestion:
+        optuna = import_optuna(self._title)
+        assert self._study is not None and self._parameters is not None
+        parameters = self._parameters
+        trial = self._count
+        point = self._points[trial] if trial < len(self._points) else {}
+        with quiet(optuna):
+            given = parameters.of_config(point)[0]
+            self._study.enqueue_trial(given)
+            asked = self._study.ask()
+
+            def choose(node: Node) -> Any:
+                return parameters.suggest(asked, node)
+
+            config = self._space.fill(point, choose)
+            for node in self._space.nodes:  # what the point gives, the sampler learns too
+                if node.applies(config) and path_name(node.path) in given:
+                    parameters.suggest(asked, node)
+        self._asked[trial] = asked
+        self._count += 1
+        return Suggestion(config, self._epochs)
+
+    def _decide(self, trial: int, epoch: int, value: float) -> Decision:
+        self._best[trial] = min(value, self._best.get(trial, math.inf))
+        over = not math.isfinite(value)
+        if over or epoch + 1 == self._epochs:
+            best = self._best.pop(trial)
+            self._log.append(["tell", trial, encode_value(best)])
+            self._tell(trial, best)
+        return Decision.STOP if over else Decision.CONTINUE
+
+    def _tell(self, trial: int, value: float) -> None:
+        optuna = import_optuna(self._title)
+        assert self._study is not None
+        asked = self._asked.pop(trial, None)
+        if asked is None:
+            return
+        with quiet(optuna):
+            if math.isfinite(value):
+                self._study.tell(asked, value)
+            else:
+                self._study.tell(asked, state=optuna.trial.TrialState.FAIL)
+
+    def _state(self) -> dict[str, Any]:
+        best = [[trial, encode_value(value)] for trial, value in self._best.items()]
+        return {"log": [list(entry) for entry in self._log], "best": best}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self._count = 0
+        for entry in state["log"]:
+            if entry[0] == "ask":
+                self._ask()
+            else:
+                self._tell(entry[1], decode_value(entry[2]))
+        self._log = [list(entry) for entry in state["log"]]
+        self._best = {trial: decode_value(value) for trial, value in state["best"]}
+
+
+class TPE(SamplerSearch):
+    """Tree-structured Parzen estimator (Bergstra et al., "Algorithms for Hyper-Parameter
+    Optimization", NeurIPS 2011), Optuna's; trials that still train count as bad ones.
+
+    Parameters
+    ----------
+    startup_trials
+        Random trials before the estimator is used.
+    earlier
+        Results of earlier runs of the same space to learn from.
+    """
+
+    _title = "TPE"
+
+    def __init__(self, startup_trials: int = 10, earlier: Any = ()) -> None:
+        super().__init__(earlier)
+        if isinstance(startup_trials, bool) or not isinstance(startup_trials, int):
+            raise InputError(f"startup_trials must be a whole number, not {startup_trials!r}")
+        self._startup = startup_trials
+
+    def _sampler(self, optuna: Any, seed: int) -> Any:
+        return optuna.samplers.TPESampler(
+            seed=seed, n_startup_trials=self._startup, constant_liar=True
+        )
+
+    def __repr__(self) -> str:
+        return f"TPE(startup_trials={self._startup})"
+
+
+class GaussianProcess(SamplerSearch):
+    """Bayesian optimisation with a Gaussian process, Optuna's; needs SciPy and PyTorch.
+
+    Parameters
+    ----------
+    startup_trials
+        Random trials before the process is fitted.
+    earlier
+        Results of earlier runs of the same space to learn from.
+    """
+
+    _title = "searcher='gp'"
+
+    def __init__(self, startup_trials: int = 10, earlier: Any = ()) -> None:
+        super().__init__(earlier)
+        if isinstance(startup_trials, bool) or not isinstance(startup_trials, int):
+            raise InputError(f"startup_trials must be a whole number, not {startup_trials!r}")
+        self._startup = startup_trials
+
+    def _sampler(self, optuna: Any, seed: int) -> Any:
+        return optuna.samplers.GPSampler(seed=seed, n_startup_trials=self._startup)
+
+    def __repr__(self) -> str:
+        return f"GaussianProcess(startup_trials={self._startup})"

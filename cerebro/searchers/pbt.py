@@ -1,0 +1,244 @@
+"""Population based training: the worst copy the best and go on with other hyper-parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from cerebro import _core
+from cerebro.errors import InputError
+from cerebro.searchers.adaptive import AdaptiveSearcher, decode_value, encode_value
+from cerebro.searchers.base import DONE, Decision, Suggestion, _Done
+from cerebro.space import (
+    Choice,
+    Dimension,
+    Integer,
+    LogUniform,
+    Node,
+    Normal,
+    Uniform,
+    path_name,
+    value_at,
+)
+
+
+class PBT(AdaptiveSearcher):
+    """Population based training (Jaderberg et al., "Population Based Training of Neural
+    Networks", 2017), synchronous: generations are compared when all of a population are in.
+
+    A replaced trial ends; its place is taken by a clone, a new trial that begins with the
+    committed state of one of the best (weights, optimizer moments), with hyper-parameters of
+    its own, generators of its own and its lineage on record (`Trial.parent`).
+
+    Parameters
+    ----------
+    interval
+        Epochs between comparisons.
+    quantile
+        The share of the population that is replaced, by clones of as large a share of the
+        best; above 0, at most 0.5.
+    mutate
+        Names of the hyper-parameters that a clone changes (dotted where nested). Default:
+        the continuous ones (`uniform` without a step, `loguniform`, `normal`), because those
+        that shape the model would not fit the state that is copied.
+    factors
+        A mutated number is multiplied by one of these, and kept within its bounds; a choice
+        moves to a neighbour.
+    resample
+        The chance that a value is drawn anew instead.
+    population
+        How many trials train side by side, if the search has no ``n_trials``.
+    """
+
+    def __init__(
+        self,
+        interval: int = 1,
+        quantile: float = 0.25,
+        mutate: Sequence[str] | None = None,
+        factors: tuple[float, float] = (0.8, 1.2),
+        resample: float = 0.25,
+        population: int = 8,
+    ) -> None:
+        super().__init__()
+        for name, value, least in (("interval", interval, 1), ("population", population, 2)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise InputError(
+                    f"{name} must be a whole number of at least {least}, not {value!r}"
+                )
+        if not 0 < quantile <= 0.5:
+            raise InputError(f"quantile must be above 0 and at most 0.5, not {quantile!r}")
+        if not 0 <= resample <= 1:
+            raise InputError(f"resample must be from 0 to 1, not {resample!r}")
+        if isinstance(mutate, str):
+            raise InputError(f"mutate must be a list of names, such as [{mutate!r}]")
+        self._interval = interval
+        self._quantile = quantile
+        self._mutate = None if mutate is None else list(mutate)
+        self._factors = (float(factors[0]), float(factors[1]))
+        self._resample = resample
+        self._size = population
+        self._members: list[int] = []  # trial in each place of the population
+        self._configs: dict[int, dict[str, Any]] = {}
+        self._values: dict[int, float] = {}
+        self._generation = 0
+        self._waiting: list[list[int]] = []  # (place, trial, parent or -1) to be suggested
+        self._dropped: list[int] = []
+
+    def _prepare(self) -> None:
+        if self._n_trials is not None and self._n_trials != math.inf:
+            self._size = int(self._n_trials)
+            if self._size < 2:
+                raise InputError("PBT needs a population: give n_trials of at least 2")
+        names = list(self._space.dimensions)
+        for name in self._mutate or ():
+            if name not in names:
+                raise InputError(
+                    f"mutate: {name!r} does not vary in the space (there is "
+                    f"{', '.join(names) or 'nothing'})"
+                )
+        self._members, self._configs, self._values = [], {}, {}
+        self._generation, self._waiting, self._dropped = 0, [], []
+
+    @property
+    def _target(self) -> int:
+        """Epochs at the end of this generation."""
+        return min((self._generation + 1) * self._interval, self._epochs)
+
+    def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
+        """Return who goes on, a clone, or a first trial; None while a generation trains."""
+        if len(self._members) < self._size:
+            trial = self._count
+            suggestion = self._new(self._target)
+            self._members.append(trial)
+            self._configs[trial] = suggestion.config
+            return suggestion
+        if self._waiting:
+            place, trial, parent = self._waiting.pop(0)
+            if parent < 0:
+                return self._again(trial, self._target)
+            return self._clone(place, parent)
+        return DONE if len(self._values) == self._size and self._is_last else None
+
+    @property
+    def _is_last(self) -> bool:
+        return self._target == self._epochs
+
+    def _clone(self, place: int, parent: int) -> Suggestion:
+        trial = self._count
+        self._count += 1
+        config = self._explored(self._configs[parent], trial)
+        self._members[place] = trial
+        self._configs[trial] = config
+        return Suggestion(config, self._target, parent=parent)
+
+    # --- exploit ---------------------------------------------------------
+
+    def _decide(self, trial: int, epoch: int, value: float) -> Decision:
+        if epoch + 1 < self._target and math.isfinite(value):
+            return Decision.CONTINUE
+        self._values[trial] = value
+        over = not math.isfinite(value)
+        if self._is_last:
+            return Decision.STOP if over else Decision.CONTINUE
+        if len(self._values) == self._size:
+            self._dropped += self._exploit()
+        return Decision.STOP if over else Decision.PAUSE
+
+    def _exploit(self) -> list[int]:
+        """Decide who goes on; return the trials that were paused and are replaced."""
+        ranked = sorted((value, trial) for trial, value in self._values.items())
+        alive = [trial for value, trial in ranked if math.isfinite(value)]
+        count = max(1, math.floor(self._size * self._quantile))
+        best = alive[:count]
+        losers = {trial for _, trial in ranked[len(ranked) - count :]} - set(best)
+        losers |= set(self._values) - set(alive)
+        self._generation += 1
+        self._values = {}
+        self._waiting = []
+        if not best:  # nobody is left to copy
+            self._generation = -(-self._epochs // self._interval) - 1
+            self._values = dict.fromkeys(self._members, math.inf)
+            return []
+        for place, trial in enumerate(self._members):
+            parent = self._pick(best, place) if trial in losers else -1
+            self._waiting.append([place, trial, parent])
+        # Clones first: their parents have not trained on by then.
+        self._waiting.sort(key=lambda item: item[2] < 0)
+        return [trial for trial in self._members if trial in losers and trial in alive]
+
+    def _pick(self, best: Sequence[int], place: int) -> int:
+        (share,) = _core.random_doubles(1, self._seed, "search", self._generation, place)
+        return best[min(int(share * len(best)), len(best) - 1)]
+
+    def dropped(self) -> list[int]:
+        """Return, once, the paused trials that will not go on."""
+        found, self._dropped = self._dropped, []
+        return found
+
+    # --- explore ---------------------------------------------------------
+
+    def _explored(self, parent: Mapping[str, Any], trial: int) -> dict[str, Any]:
+        """Return the parent's configuration with the mutated values changed."""
+
+        def choose(node: Node) -> Any:
+            there, value = value_at(parent, node.path)
+            draws = _core.random_doubles(3, self._seed, "search", trial, node.stream)
+            if not there:
+                return node.dimension.draw(draws[2])
+            if not self._is_mutated(node):
+                return value
+            if draws[0] < self._resample:
+                return node.dimension.draw(draws[2])
+            return perturbed(node.dimension, value, self._factors, up=draws[1] >= 0.5)
+
+        return self._space.fill({}, choose)
+
+    def _is_mutated(self, node: Node) -> bool:
+        if self._mutate is not None:
+            return path_name(node.path) in self._mutate
+        kind = node.dimension
+        return isinstance(kind, (LogUniform, Normal)) or (
+            isinstance(kind, Uniform) and kind.step is None
+        )
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "members": list(self._members),
+            "configs": [[trial, self._configs[trial]] for trial in self._members],
+            "values": [[trial, encode_value(value)] for trial, value in self._values.items()],
+            "generation": self._generation,
+            "waiting": [list(item) for item in self._waiting],
+            "dropped": list(self._dropped),
+        }
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self._members = list(state["members"])
+        self._configs = {trial: dict(config) for trial, config in state["configs"]}
+        self._values = {trial: decode_value(value) for trial, value in state["values"]}
+        self._generation = int(state["generation"])
+        self._waiting = [list(item) for item in state["waiting"]]
+        self._dropped = list(state["dropped"])
+
+    def __repr__(self) -> str:
+        return f"PBT(interval={self._interval}, quantile={self._quantile}, mutate={self._mutate!r})"
+
+
+def perturbed(dimension: Dimension, value: Any, factors: tuple[float, float], *, up: bool) -> Any:
+    """Return a value near `value`, within the dimension's bounds."""
+    if isinstance(dimension, Choice):
+        options = list(dimension.options)
+        at = options.index(value) if value in options else 0
+        return options[min(max(at + (1 if up else -1), 0), len(options) - 1)]
+    changed = value * factors[1 if up else 0]
+    if isinstance(dimension, Integer):
+        step = max(1, round(abs(changed - value) / dimension.step)) * dimension.step
+        changed = value + (step if up else -step)
+        return min(max(int(changed), dimension.low), dimension.high)
+    if isinstance(dimension, Uniform) and dimension.step is not None:
+        values = list(dimension.values())
+        nearest = min(range(len(values)), key=lambda i: abs(values[i] - value))
+        return values[min(max(nearest + (1 if up else -1), 0), len(values) - 1)]
+    if isinstance(dimension, (Uniform, LogUniform)):
+        return float(min(max(changed, dimension.low), dimension.high))
+    return float(changed)

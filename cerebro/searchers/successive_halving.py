@@ -1,0 +1,82 @@
+"""Successive halving: many trials for a little, the best of them for longer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from cerebro.searchers.adaptive import AdaptiveSearcher, check_rungs, rung_epochs
+from cerebro.searchers.base import DONE, Decision, Suggestion, _Done
+from cerebro.searchers.bracket import Bracket, Brackets, Rung
+
+
+class SuccessiveHalving(AdaptiveSearcher):
+    """Train all configurations a little, then the best ``1/reduction_factor`` longer, and so on.
+
+    The synchronous algorithm of Jamieson and Talwalkar ("Non-stochastic Best Arm
+    Identification and Hyperparameter Optimization", AISTATS 2016): a rung is compared when
+    all of its trials are in, which then go on from where they paused.
+
+    Parameters
+    ----------
+    min_epochs
+        Epochs before the first comparison.
+    reduction_factor
+        One in so many goes on, and trains so many times as long.
+
+    Notes
+    -----
+    ``n_trials`` of the search is the number of configurations; without it, as many as
+    leave one for the last rung. With only a time limit brackets follow each other.
+    """
+
+    def __init__(self, min_epochs: int = 1, reduction_factor: int = 3) -> None:
+        super().__init__()
+        check_rungs(min_epochs, reduction_factor)
+        self._min_epochs = min_epochs
+        self._factor = reduction_factor
+        self._brackets = Brackets([])
+
+    def _prepare(self) -> None:
+        check_rungs(self._min_epochs, self._factor, self._epochs)
+        self._brackets = Brackets([self._bracket()])
+
+    def _bracket(self) -> Bracket:
+        epochs = rung_epochs(self._min_epochs, self._factor, self._epochs)
+        n = self._n_trials
+        whole = self._factor ** (len(epochs) - 1)
+        first = whole if n is None or n == math.inf else int(n)
+        return Bracket([Rung(max(1, first // self._factor**i), at) for i, at in enumerate(epochs)])
+
+    def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
+        """Return a promoted trial or a new one; None while a rung waits for its last trials."""
+        again = self._brackets.promoted()
+        if again is not None:
+            return self._again(*again)
+        bracket = self._brackets.wanting()
+        if bracket is None and self._brackets.is_over:
+            if self._n_trials != math.inf:
+                return DONE
+            self._brackets = Brackets([self._bracket()])
+            bracket = self._brackets.wanting()
+        if bracket is None:
+            return None
+        self._brackets.begin(bracket, self._count)
+        return self._new(bracket.rung.epochs)
+
+    def _decide(self, trial: int, epoch: int, value: float) -> Decision:
+        return self._brackets.decide(trial, epoch, value)
+
+    def dropped(self) -> list[int]:
+        """Return, once, the paused trials that will not go on."""
+        return self._brackets.dropped()
+
+    def _state(self) -> dict[str, Any]:
+        return {"brackets": self._brackets.state_dict()}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self._brackets = Brackets.from_state(state["brackets"])
+
+    def __repr__(self) -> str:
+        return f"SuccessiveHalving(min_epochs={self._min_epochs}, reduction_factor={self._factor})"

@@ -1,0 +1,363 @@
+"""Searchers that listen: the contract of all, and what the papers say of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from cerebro.errors import InputError
+from cerebro.searchers import (
+    ASHA,
+    PBT,
+    TPE,
+    Decision,
+    GaussianProcess,
+    GridSearch,
+    Hyperband,
+    MedianStopping,
+    QuasiRandomSearch,
+    RandomSearch,
+    Searcher,
+    SuccessiveHalving,
+    hyperband_brackets,
+    make_searcher,
+)
+from cerebro.space import Space, choice, integer, loguniform, normal, uniform, when
+from cerebro.testing import SimulatedTrial, check_searcher, drive
+
+SEARCHERS: dict[str, Callable[[], Searcher]] = {
+    "random": RandomSearch,
+    "quasirandom": QuasiRandomSearch,
+    "successive halving": SuccessiveHalving,
+    "successive halving, by 2 from 2": lambda: SuccessiveHalving(2, 2),
+    "hyperband": Hyperband,
+    "asha": ASHA,
+    "asha stopping": lambda: ASHA(variant="stopping"),
+    "median": MedianStopping,
+    "pbt": PBT,
+    "pbt, every 2": lambda: PBT(2, 0.5, mutate=["lr", "layers", "optimizer"]),
+    "tpe": lambda: TPE(startup_trials=3),
+}
+NEEDS = {"quasirandom": "scipy", "tpe": "optuna"}
+
+
+def curves(*values: float) -> Callable[[Mapping[str, Any], int, int], float]:
+    """Trials whose metric is the same in every epoch."""
+    return lambda config, trial, epoch: values[trial]
+
+
+@pytest.mark.parametrize("name", SEARCHERS)
+def test_searchers_keep_the_protocol(name: str) -> None:
+    pytest.importorskip(NEEDS.get(name, "cerebro"))
+    check_searcher(SEARCHERS[name])
+
+
+@pytest.mark.parametrize("n_trials", [2, 5, 40])
+@pytest.mark.parametrize("name", ["successive halving", "hyperband", "asha", "pbt", "median"])
+def test_searchers_keep_the_protocol_with_any_number_of_trials(name: str, n_trials: int) -> None:
+    check_searcher(SEARCHERS[name], n_trials=n_trials, width=3)
+
+
+def test_grid_keeps_the_protocol() -> None:
+    check_searcher(GridSearch, space={"lr": [0.1, 0.01], "layers": integer(1, 3)}, n_trials=None)
+
+
+def test_gaussian_process_keeps_the_protocol() -> None:
+    pytest.importorskip("optuna")
+    pytest.importorskip("torch")
+    space = {"lr": loguniform(1e-4, 1e-1)}
+    check_searcher(lambda: GaussianProcess(2), space=space, epochs=2, n_trials=4, width=2)
+
+
+def test_without_a_number_of_trials_halving_and_hyperband_end_by_themselves() -> None:
+    for make, trials in ((SuccessiveHalving, 9), (Hyperband, 17)):
+        check_searcher(make, n_trials=None)
+        assert len(drive(make(), lambda config, trial, epoch: trial, n_trials=None)) == trials
+
+
+# --- Hyperband ----------------------------------------------------------------
+
+
+def test_hyperband_has_the_published_brackets() -> None:
+    assert hyperband_brackets(81, 3) == [
+        [(81, 1), (27, 3), (9, 9), (3, 27), (1, 81)],
+        [(34, 3), (11, 9), (3, 27), (1, 81)],
+        [(15, 9), (5, 27), (1, 81)],
+        [(8, 27), (2, 81)],
+        [(5, 81)],
+    ]
+
+
+def test_hyperband_trains_its_brackets_and_nothing_else() -> None:
+    trials = drive(
+        Hyperband(), lambda config, trial, epoch: trial, epochs=81, n_trials=None, width=50
+    )
+    assert len(trials) == 143
+    trained: dict[int, int] = {}
+    for trial in trials:
+        trained[trial.epoch] = trained.get(trial.epoch, 0) + 1
+    # Who leaves at a rung: 81 - 27 at epoch 1 of the first bracket, 34 - 11 at 3 of the second...
+    assert trained == {
+        1: 81 - 27,
+        3: 27 - 9 + 34 - 11,
+        9: 9 - 3 + 11 - 3 + 15 - 5,
+        27: 3 - 1 + 3 - 1 + 5 - 1 + 8 - 2,
+        81: 1 + 1 + 1 + 2 + 5,
+    }
+    first, second = trials[:81], trials[81 : 81 + 34]
+    assert [trial.epoch for trial in first[:4]] == [81, 27, 27, 9]  # the lowest value wins
+    assert second[0].epoch == 81
+
+
+def test_hyperband_with_n_trials_cuts_the_last_bracket() -> None:
+    trials = drive(Hyperband(), lambda config, trial, epoch: trial, n_trials=11)
+    assert len(trials) == 11  # 9 of the first bracket, 2 of the 5 of the second
+    assert trials[9].epoch == 9 and trials[10].epoch == 3
+
+
+def test_brackets_run_side_by_side() -> None:
+    searcher = Hyperband()
+    searcher.setup(Space({}), seed=0, epochs=9, n_trials=None, metric="loss", mode="min")
+    begun = [searcher.suggest() for _ in range(17)]
+    assert all(suggestion is not None for suggestion in begun)  # before any report
+    assert searcher.suggest() is None
+
+
+# --- the order of arrival -------------------------------------------------------
+
+
+def values_in_order(order: str) -> list[float]:
+    """27 constant curves; the trials' numbers are the order of arrival."""
+    ranked = [float(i) for i in range(27)]
+    if order == "worst first":
+        return ranked[::-1]
+    if order == "random":
+        return [float(i * 11 % 27) for i in range(27)]
+    return ranked
+
+
+@pytest.mark.parametrize("order", ["best first", "worst first", "random"])
+def test_exact_halving_keeps_the_best_in_any_order_of_arrival(order: str) -> None:
+    values = values_in_order(order)
+    trials = drive(
+        SuccessiveHalving(), curves(*values), epochs=27, n_trials=27, width=27, order=None
+    )
+    at_end = [trial.number for trial in trials if trial.epoch == 27]
+    assert at_end == [values.index(0.0)]
+    assert sorted(values[t.number] for t in trials if t.epoch >= 3) == list(range(9))
+
+
+def test_stopping_depends_on_the_order_of_arrival() -> None:
+    """Why the exact variants are there: the same 27 trials, decided when they arrive."""
+    survivors = {}
+    for order in ("best first", "worst first"):
+        trials = drive(
+            ASHA(variant="stopping"),
+            curves(*values_in_order(order)),
+            epochs=27,
+            n_trials=27,
+            width=1,
+            order=None,
+        )
+        survivors[order] = sum(trial.epoch >= 3 for trial in trials)
+    assert survivors["best first"] < 9 < survivors["worst first"]
+
+
+def late_winner(ranks: list[float]) -> Callable[[Mapping[str, Any], int, int], float]:
+    """The third best at first is the best in the end; nobody else changes places."""
+
+    def curve(config: Mapping[str, Any], trial: int, epoch: int) -> float:
+        return -1.0 if ranks[trial] == 2.0 and epoch >= 3 else ranks[trial]
+
+    return curve
+
+
+@pytest.mark.parametrize("order", ["best first", "worst first", "random"])
+def test_exact_halving_finds_the_late_winner_in_any_order_of_arrival(order: str) -> None:
+    ranks = values_in_order(order)
+    trials = drive(
+        SuccessiveHalving(), late_winner(ranks), epochs=27, n_trials=27, width=27, order=None
+    )
+    assert min(trials, key=last_value).number == ranks.index(2.0)
+    assert trials[ranks.index(2.0)].epoch == 27
+
+
+def test_stopping_loses_the_late_winner() -> None:
+    ranks = values_in_order("best first")
+    options: dict[str, Any] = {"epochs": 27, "n_trials": 27, "width": 1, "order": None}
+    trials = drive(ASHA(variant="stopping"), late_winner(ranks), **options)
+    winner = ranks.index(2.0)
+    assert (trials[winner].status, trials[winner].epoch) == ("stopped", 1)
+    assert min(trials, key=last_value).number != winner
+
+
+def last_value(trial: SimulatedTrial) -> float:
+    return trial.values[-1]
+
+
+# --- the others -----------------------------------------------------------------
+
+
+def test_promotion_never_trains_more_than_a_third_of_a_rung_further() -> None:
+    trials = drive(
+        ASHA(), lambda config, trial, epoch: trial, epochs=9, n_trials=27, width=4, order=1
+    )
+    assert sum(trial.epoch > 1 for trial in trials) == 9
+    assert sum(trial.epoch > 3 for trial in trials) == 3
+
+
+def test_median_stops_what_is_worse_than_the_others_average() -> None:
+    trials = drive(
+        MedianStopping(), curves(1.0, 2.0, 3.0, 9.0, 0.5, 8.0), epochs=5, n_trials=6, order=None
+    )
+    assert [trial.epoch for trial in trials] == [
+        5,
+        5,
+        5,
+        2,
+        5,
+        2,
+    ]  # 2 came before there were three to compare with
+
+
+def test_median_waits_for_its_grace_and_for_others() -> None:
+    trials = drive(
+        MedianStopping(grace_epochs=3), curves(1.0, 2.0, 3.0, 9.0), epochs=5, n_trials=4, order=None
+    )
+    assert trials[3].epoch == 4
+    few = drive(MedianStopping(min_trials=4), curves(1.0, 2.0, 3.0, 9.0), epochs=5, n_trials=4)
+    assert all(trial.epoch == 5 for trial in few)
+
+
+def test_pbt_replaces_the_worst_by_clones_of_the_best() -> None:
+    trials = drive(
+        PBT(interval=2),
+        lambda config, trial, epoch: float(trial % 8),
+        epochs=6,
+        n_trials=8,
+        space={"lr": loguniform(1e-4, 1e-1), "layers": integer(1, 4)},
+    )
+    clones = [trial for trial in trials if trial.parent is not None]
+    assert len(clones) == 4  # 2 of 8 after epoch 2 and after epoch 4
+    assert {trial.parent for trial in clones[:2]} <= {0, 1}
+    assert [trials[n].status for n in (6, 7)] == ["stopped", "stopped"]
+    for clone in clones:
+        assert clone.parent is not None
+        parent = trials[clone.parent]
+        assert clone.config["layers"] == parent.config["layers"]  # would not fit the weights
+        assert clone.config["lr"] != parent.config["lr"]
+        assert 1e-4 <= clone.config["lr"] <= 1e-1
+
+
+def test_pbt_mutates_what_it_is_told_to() -> None:
+    space = {"lr": loguniform(1e-4, 1e-1), "batch": choice([16, 32, 64]), "n": integer(1, 9)}
+    trials = drive(
+        PBT(mutate=["batch", "n"], resample=0.0),
+        lambda config, trial, epoch: float(trial),
+        epochs=4,
+        n_trials=4,
+        space=space,
+    )
+    clones = [trial for trial in trials if trial.parent is not None]
+    assert clones
+    for clone in clones:
+        assert clone.parent is not None
+        parent = trials[clone.parent].config
+        assert clone.config["lr"] == parent["lr"]
+        assert abs(clone.config["n"] - parent["n"]) <= 2
+
+
+def test_samplers_learn_where_the_good_values_are() -> None:
+    pytest.importorskip("optuna")
+    space = {"lr": loguniform(1e-4, 1e-1)}
+
+    def curve(config: Mapping[str, Any], trial: int, epoch: int) -> float:
+        return (math.log10(config["lr"]) + 2) ** 2
+
+    trials = drive(TPE(5), curve, space=space, epochs=1, n_trials=40, width=1)
+    early = sorted(last_value(trial) for trial in trials[:10])[5]
+    late = sorted(last_value(trial) for trial in trials[30:])[5]
+    assert late < early / 4
+
+
+def test_samplers_take_conditions_options_of_any_kind_and_points() -> None:
+    pytest.importorskip("optuna")
+    space = Space(
+        {
+            "shape": [[1, 2], [3]],
+            "kind": ["a", "b"],
+            "if a": when("kind", "a", {"size": integer(1, 8, log=True)}),
+        }
+    )
+    searcher = TPE(2)
+    points = [{"shape": [3], "kind": "a"}]
+    searcher.setup(space, seed=0, epochs=1, n_trials=9, metric="loss", mode="min", points=points)
+    configs = []
+    for trial in range(9):
+        suggestion = searcher.suggest()
+        assert suggestion is not None
+        configs.append(suggestion.config)  # type: ignore[union-attr]
+        assert searcher.report(trial, 0, {"loss": float(trial)}) is Decision.CONTINUE
+    assert configs[0]["shape"] == [3] and configs[0]["kind"] == "a"
+    assert all(("size" in config) == (config["kind"] == "a") for config in configs)
+    assert {tuple(config["shape"]) for config in configs} == {(1, 2), (3,)}
+
+
+def test_quasi_random_covers_the_space_evenly() -> None:
+    pytest.importorskip("scipy")
+    trials = drive(
+        QuasiRandomSearch(),
+        lambda config, trial, epoch: 0.0,
+        space={"a": uniform(0, 1), "b": uniform(0, 1)},
+        epochs=1,
+        n_trials=64,
+    )
+    for name in "ab":
+        cells = sorted(int(trial.config[name] * 64) for trial in trials)
+        assert cells == list(range(64))  # one in each 64th, which chance would not give
+
+
+# --- bad input --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SuccessiveHalving(min_epochs=0), "min_epochs must be a whole number"),
+        (lambda: Hyperband(reduction_factor=1), "reduction_factor must be a whole number"),
+        (lambda: ASHA(variant="other"), "variant must be 'promotion' or 'stopping'"),  # type: ignore[arg-type]
+        (lambda: MedianStopping(min_trials=0), "min_trials must be a whole number"),
+        (lambda: PBT(quantile=0.6), "quantile must be above 0 and at most 0.5"),
+        (lambda: PBT(mutate="lr"), "mutate must be a list of names"),
+        (lambda: make_searcher("bayes"), "searcher='bayes' is not known"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("searcher", "space", "n_trials", "message"),
+    [
+        (Hyperband(min_epochs=10), {}, None, "min_epochs=10 is above epochs=9"),
+        (SuccessiveHalving(min_epochs=10), {}, None, "give search\\(\\) more epochs"),
+        (ASHA(), {}, None, "ASHA never ends by itself"),
+        (MedianStopping(), {}, None, "median stopping never ends by itself"),
+        (PBT(mutate=["depth"]), {"lr": uniform(0, 1)}, 4, "'depth' does not vary in the space"),
+        (PBT(), {"lr": uniform(0, 1)}, 1, "n_trials of at least 2"),
+        (TPE(), {"lr": normal(0, 1)}, 4, "lr: normal.* cannot be searched by Optuna"),
+    ],
+)
+def test_searches_that_make_no_sense_are_refused(
+    searcher: Searcher, space: dict[str, Any], n_trials: int | None, message: str
+) -> None:
+    if isinstance(searcher, TPE):
+        pytest.importorskip("optuna")
+    with pytest.raises(InputError, match=message):
+        searcher.setup(
+            Space(space), seed=0, epochs=9, n_trials=n_trials, metric="loss", mode="min", points=()
+        )
