@@ -20,6 +20,8 @@ Every dimension draws from a stream of its own, keyed by the search's seed, the
 trial's number and the dimension's path, so adding, removing or moving a
 dimension leaves the values of the others as they were.
 
+Ray Tune's, Optuna's and SciPy's dimensions are taken too (`cerebro.space.foreign`).
+
 Configurations are stored as JSON, so a value is None, a bool, a finite number,
 a string, or lists and mappings of those; tuples become lists. Choose among
 functions or classes by name.

@@ -22,6 +22,7 @@ from cerebro.space.dimensions import (
     json_value,
     path_name,
 )
+from cerebro.space.foreign import translated
 
 
 @runtime_checkable
@@ -141,6 +142,8 @@ class Compiler:
             whens = self.whens(value, path)
             if whens is not None:
                 later += whens
+            elif (foreign := translated(value, path_name(path))) is not None:
+                self.add(Node(path, foreign.checked(path_name(path)), conditions))
             elif isinstance(value, (Mapping, Mapped)):
                 inner = value.mapping if isinstance(value, Mapped) else value
                 self.add(Node(path, Constant({}), conditions, nest=True))

@@ -22,6 +22,7 @@ from cerebro.space.dimensions import (
     json_value,
     path_name,
 )
+from cerebro.space.foreign import translated
 
 # More configurations than this in a grid is a mistake rather than a plan.
 GRID_LIMIT = 100_000
@@ -244,6 +245,9 @@ def _to_json(value: object, name: str) -> _Encoded:
         return {"type": "whens", "items": [_to_json(item, name) for item in whens]}
     if isinstance(value, Space):
         return {**value.to_json(), "type": "space"}
+    foreign = translated(value, name)
+    if foreign is not None:
+        return foreign.checked(name).to_json()
     if isinstance(value, Mapping):
         return {**_mapping_to_json(value), "type": "space"}
     return as_dimension(value).checked(name).to_json()

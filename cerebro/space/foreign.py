@@ -1,0 +1,149 @@
+"""Dimensions of other libraries' spaces: Ray Tune's, Optuna's and SciPy's.
+
+They are known by the module and name of their class, so none of the libraries is
+imported. What they mean is translated exactly, bounds above all: Tune's integers
+exclude their upper end, Optuna's include it, SciPy's ``randint`` excludes it. What has
+no equal here is refused by the dimension's name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from cerebro.errors import InputError
+from cerebro.space.dimensions import (
+    Choice,
+    Dimension,
+    Integer,
+    LogUniform,
+    Normal,
+    Uniform,
+)
+
+
+def translated(value: object, name: str) -> Dimension | None:
+    """Return the dimension that another library's object stands for; None if it is none.
+
+    Parameters
+    ----------
+    name
+        The dimension's name, for errors.
+
+    Raises
+    ------
+    InputError
+        If the object is a dimension that has no equal here.
+    """
+    kind = type(value)
+    if kind.__module__.startswith("ray.tune."):
+        return _from_tune(value, name)
+    if kind.__module__.startswith("optuna.distributions"):
+        return _from_optuna(value, name)
+    if kind.__name__ == "rv_frozen" or (kind.__name__.startswith("rv_") and hasattr(value, "dist")):
+        return _from_scipy(value, name)
+    if isinstance(value, Mapping) and set(value) == {"grid_search"}:
+        return Choice(value["grid_search"])
+    return None
+
+
+def _refuse(name: str, what: str, hint: str) -> InputError:
+    return InputError(f"{name}: {what} has no equal in Cerebro: {hint}")
+
+
+# --- Ray Tune -----------------------------------------------------------------
+
+
+def _from_tune(value: Any, name: str) -> Dimension:
+    kind = type(value).__name__
+    if kind == "Categorical":
+        return Choice(list(value.categories))
+    if kind == "Function":
+        raise _refuse(name, "tune.sample_from", "compute the value in build, or use a choice")
+    sampler, q = value.sampler, None
+    if type(sampler).__name__ == "Quantized":
+        sampler, q = sampler.sampler, sampler.q
+    drawn = type(sampler).__name__
+    if kind == "Integer" and drawn in ("_Uniform", "_LogUniform"):
+        return _tune_integer(value, name, q, log=drawn == "_LogUniform")
+    if kind == "Float" and drawn == "_Uniform":
+        if q is None:
+            return Uniform(value.lower, value.upper)
+        low, high = _on_grid(value.lower, q, math.ceil), _on_grid(value.upper, q, math.floor)
+        return Uniform(low * q, high * q, q)
+    if kind == "Float" and drawn == "_LogUniform" and q is None:
+        return LogUniform(value.lower, value.upper)
+    if kind == "Float" and drawn == "_Normal" and q is None:
+        return Normal(sampler.mean, sampler.sd)
+    raise _refuse(
+        name,
+        f"tune's quantised {'log-uniform' if drawn == '_LogUniform' else 'normal'} distribution"
+        if q is not None
+        else f"tune's {kind}",
+        "use it without the quantum, or uniform with a step",
+    )
+
+
+def _tune_integer(value: Any, name: str, q: Any, *, log: bool) -> Integer:
+    """Tune's integers exclude their upper end, unless they are quantised by more than 1."""
+    if q is None or q == 1:
+        return Integer(value.lower, value.upper - 1, log=log)
+    if log:
+        raise _refuse(name, "tune.qlograndint", "use lograndint, or randint with a step")
+    low, high = _on_grid(value.lower, q, math.ceil), _on_grid(value.upper, q, math.floor)
+    return Integer(low * q, high * q, q)
+
+
+def _on_grid(bound: float, q: float, inwards: Any) -> int:
+    """Return which multiple of the quantum a bound is, the next one inwards if it is none."""
+    scaled = bound / q
+    nearest = round(scaled)
+    return nearest if math.isclose(scaled, nearest) else int(inwards(scaled))
+
+
+# --- Optuna ---------------------------------------------------------------------
+
+
+def _from_optuna(value: Any, name: str) -> Dimension:
+    kind = type(value).__name__
+    if kind == "CategoricalDistribution":
+        return Choice(list(value.choices))
+    if kind == "FloatDistribution":
+        return (
+            LogUniform(value.low, value.high)
+            if value.log
+            else Uniform(value.low, value.high, value.step)
+        )
+    if kind == "IntDistribution":
+        return Integer(value.low, value.high, value.step, value.log)
+    raise _refuse(name, f"optuna's {kind}", "use FloatDistribution or IntDistribution")
+
+
+# --- SciPy ------------------------------------------------------------------------
+
+
+def _from_scipy(value: Any, name: str) -> Dimension:
+    kind = value.dist.name
+    given = _scipy_arguments(value)
+    loc, scale = given.get("loc", 0), given.get("scale", 1)
+    if kind == "uniform":
+        return Uniform(loc, loc + scale)
+    if kind in ("loguniform", "reciprocal") and loc == 0:
+        return LogUniform(given["a"] * scale, given["b"] * scale)
+    if kind == "norm":
+        return Normal(loc, scale)
+    if kind == "randint":
+        return Integer(given["low"] + loc, given["high"] + loc - 1)
+    raise _refuse(
+        name,
+        f"scipy.stats.{kind}" + (f" with loc={loc}" if loc != 0 else ""),
+        "there are uniform, loguniform, norm and randint",
+    )
+
+
+def _scipy_arguments(value: Any) -> dict[str, Any]:
+    """Return a frozen distribution's arguments by name; shapes come first, then loc, scale."""
+    shapes = (value.dist.shapes or "").replace(" ", "").split(",")
+    names = [shape for shape in shapes if shape] + ["loc", "scale"]
+    return {**dict(zip(names, value.args, strict=False)), **value.kwds}
