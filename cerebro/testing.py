@@ -13,17 +13,17 @@ and returns what became of every trial.
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from cerebro import _core
-from cerebro.rounds import Report, Rounds
-from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion
-from cerebro.space import Space, as_space, choice, integer, loguniform, uniform, when
+from cerebro.searchers.base import Searcher
+from cerebro.searchers.conversation import ContractError, Conversation, SimulatedTrial
+from cerebro.space import as_space, choice, integer, loguniform, uniform, when
+
+__all__ = ["ContractError", "SimulatedTrial", "check_searcher", "drive"]
 
 Curve = Callable[[Mapping[str, Any], int, int], float]
 """``curve(config, trial, epoch)``: the metric of an epoch (from 0); NaN: the trial fails there."""
@@ -38,26 +38,6 @@ SPACE = {
     "sgd only": when("optimizer", "sgd", {"momentum": uniform(0.0, 0.99)}),
 }
 """What `check_searcher` searches unless it is given a space: a bit of everything."""
-
-
-@dataclass
-class SimulatedTrial:
-    """What became of one trial."""
-
-    number: int
-    config: dict[str, Any]
-    target: int
-    epoch: int = 0
-    """Epochs trained; a clone begins with its parent's."""
-    status: str = "running"
-    """``running paused stopped finished failed``"""
-    parent: int | None = None
-    values: list[float] = field(default_factory=list)
-    decisions: list[str] = field(default_factory=list)
-
-
-class ContractError(AssertionError):
-    """A searcher did what none may do."""
 
 
 def drive(
@@ -103,158 +83,22 @@ def drive(
         "seed": seed, "epochs": epochs, "n_trials": n_trials, "metric": metric, "mode": mode,
         "points": (),
     }  # fmt: skip
-    return _Driver(searcher, curve, as_space(SPACE if space is None else space), setup).run(
-        width, order, asynchronous, interrupt
-    )
-
-
-class _Driver:
-    def __init__(
-        self, searcher: Searcher, curve: Curve, space: Space, setup: dict[str, Any]
-    ) -> None:
-        self.searcher = searcher
-        self.curve = curve
-        self.space = space
-        self.setup = setup
-        self.trials: list[SimulatedTrial] = []
-        self.exhausted = False
-        self.rounds = Rounds()
-
-    def run(
-        self,
-        width: int,
-        order: int | None,
-        asynchronous: bool,
-        interrupt: Callable[[], Searcher] | None,
-    ) -> list[SimulatedTrial]:
-        self.rounds = Rounds(ordered=not asynchronous)
-        self.searcher.setup(self.space, **self.setup)
-        shuffle = None if order is None else random.Random(order)
-        training: list[int] = []
-        for _ in range(MAX_STEPS):
-            training += self._converse(width)
-            if interrupt is not None:
-                self._resume(interrupt())
-            if not training:
-                if not self.exhausted:
-                    raise ContractError("suggest() returns None while no trial is training")
-                return self._ended()
-            at = 0 if shuffle is None else shuffle.randrange(len(training))
-            self._train(training.pop(at))
-        raise ContractError(f"the search has not ended after {MAX_STEPS} epochs")
-
-    def _resume(self, fresh: Searcher) -> None:
-        state = json.loads(json.dumps(self.searcher.state_dict(), allow_nan=False))
-        fresh.setup(self.space, **self.setup)
-        fresh.load_state_dict(state)
-        self.searcher = fresh
-
-    def _train(self, number: int) -> None:
-        trial = self.trials[number]
-        value = self.curve(trial.config, number, trial.epoch)
-        trial.values.append(value)
-        metrics = {self.setup["metric"]: value}
-        if math.isnan(value):  # what the coordinator tells of a trial that failed
-            worst = math.inf if self.setup["mode"] == "min" else -math.inf
-            metrics = {self.setup["metric"]: worst}
-            trial.status = "failed"
-        self.rounds.arrive(Report(number, trial.epoch, metrics, trial.status == "failed"))
-
-    def _converse(self, width: int) -> list[int]:
-        """Tell and ask what it is time for; return the trials that train an epoch now."""
-        start: list[int] = []
-        while True:
-            report = self.rounds.take()
-            if report is not None:
-                start += self._deliver(report)
-            elif self.rounds.is_over:
-                asked = self._ask(width)
-                start += asked
-                if not self.rounds.begin() and not asked:
-                    return start
-            else:
-                return start
-
-    def _deliver(self, report: Report) -> list[int]:
-        trial = self.trials[report.trial]
-        decision = self.searcher.report(report.trial, report.epoch, dict(report.metrics))
-        if not isinstance(decision, Decision):
-            raise ContractError(f"report() returned {decision!r}, which is no Decision")
-        trial.decisions.append(decision.value)
-        on = [] if report.ended else self._apply(trial, decision)
-        self._take_dropped()
-        return on
-
-    def _apply(self, trial: SimulatedTrial, decision: Decision) -> list[int]:
-        trial.epoch += 1
-        if decision is Decision.PAUSE:
-            trial.status = "paused"
-        elif trial.epoch >= trial.target:
-            trial.status = "finished"
-        elif decision is Decision.STOP:
-            trial.status = "stopped"
-        else:
-            self.rounds.join(trial.number)
-            return [trial.number]
-        return []
-
-    def _take_dropped(self) -> None:
-        take = getattr(self.searcher, "dropped", None)
-        for number in take() if callable(take) else ():
-            if self.trials[number].status != "paused":
-                raise ContractError(f"drops trial {number}, which is not paused")
-            self.trials[number].status = "stopped"
-
-    def _ask(self, width: int) -> list[int]:
-        asked: list[int] = []
-        while not self.exhausted and self.rounds.live < width:
-            suggestion = self.searcher.suggest()
-            if suggestion is DONE:
-                self.exhausted = True
-            elif suggestion is None:
-                break
-            elif isinstance(suggestion, Suggestion):
-                asked.append(self._begin(suggestion))
-                self.rounds.join(asked[-1])
-            else:
-                raise ContractError(f"suggest() returned {suggestion!r}")
-        self._take_dropped()
-        return asked
-
-    def _begin(self, suggestion: Suggestion) -> int:
-        target = suggestion.epochs or self.setup["epochs"]
-        if suggestion.trial is not None:
-            return self._again(suggestion.trial, target)
-        number = len(self.trials)
-        json.dumps(suggestion.config, allow_nan=False)
-        trial = SimulatedTrial(number, dict(suggestion.config), target, parent=suggestion.parent)
-        if suggestion.parent is not None:
-            if not 0 <= suggestion.parent < number:
-                raise ContractError(f"clones trial {suggestion.parent}, which does not exist")
-            trial.epoch = self.trials[suggestion.parent].epoch
-        if target <= trial.epoch:
-            raise ContractError(f"trial {number} is to train until epoch {target}: nothing")
-        self.trials.append(trial)
-        return number
-
-    def _again(self, number: int, target: int) -> int:
-        if not 0 <= number < len(self.trials):
-            raise ContractError(f"resumes trial {number}, which does not exist")
-        trial = self.trials[number]
-        if trial.status != "paused":
-            raise ContractError(f"resumes trial {number}, which is {trial.status}")
-        if target <= trial.epoch:
-            raise ContractError(f"resumes trial {number} until epoch {target}, which it has done")
-        trial.target, trial.status = target, "running"
-        return number
-
-    def _ended(self) -> list[SimulatedTrial]:
-        for trial in self.trials:
-            if trial.status == "running":
-                raise ContractError(f"trial {trial.number} was lost: it still runs at the end")
-            if trial.status == "paused":
-                trial.status = "stopped"
-        return self.trials
+    the_space = as_space(SPACE if space is None else space)
+    search = Conversation(searcher, the_space, setup, width=width, asynchronous=asynchronous)
+    shuffle = None if order is None else random.Random(order)
+    training: list[int] = []
+    for _ in range(MAX_STEPS):
+        training += search.advance()
+        if interrupt is not None:
+            search.resume(interrupt())
+        if not training:
+            if not search.is_exhausted:
+                raise ContractError("suggest() returns None while no trial is training")
+            return search.end()
+        number = training.pop(0 if shuffle is None else shuffle.randrange(len(training)))
+        trial = search.trials[number]
+        search.trained(number, curve(trial.config, number, trial.epoch))
+    raise ContractError(f"the search has not ended after {MAX_STEPS} epochs")
 
 
 def check_searcher(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, Protocol
@@ -182,8 +182,8 @@ def simulate(
             live_models=live_models,
             capacity=max(1, len(costs)),
         )
-    times = _UnitTimes(costs, weights, eval_cost, noise, failures, seed)
-    run = _Run(schedule, times, hop_cost)
+    times = UnitTimes(costs, weights, eval_cost, noise, failures, seed)
+    run = SimulatedRun(schedule, times, hop_cost)
     for _ in range(workers):
         run.join()
     for time in sorted(joins):
@@ -208,17 +208,17 @@ def _check(costs: Sequence[float], workers: int, noise: float, failures: float) 
             raise InputError(f"the cost of trial {trial} must be above 0, but is {cost}")
 
 
-class _UnitTimes:
+class UnitTimes:
     """How long each unit takes, and whether it fails: functions of the unit alone."""
 
     def __init__(
         self,
-        costs: Sequence[float],
+        costs: Sequence[float] | Mapping[int, float],
         weights: Sequence[float],
-        eval_cost: float,
-        noise: float,
-        failures: float,
-        seed: int,
+        eval_cost: float = 0.0,
+        noise: float = 0.0,
+        failures: float = 0.0,
+        seed: int = 0,
     ) -> None:
         self.costs = costs
         self.weights = weights
@@ -249,10 +249,10 @@ class _UnitTimes:
         return epoch * (len(self.weights) + 1) + step
 
 
-class _Run:
+class SimulatedRun:
     """The state of one simulation: the clock, what runs, and what has been."""
 
-    def __init__(self, schedule: Scheduler, times: _UnitTimes, hop_cost: float) -> None:
+    def __init__(self, schedule: Scheduler, times: UnitTimes, hop_cost: float = 0.0) -> None:
         self.schedule = schedule
         self.times = times
         self.hop_cost = hop_cost
@@ -338,9 +338,13 @@ class _Run:
         steps = len(self.times.weights) + (self.times.eval_cost > 0)
         if unit.epoch + 1 == self.epochs[unit.trial] and unit.step + 1 == steps:
             self.unfinished.remove(unit.trial)
-            self.live.remove(unit.trial)
-            if math.isnan(self.first_result):
-                self.first_result = self.now
+            self.end_trial(unit.trial)
+
+    def end_trial(self, trial: int) -> None:
+        """A trial has trained all the epochs that it was given."""
+        self.live.remove(trial)
+        if math.isnan(self.first_result):
+            self.first_result = self.now
 
     def _leave(self, worker: int) -> None:
         if worker not in self.present:

@@ -1,0 +1,241 @@
+"""`cerebro.plan`: what a search will take, before anything trains.
+
+The searcher and the scheduler are the real ones; only the clock and the metrics are
+imagined (every trial has a level of its own). Searchers that do not stop trials, and the
+exact halving ones, train as many epochs whatever the metrics are; for the others the plan
+is an example.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from cerebro import _core
+from cerebro.data import Dataset
+from cerebro.errors import InputError
+from cerebro.executors.simulated import SimulatedRun, Simulation, UnitTimes
+from cerebro.report.format import duration, size
+from cerebro.searchers import make_searcher
+from cerebro.searchers.base import Searcher
+from cerebro.searchers.conversation import Conversation
+from cerebro.settings import resolve_mode, split_validation, whole_number, worker_count
+from cerebro.space import as_space
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a search will take; see `plan`.
+
+    Attributes
+    ----------
+    trials
+        How many are begun.
+    epochs
+        Epochs trained, over all trials.
+    units
+        Units run: one trial over one shard, and validations.
+    rows
+        Rows trained and validated on.
+    bytes_on_disk
+        Size of the data, which is there once, whatever the number of trials.
+    bytes_read
+        Bytes of rows that go through the loader.
+    makespan
+        Seconds at `rows_per_second`; None if that is not known.
+    passes
+        The makespan in passes of one worker over the training rows.
+    idle_share
+        Share of the workers' time without a unit, 0 to 1.
+    first_result
+        When the first trial ends, as a share of the makespan.
+    max_live
+        The most trials begun and not ended at one time.
+    workers
+        Worker processes.
+    """
+
+    trials: int
+    epochs: int
+    units: int
+    rows: int
+    bytes_on_disk: int
+    bytes_read: int
+    makespan: float | None
+    passes: float
+    idle_share: float
+    first_result: float
+    max_live: int
+    workers: int
+
+    def __str__(self) -> str:
+        time = (
+            f"{self.passes:.4g} passes over the training data"
+            if self.makespan is None
+            else duration(self.makespan)
+        )
+        return "\n".join(
+            [
+                f"trials      {self.trials}, at most {self.max_live} begun at a time",
+                f"epochs      {self.epochs} over all trials, {self.units} units",
+                f"data        {size(self.bytes_on_disk)} on disk, once; "
+                f"{size(self.bytes_read)} of rows through the loader",
+                f"makespan    {time} with {self.workers} worker(s)",
+                f"first trial ends at {self.first_result:.0%} of it",
+                f"idle        {self.idle_share:.1%} of the workers' time",
+            ]
+        )
+
+
+def plan(
+    space: Any,
+    data: Any,
+    *,
+    epochs: int,
+    n_trials: int | None = None,
+    validation: Any = None,
+    searcher: str | Searcher = "random",
+    metric: str = "loss",
+    mode: Literal["min", "max"] | None = None,
+    points: Sequence[Mapping[str, Any]] = (),
+    width: int | None = None,
+    workers: int | None = None,
+    threads: int = 1,
+    seed: int = 0,
+    stagger: bool = True,
+    live_models: int | None = None,
+    rows_per_second: float | None = None,
+) -> Plan:
+    """Say what a search would take, by the real searcher and scheduler on a simulated clock.
+
+    Parameters
+    ----------
+    rows_per_second
+        Rows that one worker trains in a second (a run's progress shows it). Without it the
+        makespan is told in passes over the training data.
+    space, data, epochs, n_trials, validation, searcher, metric, mode, points, width, workers, \
+threads, seed, stagger, live_models
+        As of `cerebro.search`.
+
+    Returns
+    -------
+    Plan
+        Trials, units, bytes, makespan and idle share; printing it shows them.
+
+    Raises
+    ------
+    InputError
+        As `cerebro.search` for arguments that are wrong; if the searcher never ends.
+    """
+    train, held_out = split_validation(data, validation)
+    count = max(1, worker_count(workers, whole_number("threads", threads, 1) or 1))
+    if rows_per_second is not None and not rows_per_second > 0:
+        raise InputError(f"rows_per_second must be a positive number, not {rows_per_second!r}")
+    the_searcher = make_searcher(searcher)
+    setup = {
+        "seed": whole_number("seed", seed, 0, 2**64 - 1),
+        "epochs": whole_number("epochs", epochs, 1),
+        "n_trials": whole_number("n_trials", n_trials, 1, optional=True),
+        "metric": metric,
+        "mode": resolve_mode(metric, mode),
+        "points": list(points),
+    }
+    search = Conversation(
+        the_searcher, as_space(space), setup, width=whole_number("width", width, 1, optional=True)
+    )
+    speed = rows_per_second or train.num_rows
+    run = _PlannedRun(search, train, held_out, 1.0 / speed, stagger, live_models or 8, seed)
+    for _ in range(count):
+        run.join()
+    simulation = run.to_end()
+    return _summary(simulation, search, train, held_out, count, speed, rows_per_second is not None)
+
+
+class _PlannedRun(SimulatedRun):
+    """A simulated run whose trials come from a searcher."""
+
+    def __init__(
+        self,
+        search: Conversation,
+        train: Dataset,
+        validation: Dataset | None,
+        cost: float,
+        stagger: bool,
+        live_models: int,
+        seed: int,
+    ) -> None:
+        weights = [float(rows) for rows in train.shard_rows()]
+        # Evaluating a row costs about a third of training on it.
+        eval_cost = 0.0 if validation is None else validation.num_rows / 3
+        self._scheduler = _core.Schedule(
+            shards=weights, stagger=stagger, eval_cost=eval_cost, live_models=live_models
+        )
+        costs: Mapping[int, float] = defaultdict(lambda: cost)
+        super().__init__(self._scheduler, UnitTimes(costs, weights, eval_cost))
+        self._search = search
+        self._seed = seed
+
+    def to_end(self) -> Simulation:
+        self._begin(self._search.advance())
+        return super().to_end()
+
+    def end_trial(self, trial: int) -> None:
+        """A trial has trained an epoch: its searcher says what comes next."""
+        (level,) = _core.random_doubles(1, self._seed, "search", trial)
+        self._search.trained(trial, level)
+        self._begin(self._search.advance())
+        if self._search.trials[trial].status != "running":
+            super().end_trial(trial)
+
+    def _begin(self, trials: Sequence[int]) -> None:
+        for number in trials:
+            trial = self._search.trials[number]
+            if number in self.epochs:
+                self._scheduler.extend_trial(number, trial.epoch + 1)
+            else:
+                self._scheduler.add_trial(number, epochs=trial.epoch + 1, epoch=trial.epoch)
+            self.epochs[number] = trial.epoch + 1
+            self.unfinished.add(number)
+
+
+def _summary(
+    simulation: Simulation,
+    search: Conversation,
+    train: Dataset,
+    validation: Dataset | None,
+    workers: int,
+    speed: float,
+    known: bool,
+) -> Plan:
+    rows = bytes_read = 0
+    row_bytes = train.nbytes / max(1, train.num_rows)
+    shard_rows = train.shard_rows()
+    for unit in simulation.units:
+        if unit.shard >= 0:
+            rows += shard_rows[unit.shard]
+            bytes_read += round(shard_rows[unit.shard] * row_bytes)
+        elif validation is not None:
+            rows += validation.num_rows
+            bytes_read += validation.nbytes
+    trials = search.end()
+    makespan = simulation.makespan
+    on_disk = {view.path: view.nbytes for view in (train, validation) if view is not None}
+    if validation is not None and validation.path == train.path:
+        on_disk[train.path] += train.nbytes
+    return Plan(
+        trials=len(trials),
+        epochs=sum(len(trial.values) for trial in trials),
+        units=len(simulation.units),
+        rows=rows,
+        bytes_on_disk=sum(on_disk.values()),
+        bytes_read=bytes_read,
+        makespan=makespan if known else None,
+        passes=makespan * speed / max(1, train.num_rows),
+        idle_share=simulation.idle_share,
+        first_result=simulation.first_result / makespan if makespan > 0 else math.nan,
+        max_live=simulation.max_live,
+        workers=workers,
+    )
