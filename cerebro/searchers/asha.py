@@ -51,7 +51,7 @@ class ASHA(AdaptiveSearcher):
         if variant not in ("promotion", "stopping"):
             raise InputError(f"variant must be 'promotion' or 'stopping', not {variant!r}")
         self._min_epochs = min_epochs
-        self._factor = reduction_factor
+        self._reduction_factor = reduction_factor
         self._variant = variant
         self._rungs: list[int] = []
         self._values: list[dict[int, float]] = []  # of each rung
@@ -64,8 +64,8 @@ class ASHA(AdaptiveSearcher):
                 "ASHA never ends by itself: give n_trials (how many configurations to try) or "
                 "time_limit"
             )
-        check_rungs(self._min_epochs, self._factor, self._epochs)
-        self._rungs = rung_epochs(self._min_epochs, self._factor, self._epochs)
+        check_rungs(self._min_epochs, self._reduction_factor, self._epochs)
+        self._rungs = rung_epochs(self._min_epochs, self._reduction_factor, self._epochs)
         self._values = [{} for _ in self._rungs]
         self._moved = [set() for _ in self._rungs]
         self._live = set()
@@ -97,7 +97,7 @@ class ASHA(AdaptiveSearcher):
     def _best(self, level: int) -> list[int]:
         """Return the best ``1/reduction_factor`` of those that have come to a rung, best first."""
         ranked = sorted((value, trial) for trial, value in self._values[level].items())
-        count = len(ranked) // self._factor
+        count = len(ranked) // self._reduction_factor
         return [trial for value, trial in ranked[:count] if math.isfinite(value)]
 
     def _decide(self, trial: int, epoch: int, value: float) -> Decision:
@@ -116,7 +116,7 @@ class ASHA(AdaptiveSearcher):
             self._live.discard(trial)
             return Decision.PAUSE
         # The first to come cannot be compared with anybody: it goes on.
-        if len(self._values[level]) < self._factor or trial in self._best(level):
+        if len(self._values[level]) < self._reduction_factor or trial in self._best(level):
             return Decision.CONTINUE
         self._live.discard(trial)
         return Decision.STOP
@@ -133,6 +133,6 @@ class ASHA(AdaptiveSearcher):
 
     def __repr__(self) -> str:
         return (
-            f"ASHA(min_epochs={self._min_epochs}, reduction_factor={self._factor}, "
+            f"ASHA(min_epochs={self._min_epochs}, reduction_factor={self._reduction_factor}, "
             f"variant={self._variant!r})"
         )

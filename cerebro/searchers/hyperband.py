@@ -69,13 +69,13 @@ class Hyperband(AdaptiveSearcher):
         super().__init__()
         check_rungs(min_epochs, reduction_factor)
         self._min_epochs = min_epochs
-        self._factor = reduction_factor
+        self._reduction_factor = reduction_factor
         self._brackets = Brackets([])
         self._sizes: list[list[tuple[int, int]]] = []
         self._opened = 0  # brackets, also of earlier rounds
 
     def _prepare(self) -> None:
-        self._sizes = hyperband_brackets(self._epochs, self._factor, self._min_epochs)
+        self._sizes = hyperband_brackets(self._epochs, self._reduction_factor, self._min_epochs)
         self._brackets = Brackets([])
         self._opened = 0
 
@@ -102,7 +102,7 @@ class Hyperband(AdaptiveSearcher):
         if n is not None and n != math.inf:
             first = min(first, int(n) - self._count)
         rungs = [
-            Rung(max(1, min(trials, first // self._factor**i)), epochs)
+            Rung(max(1, min(trials, first // self._reduction_factor**i)), epochs)
             for i, (trials, epochs) in enumerate(sizes)
         ]
         bracket = Bracket(rungs)
@@ -125,4 +125,6 @@ class Hyperband(AdaptiveSearcher):
         self._opened = int(state["opened"])
 
     def __repr__(self) -> str:
-        return f"Hyperband(min_epochs={self._min_epochs}, reduction_factor={self._factor})"
+        return (
+            f"Hyperband(min_epochs={self._min_epochs}, reduction_factor={self._reduction_factor})"
+        )

@@ -32,7 +32,7 @@ class MedianStopping(AdaptiveSearcher):
         for name, value in (("grace_epochs", grace_epochs), ("min_trials", min_trials)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(f"{name} must be a whole number of at least 1, not {value!r}")
-        self._grace = grace_epochs
+        self._grace_epochs = grace_epochs
         self._min_trials = min_trials
         self._best: dict[int, float] = {}
         self._sums: dict[int, float] = {}
@@ -60,7 +60,7 @@ class MedianStopping(AdaptiveSearcher):
             self._averages.append({})
         self._averages[epoch][trial] = self._sums[trial] / (epoch + 1)
         others = [v for t, v in self._averages[epoch].items() if t != trial]
-        if epoch + 1 <= self._grace or len(others) < self._min_trials:
+        if epoch + 1 <= self._grace_epochs or len(others) < self._min_trials:
             return Decision.CONTINUE
         return Decision.STOP if self._best[trial] > median(others) else Decision.CONTINUE
 
@@ -77,4 +77,4 @@ class MedianStopping(AdaptiveSearcher):
         self._averages = [{t: float(v) for t, v in epoch} for epoch in state["averages"]]
 
     def __repr__(self) -> str:
-        return f"MedianStopping(grace_epochs={self._grace}, min_trials={self._min_trials})"
+        return f"MedianStopping(grace_epochs={self._grace_epochs}, min_trials={self._min_trials})"

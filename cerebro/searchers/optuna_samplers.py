@@ -159,15 +159,15 @@ class TPE(SamplerSearch):
         super().__init__(earlier)
         if isinstance(startup_trials, bool) or not isinstance(startup_trials, int):
             raise InputError(f"startup_trials must be a whole number, not {startup_trials!r}")
-        self._startup = startup_trials
+        self._startup_trials = startup_trials
 
     def _sampler(self, optuna: Any, seed: int) -> Any:
         return optuna.samplers.TPESampler(
-            seed=seed, n_startup_trials=self._startup, constant_liar=True
+            seed=seed, n_startup_trials=self._startup_trials, constant_liar=True
         )
 
     def __repr__(self) -> str:
-        return f"TPE(startup_trials={self._startup})"
+        return f"TPE(startup_trials={self._startup_trials})"
 
 
 class GaussianProcess(SamplerSearch):
@@ -187,10 +187,10 @@ class GaussianProcess(SamplerSearch):
         super().__init__(earlier)
         if isinstance(startup_trials, bool) or not isinstance(startup_trials, int):
             raise InputError(f"startup_trials must be a whole number, not {startup_trials!r}")
-        self._startup = startup_trials
+        self._startup_trials = startup_trials
 
     def _sampler(self, optuna: Any, seed: int) -> Any:
-        return optuna.samplers.GPSampler(seed=seed, n_startup_trials=self._startup)
+        return optuna.samplers.GPSampler(seed=seed, n_startup_trials=self._startup_trials)
 
     def __repr__(self) -> str:
-        return f"GaussianProcess(startup_trials={self._startup})"
+        return f"GaussianProcess(startup_trials={self._startup_trials})"

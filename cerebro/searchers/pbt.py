@@ -77,6 +77,7 @@ class PBT(AdaptiveSearcher):
         self._mutate = None if mutate is None else list(mutate)
         self._factors = (float(factors[0]), float(factors[1]))
         self._resample = resample
+        self._population = population
         self._size = population
         self._members: list[int] = []  # trial in each place of the population
         self._configs: dict[int, dict[str, Any]] = {}
@@ -86,6 +87,7 @@ class PBT(AdaptiveSearcher):
         self._dropped: list[int] = []
 
     def _prepare(self) -> None:
+        self._size = self._population
         if self._n_trials is not None and self._n_trials != math.inf:
             self._size = int(self._n_trials)
             if self._size < 2:

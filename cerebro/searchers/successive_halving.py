@@ -35,19 +35,21 @@ class SuccessiveHalving(AdaptiveSearcher):
         super().__init__()
         check_rungs(min_epochs, reduction_factor)
         self._min_epochs = min_epochs
-        self._factor = reduction_factor
+        self._reduction_factor = reduction_factor
         self._brackets = Brackets([])
 
     def _prepare(self) -> None:
-        check_rungs(self._min_epochs, self._factor, self._epochs)
+        check_rungs(self._min_epochs, self._reduction_factor, self._epochs)
         self._brackets = Brackets([self._bracket()])
 
     def _bracket(self) -> Bracket:
-        epochs = rung_epochs(self._min_epochs, self._factor, self._epochs)
+        epochs = rung_epochs(self._min_epochs, self._reduction_factor, self._epochs)
         n = self._n_trials
-        whole = self._factor ** (len(epochs) - 1)
+        whole = self._reduction_factor ** (len(epochs) - 1)
         first = whole if n is None or n == math.inf else int(n)
-        return Bracket([Rung(max(1, first // self._factor**i), at) for i, at in enumerate(epochs)])
+        return Bracket(
+            [Rung(max(1, first // self._reduction_factor**i), at) for i, at in enumerate(epochs)]
+        )
 
     def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
         """Return a promoted trial or a new one; None while a rung waits for its last trials."""
@@ -79,4 +81,4 @@ class SuccessiveHalving(AdaptiveSearcher):
         self._brackets = Brackets.from_state(state["brackets"])
 
     def __repr__(self) -> str:
-        return f"SuccessiveHalving(min_epochs={self._min_epochs}, reduction_factor={self._factor})"
+        return f"SuccessiveHalving(min_epochs={self._min_epochs}, reduction_factor={self._reduction_factor})"
