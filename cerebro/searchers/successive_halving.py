@@ -81,4 +81,5 @@ class SuccessiveHalving(AdaptiveSearcher):
         self._brackets = Brackets.from_state(state["brackets"])
 
     def __repr__(self) -> str:
-        return f"SuccessiveHalving(min_epochs={self._min_epochs}, reduction_factor={self._reduction_factor})"
+        arguments = f"min_epochs={self._min_epochs}, reduction_factor={self._reduction_factor}"
+        return f"SuccessiveHalving({arguments})"

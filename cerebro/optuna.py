@@ -1,0 +1,423 @@
+"""Cerebro as what trains the trials of an Optuna study: `cerebro.optuna.optimize`.
+
+The study keeps its sampler, pruner, storage and callbacks. It is asked and told in an
+order that timing cannot change (see `cerebro.rounds`), so that a seeded sampler gives the
+same study with any number of workers. ``build(trial)`` is an objective's first half: it
+suggests hyper-parameters and returns a model instead of training it.
+
+    def build(trial):
+        net = make_net(trial.suggest_int("layers", 1, 3))
+        lr = trial.suggest_float("lr", 1e-4, 1e-1, log=True)
+        return cerebro.torch.Model(net, optimizer=torch.optim.Adam(net.parameters(), lr=lr), ...)
+
+    study = optuna.create_study(direction="maximize")
+    result = cerebro.optuna.optimize(study, build, train, epochs=10, n_trials=50,
+                                     validation=valid, metric="accuracy", batch_size=64)
+    study.best_trial.params
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import optuna
+from optuna.trial import FixedTrial, FrozenTrial, TrialState
+
+from cerebro import generators
+from cerebro.errors import InputError, RunError
+from cerebro.protocol import Info
+from cerebro.recipe import accepts_info
+from cerebro.result import Result
+from cerebro.search import search
+from cerebro.searchers.base import DONE, Decision, Suggestion, _Done
+from cerebro.settings import split_validation
+from cerebro.space import Space, json_value
+from cerebro.worker import make_info
+
+if TYPE_CHECKING:
+    from cerebro.data import Dataset
+
+ATTRIBUTE = "cerebro"
+"""User attribute of a study's trials: the run's folder and the trial's number in it."""
+
+
+def optimize(
+    study: optuna.Study,
+    build: Callable[..., Any],
+    data: Any,
+    *,
+    define: Callable[[optuna.Trial], Mapping[str, Any]] | None = None,
+    n_trials: int | None = None,
+    epochs: int,
+    validation: Any = None,
+    metric: str = "loss",
+    width: int = 8,
+    workers: int | None = None,
+    threads: int = 1,
+    batch_size: int | None = None,
+    timeout: float | None = None,
+    catch: type[Exception] | Sequence[type[Exception]] = (),
+    callbacks: Sequence[Callable[[optuna.Study, FrozenTrial], None]] = (),
+    run: str | os.PathLike[str] | None = None,
+    progress: Literal["auto", "table", "lines"] | bool = "auto",
+    **options: Any,
+) -> Result:
+    """Train the trials of an Optuna study by model hopper parallelism.
+
+    Parameters
+    ----------
+    study
+        Any study with one objective: its sampler, pruner, storage and direction are used.
+    build
+        ``build(trial)`` or ``build(trial, info)``: suggests hyper-parameters and returns a
+        model. Called once in this process, in the order of the trials' numbers, with the
+        study's trial; then in workers with a `optuna.trial.FixedTrial` of the same values.
+    data, epochs, validation, metric, width, workers, threads, batch_size, run, progress
+        As of `cerebro.search`; `batch_size` may be suggested under that name instead.
+    define
+        ``define(trial)`` makes the suggestions that `build` will make, so that no model is
+        built in this process; what it returns, a mapping or None, is added to the configuration.
+    n_trials
+        Trials to add to the study. None: until `timeout`, or until a callback stops the study.
+    timeout
+        Seconds after which nothing new is started.
+    catch
+        Exceptions of a trial that do not end the study: it is told FAIL and goes on. Any
+        other ends it, as in `optuna.Study.optimize`.
+    callbacks
+        Called with the study and the finished trial, in the order in which trials finish
+        by rounds; ``study.stop()`` works in them.
+    options
+        More arguments of `cerebro.search`, such as ``seed`` or ``keep``.
+
+    Returns
+    -------
+    Result
+        The run; its trial ``n`` has the study's trial number in no other place than the
+        study, where ``trial.user_attrs["cerebro"]`` names run and trial.
+
+    Raises
+    ------
+    InputError
+        For studies with several objectives, storages that cannot be written, or a run that
+        belongs to another study.
+    RunError
+        If a trial raises what is not in `catch`.
+
+    Notes
+    -----
+    If `run` exists, it goes on: trials that were in flight are trained on from their last
+    committed unit, and the study has no trial left running of a process that died. Every
+    epoch's metric is reported as an intermediate value, with the epoch, from 0, as its step;
+    the value of a trial is that of its last epoch.
+    """
+    if len(study.directions) != 1:
+        raise InputError("the study has several objectives; Cerebro optimises one")
+    train, held_out = split_validation(data, validation)
+    folder = None if run is None else Path(run)
+    caught = tuple(catch) if isinstance(catch, (list, tuple)) else (catch,)
+    searcher = StudySearcher(
+        study, build, train,
+        define=define, n_trials=n_trials, epochs=epochs, metric=metric, batch_size=batch_size,
+        catch=caught, callbacks=tuple(callbacks), run=str(folder or ""),
+    )  # fmt: skip
+    try:
+        result = search(
+            FixedBuild(build),
+            {},
+            train,
+            epochs=epochs,
+            n_trials=None,
+            validation=held_out,
+            searcher=searcher,
+            metric=metric,
+            mode="min" if study.direction is optuna.study.StudyDirection.MINIMIZE else "max",
+            select="last",
+            batch_size=batch_size,
+            width=width,
+            workers=workers,
+            threads=threads,
+            time_limit=timeout,
+            run=run,
+            if_exists="error" if run is None else "resume",
+            progress=progress,
+            callbacks=[searcher.watcher, *options.pop("run_callbacks", ())],
+            **options,
+        )
+    finally:
+        searcher.close()
+    return result
+
+
+class FixedBuild:
+    """A ``build(trial)`` as ``build(config, info)``: what workers are given."""
+
+    def __init__(self, build: Callable[..., Any]) -> None:
+        self.build = build
+        self.__wrapped__ = build
+        self.__module__ = getattr(build, "__module__", None) or "?"
+        self.__qualname__ = getattr(build, "__qualname__", None) or type(build).__qualname__
+
+    def __call__(self, config: Mapping[str, Any], info: Info) -> Any:
+        trial = FixedTrial(dict(config), info.trial)
+        return self.build(trial, info) if accepts_info(self.build) else self.build(trial)
+
+
+class Watcher:
+    """Hears of failed trials, so that what is not caught ends the search."""
+
+    def __init__(self, searcher: StudySearcher) -> None:
+        self._searcher = searcher
+
+    def on_trial_end(self, trial: Any) -> None:
+        """Remember why the trial failed."""
+        if trial.status == "failed":
+            self._searcher.note_failure(trial.number, trial.error or "")
+
+
+class StudyProxy:
+    """A study for callbacks, whose ``stop()`` ends this search."""
+
+    def __init__(self, study: optuna.Study, stop: Callable[[], None]) -> None:
+        self._study = study
+        self._stop = stop
+
+    def stop(self) -> None:
+        """Begin no trial any more."""
+        self._stop()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._study, name)
+
+
+class StudySearcher:
+    """A searcher that asks an Optuna study and tells it."""
+
+    adaptive = True
+
+    def __init__(
+        self,
+        study: optuna.Study,
+        build: Callable[..., Any],
+        data: Dataset,
+        *,
+        define: Callable[..., Any] | None,
+        n_trials: int | None,
+        epochs: int,
+        metric: str,
+        batch_size: int | None,
+        catch: tuple[type[Exception], ...],
+        callbacks: tuple[Callable[..., None], ...],
+        run: str,
+    ) -> None:
+        self.watcher = Watcher(self)
+        self._study = study
+        self._build = build
+        self._data = data
+        self._define = define
+        self._wanted = n_trials
+        self._epochs = epochs
+        self._metric = metric
+        self._batch_size = batch_size
+        self._catch = catch
+        self._callbacks = callbacks
+        self._run = run
+        self._seed = 0
+        self._count = 0
+        self._stopped = False
+        self._open: dict[int, optuna.Trial] = {}  # asked and not told, by our number
+        self._proxy: Any = StudyProxy(study, self._stop)
+
+    def setup(self, space: Space, *, seed: int, **_: Any) -> None:
+        """Free the study of trials that a dead process left running."""
+        self._seed = seed
+        self._count, self._stopped, self._open = 0, False, {}
+
+    # --- asking ----------------------------------------------------------
+
+    def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
+        """Ask the study for a trial and have its parameters chosen."""
+        while not self._stopped and (self._wanted is None or self._count < self._wanted):
+            trial = self._study.ask()
+            config = self._chosen(trial)
+            if config is None:
+                continue
+            number = self._count
+            trial.set_user_attr(ATTRIBUTE, {"run": self._run, "trial": number})
+            self._open[number] = trial
+            self._count += 1
+            return Suggestion(config, self._epochs)
+        return DONE
+
+    def _chosen(self, trial: optuna.Trial) -> dict[str, Any] | None:
+        """Return the configuration of a trial; None if defining it failed and that is caught."""
+        try:
+            extra = self._call(trial)
+        except optuna.TrialPruned:
+            self._finish(trial, TrialState.PRUNED)
+            return None
+        except Exception as error:
+            self._finish(trial, TrialState.FAIL)
+            if isinstance(error, self._catch):
+                return None
+            raise
+        config = {**trial.params, **(extra if isinstance(extra, Mapping) else {})}
+        return {name: json_value(value, name) for name, value in config.items()}
+
+    def _call(self, trial: optuna.Trial) -> Any:
+        if self._define is not None:
+            return self._define(trial)
+        seed = self._seed % 2**32
+        with generators.preserved("torch" in sys.modules, seed):
+            if accepts_info(self._build):
+                self._build(trial, DeferredInfo(self._info, trial, self._count))
+            else:
+                self._build(trial)
+        return None
+
+    def _info(self, trial: optuna.Trial, number: int) -> Info:
+        size = self._batch_size or trial.params.get("batch_size")
+        if size is None:
+            raise InputError(
+                "batch_size is missing: give it to optimize(batch_size=...), or suggest it before "
+                "build looks at info"
+            )
+        return make_info(
+            self._data, trial=number, seed=self._seed, epochs=self._epochs, batch_size=size,
+            drop_last=False,
+        )  # fmt: skip
+
+    # --- telling ---------------------------------------------------------
+
+    def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
+        """Report an epoch to the study, ask its pruner, tell it when the trial is over."""
+        asked = self._open[trial]
+        value = metrics.get(self._metric, math.nan)
+        if not math.isfinite(value):
+            self._finish(self._open.pop(trial), TrialState.FAIL)
+            return Decision.STOP
+        asked.report(value, step=epoch)
+        if epoch + 1 < self._epochs:
+            if not asked.should_prune():
+                return Decision.CONTINUE
+            self._finish(self._open.pop(trial), TrialState.PRUNED)
+            return Decision.STOP
+        self._finish(self._open.pop(trial), TrialState.COMPLETE, value)
+        return Decision.CONTINUE
+
+    def _finish(self, trial: optuna.Trial, state: TrialState, value: float | None = None) -> None:
+        frozen = self._study.tell(trial, value, state=state)
+        for callback in self._callbacks:
+            callback(self._proxy, frozen)
+
+    def _stop(self) -> None:
+        self._stopped = True
+
+    def note_failure(self, number: int, error: str) -> None:
+        """End the search if a trial raised what is not caught.
+
+        Raises
+        ------
+        RunError
+            With the trial's error.
+        """
+        if not is_caught(error, self._catch):
+            raise RunError(
+                f"trial {number} failed: {error} (catch=(...) goes on after such failures)"
+            )
+
+    def close(self) -> None:
+        """Leave no trial running in the study that nobody trains."""
+        for trial in self._open.values():
+            trial.set_user_attr("interrupted", True)
+            self._study.tell(trial, state=TrialState.FAIL)
+        self._open = {}
+
+    # --- resuming --------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return which trials of the study are ours and not told yet."""
+        return {
+            "count": self._count,
+            "stopped": self._stopped,
+            "open": [[number, trial.number, trial.params] for number, trial in self._open.items()],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up the study's trials again; those told in between are asked anew.
+
+        Raises
+        ------
+        InputError
+            If the study does not have the run's trials.
+        """
+        self._count = int(state["count"])
+        self._stopped = False
+        known = {trial.number: trial for trial in self._study.get_trials(deepcopy=False)}
+        for number, asked, params in state["open"]:
+            frozen = known.get(asked)
+            if frozen is None or frozen.params != params:
+                raise InputError(
+                    f"the study {self._study.study_name!r} does not have trial {asked} of the run "
+                    f"{self._run}: give the study that the run was begun with, in a storage that "
+                    "lasts (such as sqlite:///study.db)"
+                )
+            self._open[number] = (
+                optuna.Trial(self._study, frozen._trial_id)
+                if frozen.state is TrialState.RUNNING
+                else self._asked_anew(frozen, number)
+            )
+        self._fail_orphans()
+
+    def _asked_anew(self, frozen: FrozenTrial, number: int) -> optuna.Trial:
+        """Ask for a trial with the same values and reports: the first was told that it failed."""
+        self._study.enqueue_trial(frozen.params)
+        trial = self._study.ask(frozen.distributions)
+        for step, value in sorted(frozen.intermediate_values.items()):
+            trial.report(value, step)
+        trial.set_user_attr(ATTRIBUTE, {"run": self._run, "trial": number})
+        return trial
+
+    def _fail_orphans(self) -> None:
+        """Tell trials that a dead process of this run left running."""
+        ours = {trial.number for trial in self._open.values()}
+        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            mark = trial.user_attrs.get(ATTRIBUTE, {})
+            if mark.get("run") == self._run and trial.number not in ours:
+                self._study.tell(trial.number, state=TrialState.FAIL)
+
+
+class DeferredInfo:
+    """What ``build`` is told of its trial, found out when it asks: by then it has a batch size."""
+
+    def __init__(
+        self, make: Callable[[optuna.Trial, int], Info], trial: optuna.Trial, number: int
+    ) -> None:
+        self._make = make
+        self._trial = trial
+        self._number = number
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._make(self._trial, self._number), name)
+
+
+def is_caught(error: str, catch: Sequence[type[Exception]]) -> bool:
+    """Whether an error's text begins with the name of an exception that is caught.
+
+    Exceptions of workers arrive as text. Builtin ones are known with their bases, others by
+    their own name.
+    """
+    name = error.partition(":")[0].strip().partition(" ")[0]
+    kind = getattr(builtins, name, None)
+    for caught in catch:
+        if caught in (Exception, BaseException) or caught.__name__ == name:
+            return True
+        if isinstance(kind, type) and issubclass(kind, caught):
+            return True
+    return False
