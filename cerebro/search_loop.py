@@ -145,6 +145,7 @@ class SearchLoop:
         report = self.rounds.take()
         if report is not None:
             self._deliver(report)
+            self._drop()
             return True
         if not self.rounds.is_over or not ask:
             return False
@@ -177,6 +178,20 @@ class SearchLoop:
             self.rounds.join(record.number)
             if self.searcher.adaptive:
                 self._arrive_again(trial)  # of a resumed run: it may have trained on
+
+    def _drop(self) -> None:
+        """End paused trials that the searcher says it will not resume: their slots are freed."""
+        dropped = getattr(self.searcher, "dropped", None)
+        for number in dropped() if callable(dropped) else ():
+            trial = self._trials.by_number.get(number)
+            if trial is None or not trial.asleep:
+                raise InputError(
+                    f"the searcher {self._settings.searcher_name} drops trial {number}, which it "
+                    "has not paused"
+                )
+            trial.asleep = False
+            if trial.record.status not in ENDED:
+                self._trials.end(trial, "stopped")
 
     def _stand(self, trial: LiveTrial) -> None:
         """Report a trial's last metrics for an epoch that it, stopped early, no longer trains.

@@ -74,6 +74,12 @@ class Searcher(Protocol):
         in rounds, so that its decisions do not depend on timing: the k-th epoch of
         every live trial, by number. It is asked for suggestions at the end of a round,
         as long as fewer trials than ``width`` are live; paused ones are not.
+
+    Notes
+    -----
+    A searcher may have a method ``dropped() -> list[int]``: the paused trials that it will
+    not resume, each told once. They end as stopped, and what is kept for going on is freed;
+    those of a searcher without it wait for the end of the run.
     """
 
     adaptive: bool
