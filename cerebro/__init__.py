@@ -30,6 +30,7 @@ from cerebro.errors import (
     StateError,
     WorkerError,
 )
+from cerebro.plan import Plan, plan
 from cerebro.protocol import Info
 from cerebro.replay import Replay, replay
 from cerebro.result import Result
@@ -37,18 +38,32 @@ from cerebro.result import open_run as open
 from cerebro.resume import resume
 from cerebro.saved_trial import Trial
 from cerebro.search import search
-from cerebro.searchers import GridSearch, RandomSearch
+from cerebro.searchers import (
+    ASHA,
+    PBT,
+    TPE,
+    GaussianProcess,
+    GridSearch,
+    Hyperband,
+    MedianStopping,
+    QuasiRandomSearch,
+    RandomSearch,
+    SuccessiveHalving,
+)
 from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion
 from cerebro.space import Space, choice, integer, loguniform, normal, uniform, when
 from cerebro.stopping import EarlyStopping
 
 if TYPE_CHECKING:
-    from cerebro import sklearn, torch
+    from cerebro import optuna, sklearn, testing, torch
 
 __version__ = version()
 
 __all__ = [
+    "ASHA",
     "DONE",
+    "PBT",
+    "TPE",
     "CerebroError",
     "Check",
     "CorruptDataError",
@@ -56,9 +71,14 @@ __all__ = [
     "Decision",
     "DeviceError",
     "EarlyStopping",
+    "GaussianProcess",
     "GridSearch",
+    "Hyperband",
     "Info",
     "InputError",
+    "MedianStopping",
+    "Plan",
+    "QuasiRandomSearch",
     "RandomSearch",
     "Replay",
     "Result",
@@ -66,6 +86,7 @@ __all__ = [
     "Searcher",
     "Space",
     "StateError",
+    "SuccessiveHalving",
     "Suggestion",
     "Trial",
     "WorkerError",
@@ -76,11 +97,14 @@ __all__ = [
     "loguniform",
     "normal",
     "open",
+    "optuna",
+    "plan",
     "replay",
     "resume",
     "search",
     "shard",
     "sklearn",
+    "testing",
     "torch",
     "transforms",
     "trial_seed",
@@ -89,7 +113,7 @@ __all__ = [
     "when",
 ]
 
-_LAZY = ("sklearn", "torch")
+_LAZY = ("optuna", "sklearn", "testing", "torch")
 
 
 def __getattr__(name: str) -> Any:

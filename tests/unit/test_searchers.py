@@ -106,7 +106,7 @@ def test_searchers_by_name():
     assert isinstance(make_searcher(GridSearch), GridSearch)
     searcher = RandomSearch()
     assert make_searcher(searcher) is searcher
-    with pytest.raises(InputError, match=r"searcher='bayes' is not known; there are 'random', 'grid'"):
+    with pytest.raises(InputError, match=r"'bayes' is not known; there are 'random', 'grid'"):
         make_searcher("bayes")
     with pytest.raises(InputError, match=r"no setup\(\) method"):
         make_searcher(3)
