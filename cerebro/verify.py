@@ -20,6 +20,7 @@ from cerebro import _core
 from cerebro.data import Dataset
 from cerebro.data.damage import find_damage, hash_of_file
 from cerebro.errors import CerebroError, CorruptDataError
+from cerebro.plain_files import LinkError
 from cerebro.saved_run import SavedRun
 from cerebro.store import FILE, reader
 from cerebro.trial import ENDED, TrialRecord
@@ -28,9 +29,9 @@ PUT_BACK = "put back a copy of it, or take out what can be read (sqlite3 run.sql
 MOST_OF_A_KIND = 20
 """Problems of one kind that are named one by one."""
 
-STATE_FILE = re.compile(r"(\d+)-epoch-(\d+)(\.[0-9a-f]{32})?\.safetensors(\.new)?")
-SLOT_FILE = re.compile(r"(\d+)(\.moving)?\.(a|b|slots)")
-LOG_FILE = re.compile(r"(\d+)\.log")
+STATE_FILE = re.compile(r"(\d+)-epoch-(\d+)(\.[0-9a-f]{32})?\.safetensors(\.new)?", re.ASCII)
+SLOT_FILE = re.compile(r"(\d+)(\.moving)?\.(a|b|slots)", re.ASCII)
+LOG_FILE = re.compile(r"(\d+)\.log", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -280,6 +281,8 @@ def _state_problem(path: Path, recorded: str) -> str | None:
     try:
         if hash_of_file(path, _core.hash_state) == recorded:
             return None
+    except LinkError:
+        return "it is a symbolic link, and those are not followed here"
     except FileNotFoundError:
         return "it is missing"
     except OSError as error:
@@ -313,17 +316,23 @@ def _strays(saved: SavedRun, files: list[Path]) -> Iterator[Problem]:
     """Files in the run's folders that no row names and no open trial needs."""
     named = {e.state_file for record in saved.records for e in record.epochs}
     by_number = {record.number: record for record in saved.records}
-    finished = saved.meta["status"] == "finished"
+    status = saved.meta["status"]
+
+    def is_known(number: str) -> bool:
+        """Whether there is such a trial; its row may not have been written yet."""
+        return int(number) in by_number or status == "running"
 
     def is_open(number: str) -> bool:
         """Whether a trial may still train: then it has slots, and files half-way."""
         record = by_number.get(int(number))
-        return record is not None and (not finished or record.status not in ENDED)
+        if record is None or status != "finished":
+            return is_known(number)
+        return record.resumable or record.status not in ENDED
 
     known: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], bool]], ...] = (
         (STATE_FILE, lambda match: is_open(match[1])),
         (SLOT_FILE, lambda match: is_open(match[1])),
-        (LOG_FILE, lambda match: int(match[1]) in by_number),
+        (LOG_FILE, lambda match: is_known(match[1])),
     )
     for path in files:
         if path.parent.name == "states" and path.name in named:

@@ -15,6 +15,7 @@ from pathlib import Path
 from cerebro import _core
 from cerebro.data.manifest import FILE_NAME, FileEntry, read_manifest, shard_folder
 from cerebro.errors import CorruptDataError, InputError
+from cerebro.plain_files import LinkError, open_plain
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,12 @@ def find_damage(folder: str | os.PathLike[str]) -> list[Damage]:
 
 def _fault(path: Path, entry: FileEntry) -> str | None:
     try:
-        size = path.stat().st_size
-        if size != entry.bytes:
+        size = path.lstat().st_size
+        if size != entry.bytes and not path.is_symlink():
             return f"has {size} bytes where {entry.bytes} were written"
         same = hash_of_file(path, _core.xxh3_64) == entry.xxh3_64
+    except LinkError:
+        return "is a symbolic link, and those are not followed in a data set"
     except FileNotFoundError:
         return "is missing"
     except OSError as error:
@@ -56,6 +59,20 @@ def _fault(path: Path, entry: FileEntry) -> str | None:
 
 
 def hash_of_file(path: Path, hash_buffer: Callable[[mmap.mmap], str]) -> str:
-    """Hash a file that is not empty, without reading it into memory at once."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return hash_buffer(content)
+    """Hash a file without reading it into memory at once.
+
+    Raises
+    ------
+    LinkError
+        It is a link.
+    OSError
+        It cannot be read.
+    ValueError
+        It is empty.
+    """
+    fd = open_plain(path, os.O_RDONLY)
+    try:
+        with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as content:
+            return hash_buffer(content)
+    finally:
+        os.close(fd)
