@@ -116,3 +116,35 @@ def test_diagnosis_warns_of_network_file_systems(
 ) -> None:
     monkeypatch.setattr(environment, "file_system", lambda path: "nfs4")
     assert "nfs4 is a network file system" in diagnosis.report(tmp_path / "runs")
+
+
+def test_features_that_come_and_go_are_named() -> None:
+    before = {"cpu": {"model": "A", "features": "avx avx2 fma"}}
+    now = {"cpu": {"model": "A", "features": "avx avx512f fma"}}
+    lines = environment.differences(before, now)
+    assert lines == ["cpu.features differ: now without avx2; with avx512f"]
+
+
+def test_what_an_older_record_lacks_is_no_difference() -> None:
+    now = environment.describe(threads=1)
+    before = {key: now[key] for key in ("python", "threads", "packages")}
+    assert environment.differences(before, now) == []
+
+
+@pytest.mark.parametrize(("value", "kept"), [("1", {}), ("4", {"OMP_NUM_THREADS": "4"})])
+def test_thread_variables_count_where_they_say_something_else(
+    monkeypatch: pytest.MonkeyPatch, value: str, kept: dict[str, str]
+) -> None:
+    for name in environment.THREAD_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    variables = environment.describe(threads=1)["variables"]
+    assert {k: v for k, v in variables.items() if k in environment.THREAD_VARIABLES} == kept
+
+
+def test_libraries_in_torch_are_named() -> None:
+    torch = pytest.importorskip("torch")
+    found = environment.torch_libraries()
+    assert found
+    for version in found.values():
+        assert version in torch.__config__.show()
