@@ -13,6 +13,7 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -183,14 +184,15 @@ def _trial_problems(saved: SavedRun) -> Iterator[Problem]:
     for record in saved.records:
         where = f"trial {record.number}"
         numbers = [epoch.epoch for epoch in record.epochs]
-        first = numbers[0] if numbers and record.parent is not None else 0
-        if numbers != list(range(first, first + len(numbers))):
+        if numbers != list(range(record.first_epoch, record.done)):
             yield Problem(
                 where, f"its epochs are {_short(numbers)}, not one after the other", advice
             )
-        last = numbers[-1] + 1 if numbers else 0
-        if record.status == "finished" and last < record.target_epochs:
-            missing = f"it has finished, but only {last} of {record.target_epochs} epochs are there"
+        if record.status == "finished" and record.done < record.target_epochs:
+            missing = (
+                f"it has finished, but only {record.done} of {record.target_epochs} epochs are "
+                "there"
+            )
             yield Problem(where, missing, advice)
         if over and record.status not in ENDED:
             yield Problem(where, f"the run has finished, but the trial is {record.status}", advice)
@@ -200,49 +202,43 @@ def _trial_problems(saved: SavedRun) -> Iterator[Problem]:
 def _unit_problems(saved: SavedRun, advice: str) -> Iterator[Problem]:
     """Units that no epoch can have, and epochs without all of their units."""
     shards = saved.meta["num_shards"]
-    per_epoch = shards + (saved.meta["validation"] is not None)
+    per_epoch = shards + (saved.meta.get("validation") is not None)
     stagger = saved.settings.get("stagger", True)
-    seen: dict[tuple[int, int], set[int]] = {}
+    counts: dict[tuple[int, int], int] = {}
+    latest: dict[int, int] = {}
     with reader(saved.folder) as connection:
-        for row in connection.execute("SELECT trial, epoch, step, shard FROM units"):
-            where = f"trial {row['trial']}, epoch {row['epoch']}"
-            steps = seen.setdefault((row["trial"], row["epoch"]), set())
-            steps.add(row["step"])
-            if not 0 <= row["step"] < per_epoch:
-                yield Problem(where, f"unit {row['step']} of {per_epoch}", advice)
-            elif row["step"] < shards:
-                order = _core.visit_order(row["trial"], row["epoch"], shards, stagger=stagger)
-                if row["shard"] != order[row["step"]]:
-                    what = f"unit {row['step']} was on shard {row['shard']}, which was not its turn"
-                    yield Problem(where, what, advice)
-        lost = connection.execute("SELECT 1 FROM events WHERE kind LIKE 'resume%'").fetchone()
+        rows = connection.execute(
+            "SELECT trial, epoch, step, shard FROM units ORDER BY trial, epoch"
+        )
+        for (trial, epoch), group in groupby(rows, key=lambda row: (row["trial"], row["epoch"])):
+            order = _core.visit_order(trial, epoch, shards, stagger=stagger)
+            units = {(row["step"], row["shard"]) for row in group}
+            for step, shard in sorted(units):
+                what = _wrong_unit(step, shard, order, per_epoch)
+                if what is not None:
+                    yield Problem(f"trial {trial}, epoch {epoch}", what, advice)
+            counts[trial, epoch] = len({step for step, _ in units})
+            latest[trial] = epoch
+        resumed = connection.execute("SELECT 1 FROM events WHERE kind LIKE 'resume%'").fetchone()
     for record in saved.records:
-        yield from _gaps(record, seen, per_epoch, advice, may_lack=lost is not None)
+        # Units are committed by the trials' states; where a run was cut off, rows may lack.
+        for number in () if resumed else (epoch.epoch for epoch in record.epochs):
+            count = counts.get((record.number, number), 0)
+            if count < per_epoch:
+                what = f"only {count} of its {per_epoch} units are there"
+                yield Problem(f"trial {record.number}, epoch {number}", what, advice)
+        if latest.get(record.number, 0) > record.done:
+            what = f"units of epoch {latest[record.number]}, though only {record.done} epochs are"
+            yield Problem(f"trial {record.number}", f"{what} finished", advice)
 
 
-def _gaps(
-    record: TrialRecord,
-    seen: dict[tuple[int, int], set[int]],
-    per_epoch: int,
-    advice: str,
-    *,
-    may_lack: bool,
-) -> Iterator[Problem]:
-    """Compare a trial's epochs with its units.
-
-    Units are committed by the trials' states; where a run was cut off, the last rows
-    may be missing, and only there.
-    """
-    for epoch in record.epochs:
-        count = len(seen.get((record.number, epoch.epoch), ()))
-        if count < per_epoch and not may_lack:
-            where = f"trial {record.number}, epoch {epoch.epoch}"
-            yield Problem(where, f"only {count} of its {per_epoch} units are there", advice)
-    done = record.epochs[-1].epoch + 1 if record.epochs else 0
-    later = [e for (trial, e) in seen if trial == record.number and e > done]
-    if later and record.parent is None:
-        what = f"units of epoch {max(later)}, though only {done} epochs are finished"
-        yield Problem(f"trial {record.number}", what, advice)
+def _wrong_unit(step: int, shard: int, order: list[int], per_epoch: int) -> str | None:
+    """What is wrong with a unit: its number within the epoch, or its shard; None if nothing."""
+    if not 0 <= step < per_epoch:
+        return f"unit {step} of {per_epoch}"
+    if step < len(order) and shard != order[step]:
+        return f"unit {step} was on shard {shard}, which was not its turn"
+    return None
 
 
 def _short(numbers: list[int]) -> str:

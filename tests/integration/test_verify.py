@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from adaptive_searchers import Halving, Population
 
 import cerebro
 from cerebro import cli
@@ -358,6 +359,21 @@ def test_a_run_that_was_cut_off_is_as_it_should_be(original, tmp_path, workers):
         search(original, run=tmp_path / "run", callbacks=[Cut()], workers=workers)
     found = verified(tmp_path / "run")
     assert found, str(found)
+
+
+@pytest.mark.parametrize("searcher", [Halving(rungs=(1, 2, 4)), Population()])
+def test_trials_that_pause_and_are_cloned_are_as_they_should_be(original, tmp_path, searcher):
+    settings = {"epochs": 4, "n_trials": 6, "width": 6, "workers": 2, "keep": "best"}
+    run = tmp_path / "run"
+    data = cerebro.Dataset(original / "data")
+    space = {"lr": cerebro.loguniform(1e-3, 1e-1)}
+    options = {"validation": 0.25, "batch_size": 8, "progress": False, "searcher": searcher}
+    result = cerebro.search(build, space, data, run=run, **options, **settings)
+    assert len({len(trial.history) for trial in result.trials}) > 1
+    found = verified(run)
+    assert found, str(found)
+    state_of(run, result.best.number, result.best.best_epoch).unlink()
+    assert not verified(run)
 
 
 KILLED = """
