@@ -14,6 +14,8 @@ import socket
 import struct
 from collections import deque
 
+SHORT = 2**31
+"""A message of this length or more tells it in eight bytes, after a length of -1."""
 LENGTH = struct.Struct("!i")
 LONG = struct.Struct("!Q")
 MAX_ANSWER = 256 << 20
@@ -52,8 +54,7 @@ class Channel:
             If the other end is gone.
         """
         length = len(message)
-        # As `multiprocessing.connection` tells lengths that need more than four bytes.
-        head = LENGTH.pack(length) if length < 2**31 else LENGTH.pack(-1) + LONG.pack(length)
+        head = LENGTH.pack(length) if length < SHORT else LENGTH.pack(-1) + LONG.pack(length)
         if length < 16384:
             self._out.append(memoryview(head + message))
         else:

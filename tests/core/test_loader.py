@@ -97,6 +97,45 @@ def test_row_lists(parts: Any) -> None:
     assert ids_of(made) == [5, 0, 0, 22]
 
 
+def test_rows_that_are_changed_later_are_those_that_were_checked(parts: Any) -> None:
+    rows = np.array([5, 0, 0, 22], np.uint32)
+    frozen = rows.view()
+    frozen.setflags(write=False)  # its base can still be written
+    views = [rows, frozen, np.frombuffer(bytearray(rows.tobytes()), np.uint32)]
+    made = [loader([(parts[0][0], view)], IDS, shuffle=False) for view in views]
+    rows[:] = 2**32 - 1
+    views[2][:] = 2**32 - 1
+    for one in made:
+        one.begin([0], 0)
+        assert ids_of(one) == [5, 0, 0, 22]
+
+
+def test_rows_that_nobody_can_change_are_not_copied(parts: Any) -> None:
+    rows = np.zeros(10, np.uint32)
+    rows.setflags(write=False)
+    bits = np.frombuffer(bytes(40), np.uint32)
+    before = sys.getrefcount(rows), sys.getrefcount(bits)
+    made = [loader([(parts[0][0], array)], IDS) for array in (rows, bits)]
+    assert (sys.getrefcount(rows), sys.getrefcount(bits)) == (before[0] + 1, before[1] + 1)
+    del made
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_loader_may_be_looked_at_while_another_thread_closes_it(parts: Any, threads: int) -> None:
+    for _ in range(200):
+        made = loader(parts, threads=threads)
+        made.begin([0, 1], 0)
+        next(made)
+        closing = threading.Thread(target=made.close)
+        closing.start()
+        while closing.is_alive():
+            assert len(made) in (0, 16)
+            assert made.rows in (0, 63)
+            assert made.buffers >= 0
+        closing.join()
+        assert (len(made), made.rows, made.buffers) == (0, 0, 0)
+
+
 def test_first_rows_key_random_transforms(parts: Any, tmp_path: Path) -> None:
     x = np.arange(64 * 6, dtype=np.float32).reshape(64, 1, 6)
     np.save(tmp_path / "x.npy", x)

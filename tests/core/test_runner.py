@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import math
 import os
+import signal
+import socket
 import subprocess
 import sys
 import weakref
@@ -291,6 +293,49 @@ def test_beating_starts_and_stops() -> None:
     page.stop()
     with pytest.raises(ValueError, match="at least 1"):
         page.start_beating(0)
+
+
+def test_a_task_has_a_clock() -> None:
+    page = _core.BeatPage()
+    other = _core.BeatPage(page.fd)
+    assert other.task_seconds is None
+    page.begin_task()
+    seconds = other.task_seconds
+    assert seconds is not None and 0 <= seconds < 3600
+    page.begin_task(grace=1000)
+    seconds = other.task_seconds
+    assert seconds is not None and -1000 <= seconds < 0
+    page.end_task()
+    assert other.task_seconds is None
+    for grace in (-1.0, math.nan, 1e6):
+        with pytest.raises(ValueError, match="grace"):
+            page.begin_task(grace)
+
+
+WATCHED = """
+import os, sys, time
+from cerebro import _core
+page = _core.BeatPage(int(sys.argv[1]))
+page.start_beating(5, coordinator=int(sys.argv[2]))
+while True:
+    pass
+"""
+
+
+def test_a_process_ends_with_its_socket_and_leaves_its_group_alone() -> None:
+    page = _core.BeatPage()
+    ours, theirs = socket.socketpair()
+    child = subprocess.Popen(
+        [sys.executable, "-c", WATCHED, str(page.fd), str(theirs.fileno())],
+        pass_fds=[page.fd, theirs.fileno()],
+    )
+    theirs.close()
+    while page.beats < 3:
+        assert child.poll() is None
+    ours.close()  # it does not lead a group: this process is in it and stays
+    assert child.wait(30) == -signal.SIGKILL
+    with pytest.raises(ValueError, match="coordinator"):
+        page.start_beating(5, coordinator=-1)
 
 
 def test_a_page_that_is_dropped_closes_its_descriptor() -> None:

@@ -192,6 +192,26 @@ def test_a_fence_raised_while_a_state_is_walked(stem: Path) -> None:
     check(slots.view(), 1)
 
 
+def test_a_commit_that_nobody_heard_of_is_taken_back(stem: Path) -> None:
+    slots = _core.Slots(stem, True)
+    for position in (1, 2):
+        slots.pack({"at": position}, attempt=position, position=position)
+    slots.fence(3)
+    slots.revert(attempt=3, position=1)
+    assert slots.committed() == (1, 1, len(memoryview(slots.view())))
+    assert _core.unpack_state(slots.view(), "numpy") == {"at": 1}
+    slots.revert(attempt=3, position=1)
+    with pytest.raises(StateError, match="attempt 2 may not"):
+        slots.revert(attempt=2, position=2)
+    with pytest.raises(StateError, match="no committed state of position 7"):
+        slots.revert(attempt=3, position=7)
+    with pytest.raises(ValueError, match="attempt"):
+        slots.revert(attempt=-1, position=1)
+    slots.close()
+    with pytest.raises(ValueError, match="closed"):
+        slots.revert(attempt=3, position=1)
+
+
 def test_what_cannot_be_packed_changes_nothing(stem: Path) -> None:
     slots = _core.Slots(stem, True)
     slots.pack(state(1), attempt=0, position=1)

@@ -984,3 +984,47 @@ def test_nothing_is_leaked() -> None:
         gc.collect()
         counts.append(len(gc.get_objects()))
     assert counts[1] == counts[3]
+
+
+TABLE = """
+import ctypes, sys
+import torch
+from cerebro import _core
+
+get = ctypes.pythonapi.PyCapsule_GetPointer
+get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+table = get(torch.Tensor.__dlpack_c_exchange_api__, b"dlpack_exchange_api")
+# The header is a version and a pointer; then come the functions.
+words = (ctypes.c_void_p * 8).from_address(table)
+PLACE = 4  # managed_tensor_to_py_object_no_sync
+Function = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+Deleter = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+deletes = sys.argv[1] == "True"
+
+@Function
+def fails(managed, out):
+    if deletes:  # version (8 bytes), manager_ctx, deleter
+        deleter = ctypes.c_void_p.from_address(managed + 16).value
+        Deleter(deleter)(managed)
+    return -1  # without an exception, which ctypes would take away
+
+packed = _core.pack_state({"x": torch.zeros(1000)})
+before, words[PLACE] = words[PLACE], ctypes.cast(fails, ctypes.c_void_p).value
+for copy in (True, False) * 50:
+    try:
+        _core.unpack_state(packed, "torch", copy=copy)
+    except SystemError:
+        pass
+    else:
+        sys.exit("it did not fail")
+words[PLACE] = before
+assert _core.unpack_state(packed, "torch")["x"].sum() == 0
+"""
+
+
+@pytest.mark.parametrize("deletes", [False, True])
+def test_a_tensor_that_torch_cannot_make_is_freed_once(deletes: bool) -> None:
+    """Whether it has called the deleter by then or not."""
+    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        pytest.skip("this torch has no exchange table")
+    subprocess.run([sys.executable, "-c", TABLE, str(deletes)], check=True, timeout=120)

@@ -8,6 +8,7 @@ what the undisturbed run gives.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import resource
 import signal
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -561,10 +563,135 @@ def test_a_worker_is_missed_although_its_child_holds_the_socket(data, calm, tmp_
     assert "was ended by SIGKILL in trial 1" in text
 
 
+# --- memory ------------------------------------------------------------------
+
+GROUPS = {
+    1: ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes"),
+    2: ("/sys/fs/cgroup", "memory.max", "memory.swap.max"),
+}
+ROOM = 500 << 20
+
+
+@pytest.fixture
+def memory_group():
+    """A control group with little memory: its folder. Skips where none can be made."""
+    for version, (root, limit, swap) in GROUPS.items():
+        group = Path(root, f"cerebro-test-{os.getpid()}")
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            (group / limit).write_text(str(ROOM))
+        except OSError:
+            group.rmdir()
+            continue
+        with contextlib.suppress(OSError):
+            (group / swap).write_text(str(ROOM if version == 1 else 0))
+        yield group
+        for pid in (group / "cgroup.procs").read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
+        assert_gone()
+        wait_until_empty(group)
+        group.rmdir()
+        return
+    pytest.skip("no control group for memory can be made here: not root, or no such groups")
+
+
+def wait_until_empty(group):
+    while (group / "cgroup.procs").read_text().split():
+        time.sleep(0.01)
+
+
+def test_the_kernel_kills_a_worker_for_memory(data, calm, tmp_path, memory_group):
+    extra = """
+        def fault(model):
+            if once():
+                np.ones(1 << 28)  # 2 GB
+        """
+    file = program(tmp_path, data, extra)
+    code = """
+import os, sys
+from cerebro.recipe import import_file
+with open(os.path.join(sys.argv[2], "cgroup.procs"), "w") as file:
+    file.write(str(os.getpid()))
+module = import_file(sys.argv[1])
+import cerebro
+cerebro.search(module.build, module.space, module.data, run="run", workers=2, progress=False,
+               **module.settings)
+"""
+    subprocess.run([sys.executable, "-c", code, file, memory_group], cwd=tmp_path, check=True)
+    assert hashes(cerebro.open(tmp_path / "run")) == calm
+    ((_, text),) = events(tmp_path / "run")
+    assert text.startswith(
+        "the worker process was ended by SIGKILL, probably out of memory (the kernel's "
+        "out-of-memory killer struck; it held "
+    )
+
+
+def test_sigkill_is_not_called_out_of_memory_without_a_reason(data, tmp_path):
+    extra = "def fault(model):\n    if once():\n        os.kill(os.getpid(), signal.SIGKILL)"
+    result = search(program(tmp_path, data, extra), workers=1)
+    ((_, text),) = events(result.path)
+    assert text.startswith("the worker process was ended by SIGKILL in trial 1")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_memory_error_fails_its_trial(data, calm, tmp_path, workers):
+    file = program(tmp_path, data, "def fault(model): np.ones(1 << 55)")
+    result = search(file, workers=workers)
+    assert [trial.status for trial in result.trials] == ["finished", "failed", "finished"]
+    assert "MemoryError" in result.trials[1].error
+    assert [hashes(result)[n] for n in (0, 2)] == [calm[n] for n in (0, 2)]
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not tell")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_trial_that_grows_is_named(data, tmp_path, workers):
+    extra = """
+        kept = []
+        class Grows(Model):
+            def end_epoch(self, epoch, metrics):
+                if self.trial == 1:
+                    kept.append(np.ones(4_000_000))  # 32 MB
+        def build(config, info):
+            return Grows(config, info)
+        """
+    file = program(tmp_path, data, extra)
+    with pytest.warns(UserWarning, match=r"trial 1 keeps about 3\d MB more memory") as caught:
+        result = search(file, workers=workers, epochs=8)
+    assert len([w for w in caught if "more memory" in str(w.message)]) == 1
+    ((trial, kind, text),) = rows_of(result.path, "SELECT trial, kind, text FROM events")
+    assert (trial, kind) == (1, "memory grows")
+    assert "after epoch 3" in text
+
+
+def test_trials_that_keep_nothing_are_not_named(data, tmp_path, recwarn):
+    """They take and free much, and their states are large."""
+    extra = """
+        class Large(Model):
+            def __init__(self, config, info):
+                super().__init__(config, info)
+                self.big = np.zeros(3_000_000)
+            def train_batch(self, batch):
+                self.scratch = [np.ones(1_000_000) for _ in range(10)]
+                return super().train_batch(batch)
+            def state_dict(self):
+                return {**super().state_dict(), "big": self.big}
+            def load_state_dict(self, state):
+                super().load_state_dict(state)
+                self.big = np.array(state["big"])
+        def build(config, info):
+            return Large(config, info)
+        """
+    result = search(program(tmp_path, data, extra), epochs=8, live_models=1)
+    assert events(result.path) == []
+
+
 # --- warm workers ------------------------------------------------------------
 
 
-def test_a_warm_worker_is_not_taken_for_another_file_of_the_same_name(data, tmp_path):
+def test_a_warm_worker_is_not_taken_for_another_file_of_the_same_name(data, tmp_path, monkeypatch):
     losses, workers = [], []
     for n, loss in enumerate(["1.0", "1.0", "22.0"]):
         folder = tmp_path / ("one" if n < 2 else "two")
@@ -577,10 +704,19 @@ def test_a_warm_worker_is_not_taken_for_another_file_of_the_same_name(data, tmp_
                 return Constant(config, info)
             """
         if n != 1:
-            file = program(folder, data, extra)
+            program(folder, data, extra).rename(folder / "shadowed.py")
+            monkeypatch.syspath_prepend(folder)
+            monkeypatch.delitem(sys.modules, "shadowed", raising=False)
+        module = importlib.import_module("shadowed")
         executor = LocalExecutor(1, threads=4)  # of no other test
         seen = Workers(executor)
-        result = search(file, executor=executor, callbacks=[seen], n_trials=1, run=folder / f"{n}")
+        settings = {**module.settings, "n_trials": 1, "progress": False, "run": folder / f"{n}"}
+        result = cerebro.search(
+            *(module.build, module.space, module.data),
+            executor=executor,
+            callbacks=[seen],
+            **settings,
+        )
         losses.append(result.best.metrics["loss"])
         workers.append(seen.pids)
     assert losses == [1.0, 1.0, 22.0]

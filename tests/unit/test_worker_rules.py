@@ -1,0 +1,206 @@
+"""When a worker is given up, when a trial is, and when memory grows: the rules by themselves."""
+
+from __future__ import annotations
+
+import pytest
+
+from cerebro import growth, memory
+from cerebro.executors.vigil import Vigil
+from cerebro.growth import Growth
+from cerebro.losses import MAX_START_LOSSES, Losses
+from cerebro.memory import Usage
+from cerebro.unit import Task, WorkerLost
+
+# --- silence and time ---------------------------------------------------------
+
+
+def looks(vigil, pairs):
+    """What a look finds, for pairs of (the worker's beats, our own)."""
+    return [vigil.is_silent(beats, own) for beats, own in pairs]
+
+
+def test_silence_is_counted_in_our_own_beats():
+    vigil = Vigil(10.0, None)
+    assert looks(vigil, [(50, 1000), (50, 1079), (50, 1080)]) == [False, False, True]
+
+
+def test_any_beat_begins_anew():
+    vigil = Vigil(10.0, None)
+    assert looks(vigil, [(50, 1000), (50, 1079), (51, 1100), (51, 1179)]) == [False] * 4
+    assert vigil.is_silent(51, 1180)
+
+
+def test_where_our_own_beats_stand_still_too_nobody_is_silent():
+    vigil = Vigil(2.0, None)
+    assert not any(looks(vigil, [(7, 33)] * 1000))
+
+
+def test_a_worker_that_has_not_beaten_yet_has_two_minutes():
+    vigil = Vigil(2.0, None)
+    assert looks(vigil, [(0, 5), (0, 1204), (0, 1205)]) == [False, False, True]
+    vigil = Vigil(300.0, None)
+    assert looks(vigil, [(0, 5), (0, 3004), (0, 3005)]) == [False, False, True]
+
+
+def test_a_worker_is_looked_at_five_times_before_it_is_given_up():
+    assert Vigil(10.0, None).patience(None) == 2.0
+    assert Vigil(10.0, None).patience(9999.0) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "late", "patience"),
+    [(None, False, 1.5), (-20.0, False, 2.0), (0.25, False, 1.25), (1.5, True, 0.0), (9, True, 0)],
+)
+def test_a_task_is_late_when_its_time_is_over(seconds, late, patience):
+    vigil = Vigil(10.0, 1.5)
+    assert vigil.is_late(seconds) is late
+    assert vigil.patience(seconds) == patience
+    assert not Vigil(10.0, None).is_late(seconds)
+
+
+# --- losses -------------------------------------------------------------------
+
+
+def task(trial=3, epoch=1, step=2, attempt=0):
+    shard = -1 if step == 4 else step + 1
+    return Task(trial, {}, epoch, step, shard, attempt, position=6)
+
+
+def test_a_unit_is_tried_again_as_often_as_it_was_said():
+    losses = Losses(2)
+    for worker in range(2):
+        loss = losses.add(WorkerLost(worker, "it died"), task(attempt=worker))
+        assert loss.error is None
+        assert loss.text == f"it died in trial 3, epoch 1, shard 3, attempt {worker}"
+    assert losses.add(WorkerLost(2, "it died"), task()).error == (
+        "it died in epoch 1, shard 3, 3 times"
+    )
+
+
+def test_deaths_of_a_unit_that_went_well_in_between_are_forgotten():
+    losses = Losses(0)
+    losses.unit_done(0, task())
+    other = losses.add(WorkerLost(1, "it died", traced=True), task(step=4))
+    assert other.error == "it died in epoch 1, validation, once (where it was: trials/3.log)"
+    losses = Losses(1)
+    losses.add(WorkerLost(1, "it died"), task())
+    losses.unit_done(2, task())
+    assert losses.add(WorkerLost(3, "it died"), task()).error is None
+
+
+def test_what_had_not_begun_is_not_to_blame():
+    losses = Losses(0)
+    loss = losses.add(WorkerLost(0, "it died", began=False), task())
+    assert loss.error is None
+    assert loss.text == "it died, before it began trial 3, epoch 1, shard 3"
+    assert losses.add(WorkerLost(1, "it died"), None).text == "it died, with nothing to do"
+
+
+def test_a_place_where_workers_die_is_given_up():
+    losses = Losses(0)
+    for worker in range(MAX_START_LOSSES):
+        assert losses.may_replace
+        losses.add(WorkerLost(worker, "it died", began=False), task())
+    assert not losses.may_replace
+    losses.unit_done(1, task())  # an old one: says nothing of new ones
+    assert not losses.may_replace
+    losses.unit_done(9, task())
+    assert losses.may_replace
+
+
+# --- memory -------------------------------------------------------------------
+
+MB = 1 << 20
+
+
+def grow(trial_growth, epochs):
+    """What is told after each of so many epochs of two units each."""
+    watch = Growth()
+    told = []
+    for epoch in range(epochs):
+        for _ in range(2):
+            watch.add(7, trial_growth(epoch) // 2)
+        told.append(watch.end_epoch(7, epoch, 900_000_000))
+    return told
+
+
+def test_a_trial_that_grows_is_named_once():
+    told = grow(lambda epoch: 100 * MB, 8)
+    assert [text is not None for text in told] == [False] * 3 + [True] + [False] * 4
+    assert told[3].startswith(
+        "trial 7 keeps about 105 MB more memory with every epoch (its process"
+    )
+    assert "holds 900 MB after epoch 3" in told[3]
+
+
+@pytest.mark.parametrize(
+    "trial_growth",
+    [
+        lambda epoch: 7 * MB,  # too little
+        lambda epoch: 900 * MB if epoch == 0 else 0,  # the first epoch fills caches
+        lambda epoch: 900 * MB if epoch % 3 else -1600 * MB,  # taken and freed
+        lambda epoch: 20 * MB if epoch < 4 else 0,  # not enough together
+        lambda epoch: -100 * MB,
+    ],
+)
+def test_what_is_no_growth(trial_growth):
+    assert grow(trial_growth, 12) == [None] * 12
+
+
+def test_slow_growth_is_named_when_it_is_much_together():
+    assert [text is not None for text in grow(lambda epoch: 10 * MB, 8)].index(True) == 7
+
+
+def test_trials_are_told_apart_and_forgotten():
+    watch = Growth()
+    for epoch in range(3):
+        watch.add(1, 100 * MB)
+        watch.end_epoch(1, epoch, 0)
+    watch.forget(1)
+    watch.add(1, 100 * MB)
+    assert watch.end_epoch(1, 3, 0) is None
+
+
+def test_a_unit_that_loaded_its_model_may_keep_some():
+    before, after = Usage(0, 100 * MB), Usage(0, 400 * MB)
+    of = growth.unexplained
+    assert of(before, after, loaded=False, state_bytes=MB) == 300 * MB
+    assert of(after, before, loaded=False, state_bytes=MB) == -300 * MB
+    assert of(before, after, loaded=True, state_bytes=50 * MB) == (300 - 150 - 32) * MB
+    assert of(before, after, loaded=True, state_bytes=99 * MB) == 0
+    assert of(None, after, loaded=False, state_bytes=MB) == 0
+
+
+# --- what the system says -----------------------------------------------------
+
+OOM = {
+    "version 2": ("0::/a/b\n", "cgroup/a/b/memory.events", "low 0\noom 4\noom_kill 3\n"),
+    "version 1": ("4:memory:/a\n1:cpu:/\n", "cgroup/memory/a/memory.oom_control", "oom_kill 3\n"),
+    "the host's path": ("4:memory:/x\n", "cgroup/memory/memory.oom_control", "oom_kill 3\n"),
+    "no group": ("0::/\n", "proc/vmstat", "nr_free_pages 1\noom_kill 3\n"),
+    "no groups at all": (None, "proc/vmstat", "oom_kill 3\n"),
+}
+
+
+@pytest.mark.parametrize("name", OOM)
+def test_kills_for_memory_are_counted_where_they_are_told(tmp_path, name):
+    group, file, text = OOM[name]
+    (tmp_path / "proc/self").mkdir(parents=True)
+    if group is not None:
+        (tmp_path / "proc/self/cgroup").write_text(group)
+    assert memory.kills(tmp_path / "cgroup", tmp_path / "proc") == 0
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text(text)
+    assert memory.kills(tmp_path / "cgroup", tmp_path / "proc") == 3
+
+
+def test_memory_of_this_process():
+    used = memory.usage()
+    if used is None:
+        pytest.skip("the system does not say what a process uses")
+    kept = bytearray(b"x" * (64 * MB))
+    more = memory.usage()
+    assert more.private - used.private > 60 * MB
+    assert more.resident - used.resident > 60 * MB
+    del kept
+    assert memory.usage("no such process") is None
