@@ -174,6 +174,38 @@ def load_scheduler(scheduler: Any, state: Mapping[str, Any]) -> None:
     scheduler.load_state_dict(loaded)
 
 
+# Where a scheduler stands; what else torch's own have was given when they were made.
+_PROGRESS = {
+    "last_epoch",
+    "_step_count",
+    "_last_lr",
+    "_is_initial",
+    "best",
+    "num_bad_epochs",
+    "cooldown_counter",
+    "T_cur",
+    "T_i",
+}
+
+
+def advanced_state(scheduler: Any, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a scheduler's own state, but standing where another one's stands.
+
+    Of a scheduler that is not torch's own nobody knows what is progress and what a
+    setting: all but its base learning rates is the other's.
+    """
+    own = scheduler_state(scheduler)
+    if not type(scheduler).__module__.startswith("torch.optim."):
+        rates = {"base_lrs": own["base_lrs"]} if "base_lrs" in own else {}
+        return {**state, **rates}
+    found = {**own, **{key: state[key] for key in _PROGRESS & state.keys() & own.keys()}}
+    inner = getattr(scheduler, "_schedulers", None)
+    if inner is not None and len(state.get("_schedulers", ())) == len(inner):
+        pairs = zip(inner, state["_schedulers"], strict=True)
+        found["_schedulers"] = [advanced_state(item, part) for item, part in pairs]
+    return found
+
+
 def frozen_names(net: Any) -> set[str]:
     """Return the names of a network's parameters that are not trained."""
     named = net.named_parameters(remove_duplicate=False)

@@ -374,20 +374,23 @@ class Model:
     def load_clone(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Go on from another trial's state with this trial's hyper-parameters.
 
-        Weights, moments and the scheduler's progress are the parent's. The
-        settings of parameter groups (learning rate, weight decay, ...) and the
-        scheduler's base learning rates stay as `build` made them from `config`;
-        where a scheduler has changed the parent's learning rate, this one's is
-        changed in the same proportion.
+        Weights, moments and where the scheduler stands are the parent's. The settings of
+        parameter groups (learning rate, weight decay, ...) and of torch's schedulers
+        (base learning rates, decay, milestones, ...) stay as `build` made them from
+        `config`; of other schedulers only the base learning rates do. Where a scheduler
+        has changed the parent's learning rate, this one's is changed in the same
+        proportion until its scheduler steps.
         """
         own = [_torch_state.group_settings(optimizer) for optimizer in self._optimizers]
-        base_rates = [getattr(scheduler, "base_lrs", None) for scheduler in self._schedulers]
+        advanced = [
+            _torch_state.advanced_state(scheduler, part)
+            for scheduler, part in self._parts(self._schedulers, state.get("scheduler", {}))
+        ]
         self.load_state_dict(state)
         for optimizer, settings in zip(self._optimizers, own, strict=True):
             _torch_state.apply_settings(optimizer, settings)
-        for scheduler, rates in zip(self._schedulers, base_rates, strict=True):
-            if rates is not None:
-                scheduler.base_lrs = rates
+        for scheduler, part in zip(self._schedulers, advanced, strict=True):
+            _torch_state.load_scheduler(scheduler, part)
 
     @staticmethod
     def _parts(objects: Sequence[Any], state: Any) -> list[tuple[Any, Any]]:

@@ -213,6 +213,47 @@ def test_a_model_without_load_clone_takes_its_parents_state_as_it_is(data, tmp_p
     ]
 
 
+def test_clones_of_torch_models_use_their_own_learning_rate(data, tmp_path):
+    torch = pytest.importorskip("torch")
+
+    def build(config, info):
+        net = torch.nn.Sequential(torch.nn.Dropout(0.2), torch.nn.Linear(3, 1)).double()
+        optimizer = torch.optim.AdamW(net.parameters(), lr=config["lr"])
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, config["lr"], total_steps=info.total_steps
+        )
+        return cerebro.torch.Model(
+            net,
+            optimizer=optimizer,
+            loss=lambda output, target: ((output[:, 0] - target) ** 2).mean(),
+            scheduler=schedule,
+            scheduler_step="batch",
+        )
+
+    found = []
+    for workers in (0, 2):
+        result = run(
+            *(data, tmp_path / f"run-{workers}", Population(clones=2), build),
+            workers=workers,
+            n_trials=4,
+            space={"lr": SPACE["lr"], "batch_size": 10},
+        )
+        found.append(everything(result))
+    assert repr(found[0]) == repr(found[1])
+    clones = [trial for trial in result.trials if trial.parent is not None]
+    assert len(clones) == 2
+    for clone in clones:
+        groups = {
+            trial.number: trial.load("last").state_dict()["optimizer"]["param_groups"][0]
+            for trial in (clone, result.trials[clone.parent])
+        }
+        assert groups[clone.number]["max_lr"] == clone.config["lr"]
+        if result.trials[clone.parent].epoch == clone.epoch:  # at the same place of its schedule
+            ratio = groups[clone.number]["lr"] / groups[clone.parent]["lr"]
+            assert ratio == pytest.approx(clone.config["lr"] / groups[clone.parent]["max_lr"])
+        assert cerebro.replay(result, clone.number, build).identical
+
+
 @pytest.mark.parametrize("keep", ["best", "last", "all"])
 def test_no_more_states_stay_than_keep_asks_for(data, tmp_path, keep):
     result = run(data, tmp_path / "run", Population(), keep=keep)

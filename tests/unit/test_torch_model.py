@@ -824,6 +824,105 @@ def test_a_clone_takes_weights_and_progress_but_keeps_its_settings():
             assert math.isclose(clone.state_dict()["optimizer"]["param_groups"][0]["lr"], 0.05)
 
 
+def made(name, optimizer, config):
+    """A scheduler, its settings from the configuration."""
+    lr, steps = config["lr"], config["steps"]
+    return {
+        "step": lambda: lr_scheduler.StepLR(optimizer, steps, gamma=config["gamma"]),
+        "steps": lambda: lr_scheduler.MultiStepLR(optimizer, [1, steps + 1], config["gamma"]),
+        "cosine": lambda: lr_scheduler.CosineAnnealingLR(optimizer, 9),
+        "one cycle": lambda: lr_scheduler.OneCycleLR(optimizer, lr, total_steps=9),
+        "lambda": lambda: lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.9**epoch),
+        "warm up": lambda: lr_scheduler.SequentialLR(
+            optimizer,
+            [
+                lr_scheduler.LinearLR(optimizer, 0.1, total_iters=4),
+                lr_scheduler.CosineAnnealingLR(optimizer, 9),
+            ],
+            [4],
+        ),
+        "restarts": lambda: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 3),
+    }[name]()
+
+
+@pytest.mark.parametrize(
+    "name", ["step", "steps", "cosine", "one cycle", "lambda", "warm up", "restarts"]
+)
+def test_a_clones_schedule_is_its_own_from_where_the_parent_stood(name):
+    """After the clone its learning rates are those of a trial that always had its configuration."""
+
+    def build(config):
+        network = net()
+        optimizer = torch.optim.SGD(network.parameters(), lr=config["lr"])
+        return cerebro.torch.Model(
+            network,
+            optimizer=optimizer,
+            loss=functional.cross_entropy,
+            scheduler=made(name, optimizer, config),
+        )
+
+    def rates(model, epochs):
+        found = []
+        for epoch in epochs:
+            found.append(model.state_dict()["optimizer"]["param_groups"][0]["lr"])
+            model.train_batch(batches(epoch)[0])
+            model.end_epoch(epoch, {})
+        return found
+
+    theirs = {"lr": 0.1, "steps": 3, "gamma": 0.5}
+    ours = {"lr": 0.4, "steps": 3, "gamma": 0.5}
+    always = rates(build(ours), range(8))
+    parent = build(theirs)
+    rates(parent, range(2))
+    state = copy.deepcopy(parent.state_dict())
+    clone = build(ours)
+    clone.load_clone(state, ours)
+    assert_same(clone.state_dict()["net"], state["net"])
+    assert rates(clone, range(2, 8)) == pytest.approx(always[2:], rel=1e-6)
+    if name in ("step", "steps"):
+        clone = build({**ours, "gamma": 0.1})
+        clone.load_clone(state, {})
+        found = rates(clone, range(2, 5))
+        assert found[-1] == pytest.approx(found[0] * 0.1)
+
+
+def test_a_clone_with_a_scheduler_needs_a_parent_with_one():
+    network = net()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    schedule = lr_scheduler.ExponentialLR(optimizer, 0.5)
+    model = cerebro.torch.Model(
+        network, optimizer=optimizer, loss=functional.cross_entropy, scheduler=schedule
+    )
+    with pytest.raises(StateError, match="has no 'scheduler'"):
+        model.load_clone(simple().state_dict(), {})
+
+
+def test_a_clones_own_kind_of_scheduler_keeps_its_base_rates():
+    class Halving(lr_scheduler.LRScheduler):
+        seen = 0
+
+        def get_lr(self):
+            self.seen += 1
+            return [rate * 0.5**self.last_epoch for rate in self.base_lrs]
+
+    def build(lr):
+        network = net()
+        optimizer = torch.optim.SGD(network.parameters(), lr=lr)
+        schedule = Halving(optimizer)
+        return cerebro.torch.Model(
+            network, optimizer=optimizer, loss=functional.cross_entropy, scheduler=schedule
+        )
+
+    parent, clone = build(0.1), build(0.4)
+    for epoch in range(3):
+        parent.train_batch(batches(epoch)[0])
+        parent.end_epoch(epoch, {})
+    clone.load_clone(copy.deepcopy(parent.state_dict()), {})
+    assert clone._schedulers[0].seen == 4
+    clone.end_epoch(3, {})
+    assert clone.state_dict()["optimizer"]["param_groups"][0]["lr"] == 0.4 * 0.5**4
+
+
 def test_plateau_follows_the_metric_it_names():
     def build(step, mode):
         network = net()
