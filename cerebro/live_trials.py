@@ -107,7 +107,7 @@ class LiveTrials:
                 with contextlib.suppress(StateError):  # it may do without, or fail alone
                     trial.clone_of = self.states.clone_of(parent, record.parent_epoch)
             epoch, step = divmod(trial.position, self._context.units_per_epoch)
-            goal = max(self._goal(trial), epoch + (step > 0))
+            goal = max(record.done if trial.asleep else self._goal(trial), epoch + (step > 0))
             self._schedule.add_trial(record.number, epochs=goal, epoch=epoch, step=step)
             if not trial.asleep:
                 self._plan(trial, record.target_epochs)

@@ -19,6 +19,7 @@ suggests hyper-parameters and returns a model instead of training it.
 from __future__ import annotations
 
 import builtins
+import inspect
 import math
 import os
 import sys
@@ -160,7 +161,11 @@ class FixedBuild:
 
     def __init__(self, build: Callable[..., Any]) -> None:
         self.build = build
-        self.__wrapped__ = build
+        self.__wrapped__ = build  # whose source is the run's
+        names = ("config", "info")
+        self.__signature__ = inspect.Signature(
+            [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+        )
         self.__module__ = getattr(build, "__module__", None) or "?"
         self.__qualname__ = getattr(build, "__qualname__", None) or type(build).__qualname__
 

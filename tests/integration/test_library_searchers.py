@@ -94,6 +94,31 @@ def test_the_same_search_with_any_number_of_workers(data, tmp_path, name):
     assert {status for _, _, status, _, _ in found[0][1]} <= {"finished", "stopped"}
 
 
+@pytest.mark.parametrize("name", SEARCHERS)
+def test_the_same_search_after_interruptions(data, tmp_path, name):
+    """Interrupted after every third epoch, and gone on with by the same call."""
+
+    class Interrupt:
+        seen = 0
+
+        def on_epoch_end(self, trial, metrics):
+            self.seen += 1
+            if self.seen == 3:
+                raise KeyboardInterrupt
+
+    undisturbed = run(data, tmp_path / "undisturbed", name, width=3)
+    for _ in range(100):
+        try:
+            result = run(
+                data, tmp_path / "run", name, width=3, if_exists="resume", callbacks=[Interrupt()]
+            )
+            break
+        except KeyboardInterrupt:
+            continue
+    assert result.status == "finished"
+    assert everything(result) == everything(undisturbed)
+
+
 @pytest.mark.parametrize("name", ["successive halving", "hyperband", "pbt"])
 def test_what_will_not_go_on_is_freed_while_others_train(data, tmp_path, name):
     """Slots of paused trials that lost are gone before the run is over."""

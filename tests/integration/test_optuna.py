@@ -1,0 +1,305 @@
+"""Optuna in front: any study, trained by Cerebro."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cerebro
+from cerebro.errors import InputError, RunError
+
+optuna = pytest.importorskip("optuna")
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+EPOCHS = 4
+
+
+class LeastSquares:
+    framework = "numpy"
+
+    def __init__(self, lr, decay=0.0):
+        self.w = np.zeros(3)
+        self.lr = lr
+        self.decay = decay
+
+    def train_batch(self, batch):
+        x, y = batch["x"], batch["y"]
+        error = x @ self.w - y
+        step = x.T @ error / len(y) + self.decay * self.w + 0.05 * np.random.normal(size=3)
+        self.w = self.w - self.lr * step
+        return {"loss": float((error**2).mean())}
+
+    def eval_batch(self, batch):
+        return {"loss": float(((batch["x"] @ self.w - batch["y"]) ** 2).mean())}
+
+    def state_dict(self):
+        return {"w": self.w}
+
+    def load_state_dict(self, state):
+        self.w = np.array(state["w"])
+
+
+def build(trial):
+    lr = trial.suggest_float("lr", 0.003, 0.5, log=True)
+    if trial.suggest_categorical("regularised", [False, True]):
+        return LeastSquares(lr, trial.suggest_float("decay", 0.0, 0.1))
+    return LeastSquares(lr)
+
+
+def build_some_fail(trial):
+    model = build(trial)
+    if model.lr > 0.1:
+        raise ValueError("too fast")
+    return model
+
+
+def build_with_info(trial, info):
+    return LeastSquares(trial.suggest_float("lr", 0.003, 0.5, log=True) / info.epochs)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(240, 3))
+    y = x @ np.array([1.0, -2.0, 0.5]) + 0.1 * rng.normal(size=240)
+    return cerebro.shard({"x": x, "y": y}, tmp_path_factory.mktemp("data") / "set", shards=3)
+
+
+def new_study(pruner=None, **kwargs):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        sampler = optuna.samplers.TPESampler(seed=1, n_startup_trials=4, multivariate=True)
+    return optuna.create_study(
+        study_name="test", sampler=sampler, pruner=pruner or optuna.pruners.NopPruner(), **kwargs
+    )
+
+
+def optimize(study, data, the_build=build, **settings):
+    options = {
+        "epochs": EPOCHS, "n_trials": 8, "validation": 0.25, "batch_size": 10, "workers": 0,
+        "width": 3, "progress": False,
+    }  # fmt: skip
+    return cerebro.optuna.optimize(study, the_build, data, **{**options, **settings})
+
+
+def content(study):
+    return [
+        (t.number, t.params, t.state.name, t.value, t.intermediate_values) for t in study.trials
+    ]
+
+
+def test_the_same_study_with_any_number_of_workers(data, tmp_path):
+    found = []
+    for workers in (0, 1, 3):
+        study = new_study(optuna.pruners.PercentilePruner(30.0, n_startup_trials=2))
+        optimize(study, data, workers=workers, n_trials=14, run=tmp_path / f"run-{workers}")
+        found.append(content(study))
+    assert found[0] == found[1] == found[2]
+    assert {state for _, _, state, _, _ in found[0]} == {"COMPLETE", "PRUNED"}
+
+
+def test_study_and_result_agree(data, tmp_path):
+    study = new_study()
+    result = optimize(study, data, run=tmp_path / "run")
+    assert study.best_trial.params == result.best.config
+    assert study.best_value == result.best.metrics["loss"]
+    for trial in study.trials:
+        mine = result.trials[trial.user_attrs["cerebro"]["trial"]]
+        losses = [epoch["metrics"]["loss"] for epoch in mine.history]
+        assert list(trial.intermediate_values.values()) == losses
+        assert list(trial.intermediate_values) == list(range(EPOCHS))
+    assert result.best.load(build=build_as_trained).w.shape == (3,)
+
+
+def build_as_trained(config, info):
+    return build(optuna.trial.FixedTrial(config))
+
+
+@pytest.mark.parametrize("maximise", [False, True])
+def test_the_direction_is_the_studys(data, tmp_path, maximise):
+    study = new_study(direction="maximize" if maximise else "minimize")
+    result = optimize(study, data, run=tmp_path / "run")
+    values = [trial.value for trial in study.trials]
+    assert study.best_value == (max(values) if maximise else min(values))
+    assert result.best.metrics["loss"] == study.best_value
+
+
+def test_samplers_pruners_and_callbacks_of_all_kinds(data, tmp_path):
+    seen = []
+
+    def callback(study, trial):
+        seen.append(trial.number)
+        if len(seen) == 5:
+            study.stop()
+
+    for number, (sampler, pruner) in enumerate(
+        [
+            (optuna.samplers.RandomSampler(seed=2), optuna.pruners.PercentilePruner(30.0, 2)),
+            (optuna.samplers.QMCSampler(seed=2), optuna.pruners.SuccessiveHalvingPruner()),
+            (optuna.samplers.TPESampler(seed=2), optuna.pruners.HyperbandPruner(1, EPOCHS)),
+        ]
+    ):
+        seen.clear()
+        study = optuna.create_study(sampler=sampler, pruner=pruner)
+        optimize(study, data, run=tmp_path / f"run-{number}", n_trials=None, callbacks=[callback])
+        assert len(seen) == len(study.trials)
+        assert 5 <= len(seen) <= 5 + 2  # those in flight are finished
+        assert all(trial.state.is_finished() for trial in study.trials)
+
+
+def test_max_trials_callback(data, tmp_path):
+    study = new_study()
+    stop = optuna.study.MaxTrialsCallback(4)
+    optimize(study, data, n_trials=None, callbacks=[stop], width=1, run=tmp_path / "run")
+    assert len(study.trials) == 4
+
+
+def test_enqueued_trials_come_first(data, tmp_path):
+    study = new_study()
+    study.enqueue_trial({"lr": 0.0625, "regularised": False})
+    result = optimize(study, data, n_trials=2, run=tmp_path / "run")
+    assert result.trials[0].config == {"lr": 0.0625, "regularised": False}
+
+
+def test_build_may_ask_for_info_and_define_spares_the_building(data, tmp_path):
+    study = new_study()
+    optimize(study, data, build_with_info, n_trials=3, run=tmp_path / "info")
+    built = []
+
+    def build_once(trial):
+        built.append(os.getpid())
+        return build(trial)
+
+    def define(trial):
+        trial.suggest_float("lr", 0.003, 0.5, log=True)
+        trial.suggest_categorical("regularised", [False])
+
+    study = new_study()
+    optimize(study, data, build_once, define=define, n_trials=3, workers=1, run=tmp_path / "define")
+    assert built == []  # here: workers have copies of their own
+    assert [set(trial.params) for trial in study.trials] == [{"lr", "regularised"}] * 3
+
+
+def test_failures_are_caught_or_end_the_study(data, tmp_path):
+    study = new_study()
+    with pytest.raises(ValueError, match="too fast"):
+        optimize(study, data, build_some_fail, run=tmp_path / "raised")
+    assert study.trials[-1].state.name == "FAIL"
+    assert all(trial.state.is_finished() for trial in study.trials)
+    study = new_study()
+    optimize(study, data, build_some_fail, catch=ValueError, run=tmp_path / "caught")
+    states = [trial.state.name for trial in study.trials]
+    assert "FAIL" in states and states.count("COMPLETE") == 8
+
+
+class Explodes(LeastSquares):
+    def train_batch(self, batch):
+        if self.lr > 0.05:
+            raise ValueError("exploded")
+        return super().train_batch(batch)
+
+
+def build_explosive(trial):
+    return Explodes(trial.suggest_float("lr", 0.003, 0.5, log=True))
+
+
+def test_failures_while_training_are_caught_or_end_the_study(data, tmp_path):
+    study = new_study()
+    with pytest.raises(RunError, match=r"ValueError: exploded"):
+        optimize(study, data, build_explosive, run=tmp_path / "raised")
+    assert all(trial.state.is_finished() for trial in study.trials)
+    study = new_study()
+    optimize(study, data, build_explosive, catch=(ValueError,), run=tmp_path / "caught")
+    assert {trial.state.name for trial in study.trials} == {"FAIL", "COMPLETE"}
+
+
+SCRIPT = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+import cerebro, test_optuna
+
+class Kill:
+    def on_epoch_end(self, trial, metrics):
+        if trial.number == 3 and trial.epoch == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+study = test_optuna.new_study(storage={storage!r}, load_if_exists=True)
+test_optuna.optimize(study, cerebro.Dataset({data!r}), run={run!r}, workers=2,
+                     run_callbacks=[Kill()] if sys.argv[1] == "kill" else [])
+"""
+
+
+def test_a_killed_study_goes_on_in_the_same_study_without_zombies(data, tmp_path):
+    storage = f"sqlite:///{tmp_path / 'study.db'}"
+    script = tmp_path / "script.py"
+    script.write_text(
+        SCRIPT.format(
+            tests=str(Path(__file__).parent),
+            storage=storage,
+            data=str(data.path),
+            run=str(tmp_path / "run"),
+        )
+    )
+    killed = subprocess.run([sys.executable, str(script), "kill"], check=False)
+    assert killed.returncode == -9
+    study = optuna.load_study(study_name="test", storage=storage)
+    assert any(not trial.state.is_finished() for trial in study.trials)
+    subprocess.run([sys.executable, str(script), "go on"], check=True)
+    undisturbed = new_study()
+    optimize(undisturbed, data, run=tmp_path / "undisturbed")
+    study = optuna.load_study(study_name="test", storage=storage)
+    done = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
+    assert all(trial.state.is_finished() for trial in study.trials)
+    assert len(done) == 8
+    assert {t.number for t in done} == {t.number for t in study.trials}
+    result = cerebro.open(tmp_path / "run")
+    for trial in done[:3]:  # begun before the kill: the sampler had the same past
+        twin = undisturbed.trials[trial.number]
+        assert (trial.params, trial.value) == (twin.params, twin.value)
+    assert result.status == "finished"
+
+
+def test_an_interrupted_study_has_no_trial_left_running(data, tmp_path):
+    class Interrupt:
+        def on_epoch_end(self, trial, metrics):
+            if trial.number == 2 and trial.epoch == 2:
+                raise KeyboardInterrupt
+
+    study = new_study()
+    run = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        optimize(study, data, run=run, run_callbacks=[Interrupt()])
+    assert all(trial.state.is_finished() for trial in study.trials)
+    optimize(study, data, run=run)
+    complete = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
+    assert len(complete) == 8
+    assert all(list(trial.intermediate_values) == list(range(EPOCHS)) for trial in complete)
+
+
+def test_optunas_plots_draw_the_study(data, tmp_path):
+    pytest.importorskip("matplotlib").use("Agg")
+    study = new_study(optuna.pruners.MedianPruner(n_startup_trials=2))
+    optimize(study, data, run=tmp_path / "run")
+    draw = optuna.visualization.matplotlib
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        for plot in (
+            draw.plot_optimization_history,
+            draw.plot_intermediate_values,
+            draw.plot_slice,
+        ):
+            assert plot(study) is not None
+
+
+def test_what_cannot_be_optimised_is_refused(data, tmp_path):
+    study = optuna.create_study(directions=["minimize", "maximize"])
+    with pytest.raises(InputError, match="several objectives"):
+        optimize(study, data, run=tmp_path / "run")
+    first = new_study()
+    optimize(first, data, n_trials=2, run=tmp_path / "other")
