@@ -90,9 +90,21 @@ class EpochProgress:
             structure = header.pop("__metadata__")["cerebro"]
             if begin + max((e["data_offsets"][1] for e in header.values()), default=0) != len(view):
                 raise CorruptDataError("the state is cut off")
-            return cls.from_state(json.loads(structure, object_hook=_plain)["progress"])
+            progress = cls.from_state(json.loads(structure, object_hook=_plain)["progress"])
+            progress._check()
+            return progress
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise CorruptDataError(f"this is not the state of a trial: {error}") from error
+
+    def _check(self) -> None:
+        """Raise TypeError for what no trial has written."""
+        numbers = [number for pair in self.training.values() for number in pair]
+        numbers += (self.validation or {}).values()
+        counts = (self.epoch, self.step)
+        if not all(type(count) is int and count >= 0 for count in counts) or not all(
+            isinstance(number, (int, float)) for number in numbers
+        ):
+            raise TypeError("its progress is none")
 
 
 def _plain(value: dict[str, Any]) -> Any:
