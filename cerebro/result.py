@@ -222,6 +222,7 @@ class Result:
         """
         from cerebro.verify import verify_run
 
+        self.saved.before_reading()  # in a callback: what was just finished
         return verify_run(self.saved.folder)
 
     def trial_of(self, record: TrialRecord) -> Trial:

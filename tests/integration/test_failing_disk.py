@@ -99,5 +99,6 @@ def test_a_disk_that_fails_ends_the_search(
     # What is recorded is right: every epoch has its state, whole.
     epochs = [epoch for trial in result.trials for epoch in trial.history]
     assert 0 < len(epochs) < 12
-    states = [line for line in result.verify() if "epoch" in line]
-    assert len(states) == len(epochs)
+    found = result.verify()
+    assert found, str(found)
+    assert found.states == len(epochs)

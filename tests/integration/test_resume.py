@@ -42,7 +42,7 @@ def assert_as_whole(result, whole):
     assert [[e["epoch"] for e in t.history] for t in result.trials] == [[*range(EPOCHS)]] * TRIALS
     assert result.best.number == whole.best.number
     assert files(result) == files(whole)
-    result.verify()
+    assert result.verify(), str(result.verify())
 
 
 @pytest.mark.parametrize(

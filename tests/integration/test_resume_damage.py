@@ -43,7 +43,7 @@ def go_on(folder, whole, trained_again=0, at=None):
     assert result.status == "finished" and hashes(result) == hashes(whole)
     names = sorted(file.name for file in (folder / "states").iterdir())
     assert names == sorted(file.name for file in (whole.path / "states").iterdir())
-    result.verify()
+    assert result.verify(), str(result.verify())
     if at is not None:
         assert len(result.saved.units()) - before == UNITS - at + trained_again
     return result

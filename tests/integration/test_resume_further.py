@@ -348,7 +348,7 @@ def test_keep_over_a_resume(data, tmp_path, keep):
     result = cerebro.resume(tmp_path / "run", progress=False)
     kept = [[e.epoch for e in t.record.epochs if e.state_file] for t in result.trials]
     assert kept == [[2] if keep == "last" else [0, 1, 2]] * 4
-    result.verify()
+    assert result.verify(), str(result.verify())
 
 
 def test_callbacks_hear_of_the_rest(data, tmp_path):

@@ -353,6 +353,28 @@ def test_a_failing_callback_ends_the_run_cleanly_and_is_named(data, tmp_path, ho
         assert done.load(build=build).w.any()
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_ended_by_a_callback_can_be_resumed(data, tmp_path, workers):
+    class Late:
+        def on_unit_end(self, trial, metrics):
+            if trial.number == 2 and trial.epoch == 1:
+                raise LookupError("not again")
+
+    space = {"do": ["good"] * 4}
+    with pytest.raises(LookupError):
+        search(data, tmp_path / "run", space=space, callbacks=[Late()], workers=workers)
+    result = cerebro.resume(tmp_path / "run", build, progress=False)
+    assert result.status == "finished" and result.error is None
+    assert result.verify(), str(result.verify())
+    whole = search(data, tmp_path / "whole", space=space)
+    assert hashes(result) == hashes(whole)
+    assert cerebro.replay(result, 2, build).identical
+
+
+def hashes(result):
+    return [[epoch["state_hash"] for epoch in trial.history] for trial in result.trials]
+
+
 def test_what_a_callback_does_to_metrics_changes_nothing(data, tmp_path):
     class Meddling:
         def on_epoch_end(self, trial, metrics):
