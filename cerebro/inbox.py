@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import time
 from collections.abc import Iterator
@@ -35,6 +34,9 @@ class Inbox:
         self._folder = folder.absolute()  # the working directory may change
         check_folder(self._folder)  # everything in it will be removed
         self._folder.mkdir(exist_ok=True)
+        # Whatever later takes the folder's place, a link even, is not what is emptied.
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._fd = os.open(self._folder, flags)
         self._next_look = 0.0
         self._stuck: set[str] = set()  # what could not be removed; not to be obeyed twice
         self.wake: _core.FolderWatch | None = None
@@ -72,10 +74,18 @@ class Inbox:
 
     def close(self) -> None:
         """Stop watching; commands that came too late are discarded."""
+        if self._fd < 0:
+            return
         self.discard()
+        os.close(self._fd)
+        self._fd = -1
         if self.wake is not None:
             self.wake.close()
             self.wake = None
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:
+            os.close(self._fd)
 
     def _is_due(self) -> bool:
         due = self.wake is not None and self.wake.drain()
@@ -86,16 +96,16 @@ class Inbox:
 
     def _names(self) -> list[str]:
         try:
-            return [path.name for path in self._folder.iterdir()]
-        except OSError:  # removed: then nobody can command the run, which goes on
+            return os.listdir(self._fd)  # noqa: PTH208
+        except OSError:  # the disk is away: then nobody can command the run, which goes on
             return []
 
     def _read(self, name: str) -> Command:
         """Read a file that may be anything: never followed, never waited for."""
         if not name.endswith(".json"):
             raise ValueError("it is no command")
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        fd = os.open(self._folder / name, flags)
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(name, flags, dir_fd=self._fd)
         try:
             info = os.fstat(fd)
             if not stat.S_ISREG(info.st_mode):
@@ -107,11 +117,26 @@ class Inbox:
             os.close(fd)
 
     def _remove(self, name: str) -> None:
-        path = self._folder / name
         try:
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+            try:
+                os.unlink(name, dir_fd=self._fd)
+            except (IsADirectoryError, PermissionError):  # macOS says the second
+                _remove_tree(name, self._fd)
+        except FileNotFoundError:
+            pass
         except OSError:
             self._stuck.add(name)
+
+
+def _remove_tree(name: str, parent: int) -> None:
+    """Remove a folder with all that is in it; links are removed, not followed."""
+    for _, folders, files, fd in os.fwalk(name, topdown=False, dir_fd=parent):
+        for file in files:
+            os.unlink(file, dir_fd=fd)
+        for folder in folders:
+            info = os.stat(folder, dir_fd=fd, follow_symlinks=False)
+            if stat.S_ISDIR(info.st_mode):
+                os.rmdir(folder, dir_fd=fd)
+            else:
+                os.unlink(folder, dir_fd=fd)
+    os.rmdir(name, dir_fd=parent)

@@ -104,10 +104,41 @@ def test_the_folder_is_made_and_may_go_away(tmp_path: Path) -> None:
     inbox.close()
 
 
+def test_a_folder_that_takes_its_place_is_left_alone(tmp_path: Path) -> None:
+    folder, other = tmp_path / "control", tmp_path / "other"
+    inbox = Inbox(folder)
+    other.mkdir()
+    control.put(other, Command("stop"))
+    folder.rename(tmp_path / "moved")
+    folder.symlink_to(other)
+    control.put(tmp_path / "moved", Command("pause"))
+    assert drain(inbox) == [Command("pause")]
+    inbox.close()
+    assert len(list(other.iterdir())) == 1
+
+
+def test_an_inbox_closes_what_it_opened(tmp_path: Path) -> None:
+    def count() -> int:
+        return len(list(Path("/dev/fd").iterdir()))
+
+    before = count()
+    inbox = Inbox(tmp_path)
+    assert count() > before
+    inbox.close()
+    inbox.close()
+    assert count() == before
+    inbox = Inbox(tmp_path)
+    del inbox
+    assert count() == before
+
+
 def garbage(folder: Path, outside: Path) -> dict[str, str]:
     """Fill a folder with what is no command; names with a part of what is said of them."""
     (folder / "a-dir.json").mkdir()
     (folder / "a-dir.json" / "inner").write_text("x")
+    (folder / "a-dir.json" / "deeper").mkdir()
+    (folder / "a-dir.json" / "deeper" / "file").touch()
+    (folder / "a-dir.json" / "out").symlink_to(outside)
     (folder / "b-link.json").symlink_to(outside / "target.json")
     (folder / "c-dangling.json").symlink_to(outside / "nowhere")
     (folder / "d-link-to-dir.json").symlink_to(outside)
@@ -158,11 +189,11 @@ def test_a_file_that_cannot_be_removed_is_obeyed_once(
 ) -> None:
     inbox = Inbox(tmp_path)
 
-    def refuse(self: Path, missing_ok: bool = False) -> None:
+    def refuse(name: str, *, dir_fd: int) -> None:
         raise PermissionError(13, "Permission denied")
 
     control.put(tmp_path, Command("pause", 1))
-    monkeypatch.setattr(Path, "unlink", refuse)
+    monkeypatch.setattr(cerebro.inbox.os, "unlink", refuse)
     assert drain(inbox) == [Command("pause", 1)]
     control.put(tmp_path, Command("pause", 2))
     assert drain(inbox) == [Command("pause", 2)]
