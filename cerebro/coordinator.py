@@ -224,7 +224,7 @@ class Coordinator:
     def _rest(self) -> bool:
         """Wait where only a command lets the run go on; False where nothing is left to do."""
         trials = [trial for trial in self.trials.values() if trial.record.status not in ENDED]
-        rests = any(trial.held for trial in trials)
+        rests = any(trial.held and not trial.asleep for trial in trials)
         if self._remote.paused and (trials or not self._loop.is_exhausted):
             rests = True
         if rests:

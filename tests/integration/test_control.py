@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from adaptive_searchers import Halving, Population
 
 import cerebro
 import cerebro.report.progress
@@ -149,11 +150,16 @@ class After:
 
 
 class Display:
-    """Instead of progress: does something each time that the run has come to rest."""
+    """Instead of progress: does something each time that the run has come to rest.
 
-    def __init__(self, action: Callable[[], None]) -> None:
+    That is when it is paused, or only paused trials are left; with `whatever_waits`, when
+    there are some and no unit runs.
+    """
+
+    def __init__(self, action: Callable[[], None], *, whatever_waits: bool = False) -> None:
         self.seen: list[Snapshot] = []
         self._action = action
+        self._whatever_waits = whatever_waits
 
     def run_started(self, snapshot: Snapshot) -> None:
         pass
@@ -161,7 +167,9 @@ class Display:
     def update(self, snapshot: Snapshot) -> None:
         self.seen.append(snapshot)
         statuses = {row.status for row in snapshot.trials}
-        held = "paused" in statuses and not statuses & {"running", "waiting"}
+        open_ones = statuses & {"running", "waiting"}
+        idle = all(row.worker is None for row in snapshot.trials)
+        held = "paused" in statuses and (idle if self._whatever_waits else not open_ones)
         if snapshot.resting or held:
             self._action()
 
@@ -362,6 +370,51 @@ def test_a_result_commands_its_run(module: Any, tmp_path: Path) -> None:
     for command in (result.stop, result.pause, result.go_on):
         with pytest.raises(InputError, match="is finished: nobody trains it"):
             command()
+
+
+# --- searchers that listen ---------------------------------------------------------
+
+SEARCHERS = {"halving": Halving, "population": Population}
+
+
+def adaptive(module: Any, run: Path, name: str, **settings: Any) -> tuple[cerebro.Result, Any]:
+    searcher = SEARCHERS[name]()
+    arguments: dict[str, Any] = {"n_trials": 6, "epochs": 4, "width": 6, **settings}
+    return search(module, run, searcher=searcher, **arguments), searcher
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", SEARCHERS)
+def test_a_paused_trial_changes_no_decision(
+    module: Any, tmp_path: Path, name: str, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round waits for its report; so does, in the end, the run."""
+    before, undisturbed = adaptive(module, tmp_path / "before", name)
+    run = tmp_path / "run"
+    display = Display(lambda: put(run, control.Command("continue", 1)), whatever_waits=True)
+    show_on(display, monkeypatch)
+    counter = After(2, lambda: put(run, control.Command("pause", 1)))
+    after, searcher = adaptive(module, run, name, workers=workers, callbacks=[counter])
+    assert after.status == "finished"
+    assert searcher.calls == undisturbed.calls
+    assert hashes(after) == hashes(before)
+    assert [t.status for t in after.trials] == [t.status for t in before.trials]
+    assert events(run)[:2] == ["pause trial 1", "continue trial 1"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", SEARCHERS)
+def test_a_stopped_trial_keeps_no_searcher_waiting(
+    module: Any, tmp_path: Path, name: str, workers: int
+) -> None:
+    run = tmp_path / "run"
+    counter = After(2, lambda: put(run, control.Command("stop", 1)))
+    result, searcher = adaptive(module, run, name, workers=workers, callbacks=[counter])
+    assert result.status == "finished"
+    assert (result.trials[1].status, result.trials[1].epoch) == ("stopped", 0)
+    heard = [call[2:4] for call in searcher.calls if call[:2] == ("report", 1)]
+    assert heard == [(0, float("inf"))]
+    assert {t.status for t in result.trials} <= {"finished", "stopped"}
 
 
 class Unwakeable(InlineExecutor):
