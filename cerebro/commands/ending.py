@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import Any
 
@@ -20,5 +21,9 @@ def status_of(result: Any) -> int:
     """Give the exit status of a search that returned."""
     if result.status == "finished":
         return 0
-    print(f"error: the run is {result.status}, not finished", file=sys.stderr)
+    print(
+        f"error: the run is {result.status}, not finished; to go on: "
+        f"python -m cerebro resume {shlex.quote(str(result.path))}",
+        file=sys.stderr,
+    )
     return 1

@@ -149,6 +149,18 @@ class After:
             self._action()
 
 
+class AfterEpoch:
+    """A callback that does something when a trial has finished its first epoch."""
+
+    def __init__(self, trial: int, action: Callable[[], None]) -> None:
+        self._trial = trial
+        self._action = action
+
+    def on_epoch_end(self, trial: Any, metrics: Any) -> None:
+        if (trial.number, trial.epoch) == (self._trial, 1):
+            self._action()
+
+
 class Display:
     """Instead of progress: does something each time that the run has come to rest.
 
@@ -285,16 +297,39 @@ def test_ctrl_c_ends_a_paused_run(
     assert len(result.units()) == 3
 
 
-class AfterEpoch:
-    """A callback that does something when a trial has finished its first epoch."""
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stopped_run_is_resumed_and_loses_nothing(
+    module: Any, tmp_path: Path, undisturbed: list[list[str]], workers: int
+) -> None:
+    """Paused trials go on, too, and commands that were left over are not for the new owner."""
+    run = tmp_path / "run"
+    pause = After(3, lambda: put(run, control.Command("pause", 2)))
+    stop = After(20, lambda: control.stop(run))
+    stopped = search(module, run, callbacks=[pause, stop], workers=workers)
+    assert stopped.status == "stopped"
+    for before, after in zip(hashes(stopped), undisturbed, strict=True):
+        assert before == after[: len(before)]
+    put(run, control.Command("stop"))
+    put(run, control.Command("pause"))
+    result = cerebro.resume(run, module.build, progress=False)
+    assert result.status == "finished"
+    assert [trial.status for trial in result.trials] == ["finished"] * TRIALS
+    assert hashes(result) == undisturbed
+    assert sorted(events(run)) == ["pause trial 2", "stop"]
 
-    def __init__(self, trial: int, action: Callable[[], None]) -> None:
-        self._trial = trial
-        self._action = action
 
-    def on_epoch_end(self, trial: Any, metrics: Any) -> None:
-        if (trial.number, trial.epoch) == (self._trial, 1):
-            self._action()
+def test_a_stopped_trial_goes_on_only_if_it_is_named(
+    module: Any, tmp_path: Path, undisturbed: list[list[str]]
+) -> None:
+    run = tmp_path / "run"
+    stop_trial = AfterEpoch(1, lambda: put(run, control.Command("stop", 1)))
+    stop_run = After(40, lambda: control.stop(run))
+    search(module, run, callbacks=[stop_trial, stop_run])
+    result = cerebro.resume(run, module.build, progress=False)
+    assert [t.status for t in result.trials] == ["finished", "stopped", "finished", "finished"]
+    assert hashes(result) == [undisturbed[0], undisturbed[1][:1], *undisturbed[2:]]
+    result = cerebro.resume(run, module.build, trials=[1], progress=False)
+    assert hashes(result) == undisturbed
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -496,6 +531,7 @@ def test_stop_ends_a_run_from_outside(folder: Path, workers: str) -> None:
         out, err = process.communicate()
         assert process.returncode == 1
         assert err.startswith("error: the run is stopped, not finished")
+        assert err.endswith(f"python -m cerebro resume {run}\n")
         assert "Traceback" not in out + err
     result = cerebro.open(folder / run)
     assert result.status == "stopped"
