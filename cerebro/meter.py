@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from cerebro.ended_trials import EndedTrials
 from cerebro.live_trial import LiveTrial
+from cerebro.report.progress import Silent
 from cerebro.report.snapshot import Snapshot
 from cerebro.settings import Settings
-from cerebro.trial import best_trial
+from cerebro.trial import TrialRecord, best_score
 
 PROGRESS_SECONDS = 0.25
 PROGRESS_SPACING = 50
@@ -33,6 +35,7 @@ class Meter:
         self._progress = progress
         self._now = now
         self._next_show = 0.0
+        self.ended = EndedTrials(settings.metric, settings.mode, settings.select)
         self.first_unit: float | None = None
         """When the first unit was dispatched."""
         self.busy_seconds = 0.0
@@ -59,9 +62,13 @@ class Meter:
 
     def show(self, trials: Iterable[LiveTrial], workers: int) -> None:
         """Show the run as it is, unless that was done just now."""
+        if isinstance(self._progress, Silent):
+            self.ended.shown()
+            return
         before = self._now()
         if before >= self._next_show:
             self._progress.update(self.snapshot(trials, workers))
+            self.ended.shown()
             # With thousands of trials a picture takes a while: it is drawn less often then.
             after = self._now()
             self._next_show = after + max(PROGRESS_SECONDS, PROGRESS_SPACING * (after - before))
@@ -72,7 +79,9 @@ class Meter:
 
     def snapshot(self, trials: Iterable[LiveTrial], workers: int) -> Snapshot:
         """What progress displays draw."""
-        trials = list(trials)
+        ended = self.ended
+        live = [trial for trial in trials if trial.record.number not in ended]
+        rows = sorted([*ended.rows(), *(t.row() for t in live)], key=lambda row: row.number)
         seconds = self._now()
         before = self.units_done_before
         share = min(1.0, (before + self.units_done) / max(1, self.units_planned))
@@ -84,17 +93,25 @@ class Meter:
         capacity = training * max(1, workers)
         settings = self._settings
         return Snapshot(
-            trials=[trial.row() for trial in trials],
+            trials=rows,
             share_done=share,
             seconds=seconds,
             seconds_left=training * (1 - own) / own if own > 0.02 else None,
             busy=min(1.0, self.busy_seconds / capacity) if capacity > 0 else 0.0,
             workers=workers,
-            best=best_trial(
-                [trial.record for trial in trials], settings.metric, settings.mode, settings.select
-            ),
+            best=self._best([trial.record for trial in live]),
             metric=settings.metric,
             mode=settings.mode,
             path=str(settings.folder),
             paused=self.paused,
+            more=ended.counts_without(rows),
         )
+
+    def _best(self, live: list[TrialRecord]) -> int | None:
+        """Number of the best trial, ended or not; of equals the lowest."""
+        settings = self._settings
+        found = (
+            self.ended.leader,
+            best_score(live, settings.metric, settings.mode, settings.select),
+        )
+        return min((entry for entry in found if entry is not None), default=(0.0, None))[1]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Status = Literal["waiting", "running", "paused", "stopped", "finished", "diverged", "failed"]
 
-ENDED = ("stopped", "finished", "diverged", "failed")
+ENDED: tuple[Status, ...] = ("stopped", "finished", "diverged", "failed")
 
 
 @dataclass(slots=True)
@@ -118,12 +118,20 @@ def score(metrics: dict[str, float], metric: str, mode: str) -> float | None:
     return value if mode == "min" else -value
 
 
-def best_trial(records: Sequence[TrialRecord], metric: str, mode: str, select: str) -> int | None:
+def best_trial(records: Iterable[TrialRecord], metric: str, mode: str, select: str) -> int | None:
     """Number of the best trial; of equals the lowest number."""
+    best = best_score(records, metric, mode, select)
+    return None if best is None else best[1]
+
+
+def best_score(
+    records: Iterable[TrialRecord], metric: str, mode: str, select: str
+) -> tuple[float, int] | None:
+    """The best trial's metric as a number to minimise, and its number."""
     best: tuple[float, int] | None = None
     for record in records:
         epoch = record.selected(metric, mode, select)
         value = None if epoch is None else score(epoch.metrics, metric, mode)
         if value is not None and (best is None or (value, record.number) < best):
             best = (value, record.number)
-    return None if best is None else best[1]
+    return best

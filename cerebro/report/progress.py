@@ -12,6 +12,7 @@ import shlex
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
@@ -119,9 +120,7 @@ class Lines:
 
     def run_started(self, snapshot: Snapshot) -> None:
         """Write where the run is kept and how many workers it has."""
-        for row in snapshot.trials:  # trials of an earlier part of the run are no news
-            self._epochs[row.number] = row.epoch
-            self._status[row.number] = row.status
+        self._remember(snapshot)  # trials of an earlier part of the run are no news
         where = f", kept in {snapshot.path}" if snapshot.path else ""
         self._write(f"started with {_workers(snapshot.workers)}{where}")
 
@@ -134,12 +133,11 @@ class Lines:
                     columns = fmt.metric_columns(
                         (t.metrics for t in snapshot.trials), snapshot.metric
                     )
-                self._epochs[row.number] = row.epoch
                 self._write(self._epoch_line(snapshot, row, columns))
-            if row.status != self._status.get(row.number):
-                self._status[row.number] = row.status
-                if row.status in ("failed", "diverged", "stopped"):
-                    self._write(self._end_line(snapshot, row))
+            is_new = row.status != self._status.get(row.number)
+            if is_new and row.status in ("failed", "diverged", "stopped"):
+                self._write(self._end_line(snapshot, row))
+        self._remember(snapshot)
         if snapshot.resting != self._resting:
             self._resting = snapshot.resting
             self._write(f"{snapshot.share_done:4.0%}: {_rest(snapshot)}")
@@ -151,6 +149,11 @@ class Lines:
 
     def close(self) -> None:
         """Do nothing: every line is complete."""
+
+    def _remember(self, snapshot: Snapshot) -> None:
+        """What was said; a trial that a snapshot leaves out does not come back."""
+        self._epochs = {row.number: row.epoch for row in snapshot.trials}
+        self._status = {row.number: row.status for row in snapshot.trials}
 
     def _epoch_line(self, snapshot: Snapshot, row: TrialRow, columns: Sequence[str]) -> str:
         values = "".join(
@@ -233,7 +236,7 @@ def picture(snapshot: Snapshot, console: Console, max_rows: int = MAX_ROWS) -> R
     from rich.text import Text
 
     shown = choose_rows(snapshot, max_rows)
-    hidden = len(snapshot.trials) - len(shown)
+    hidden = len(snapshot.trials) + sum(snapshot.more.values()) - len(shown)
     parts: list[RenderableType] = [_table(snapshot, shown, console.width)]
     if hidden:
         parts.append(Text(f" and {hidden} more trial{'s' if hidden > 1 else ''}", style="dim"))
@@ -316,9 +319,8 @@ def _status_line(snapshot: Snapshot, width: int) -> RenderableType:
 
 def closing(snapshot: Snapshot) -> str:
     """Say in one line how a run ended."""
-    counts: dict[str, int] = {}
-    for row in snapshot.trials:
-        counts[row.status] = counts.get(row.status, 0) + 1
+    counts = Counter(row.status for row in snapshot.trials)
+    counts.update(snapshot.more)
     states = ", ".join(f"{n} {status}" for status, n in counts.items()) or "no trials"
     text = (
         f"{states} after {fmt.duration(snapshot.seconds)}; "

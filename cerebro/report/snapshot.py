@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TrialRow:
     """One trial as the displays see it.
 
@@ -51,7 +51,8 @@ class Snapshot:
     Parameters
     ----------
     trials
-        All trials begun so far, by number.
+        The trials begun so far, by number; of many that have ended only the best, and
+        those that ended since the last picture.
     share_done
         Finished part of the work, 0 to 1.
     seconds
@@ -70,6 +71,8 @@ class Snapshot:
         The run's folder.
     paused
         Whether the run was told to pause: no unit begins until it is told to go on.
+    more
+        How many other trials there are, by status.
     """
 
     trials: Sequence[TrialRow]
@@ -83,6 +86,7 @@ class Snapshot:
     mode: str
     path: str = ""
     paused: bool = False
+    more: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def resting(self) -> bool:
