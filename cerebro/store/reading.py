@@ -155,4 +155,7 @@ def _epoch_of(record: TrialRecord, epoch: int) -> EpochRecord:
     epochs = record.epochs
     if epoch < len(epochs) and epochs[epoch].epoch == epoch:
         return epochs[epoch]
-    return next(candidate for candidate in epochs if candidate.epoch == epoch)
+    for candidate in epochs:
+        if candidate.epoch == epoch:
+            return candidate
+    raise LookupError(f"trial {record.number} has metrics of epoch {epoch}, which is not there")

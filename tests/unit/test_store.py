@@ -189,6 +189,28 @@ def test_only_a_run_can_be_opened(tmp_path):
         Store.open(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "DELETE FROM epochs",
+        "DELETE FROM trials",
+        "UPDATE trials SET config = '{'",
+        "ALTER TABLE trials RENAME COLUMN resumable TO other",
+    ],
+)
+def test_a_store_with_rows_that_do_not_fit_is_damaged(tmp_path, damage):
+    store = Store.create(tmp_path, {})
+    store.add_trial(0, {"lr": 0.5}, "running", 2, None)
+    store.add_epoch(0, 0, {"loss": 1.0}, 1.0, "aa", None, None)
+    store.close()
+    connection = sqlite3.connect(tmp_path / FILE)
+    connection.execute(damage)
+    connection.commit()
+    connection.close()
+    with pytest.raises(CorruptDataError, match=FILE):
+        read_run(tmp_path)
+
+
 # --- versions ----------------------------------------------------------------
 
 VERSION_1 = Path(__file__).parent.parent / "golden" / "store-v1.sqlite"
