@@ -6,10 +6,14 @@ import argparse
 import sys
 import time
 
-from benchmarks.faults.campaign import Campaign, default_jobs, summary, supported
-from benchmarks.faults.plan import calm
-from benchmarks.faults.running import Report
-from benchmarks.faults.sabotage import CAUGHT_AS
+from benchmarks.faults.disks import enter_namespace
+
+NO_MOUNTS = enter_namespace()  # before NumPy is imported: a process with threads may not
+
+from benchmarks.faults.campaign import Campaign, default_jobs, summary, supported  # noqa: E402
+from benchmarks.faults.plan import calm  # noqa: E402
+from benchmarks.faults.running import Report  # noqa: E402
+from benchmarks.faults.sabotage import CAUGHT_AS  # noqa: E402
 
 
 def main() -> int:
@@ -25,7 +29,7 @@ def main() -> int:
     if cause is not None:
         print(cause, file=sys.stderr)
         return 1
-    campaign = Campaign(keep_failed=options.keep_failed)
+    campaign = Campaign(NO_MOUNTS, keep_failed=options.keep_failed)
     try:
         if options.self_test:
             return self_test(campaign)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import cerebro
-from benchmarks.faults import disks
 from benchmarks.faults.disturbed import Disturbed
 from benchmarks.faults.oracle import Oracles
 from benchmarks.faults.plan import ALL, PAUSES, SHIMMED, SMALL_DISK, WORKER_FAULTS, Plan, draw
@@ -33,8 +32,8 @@ class Means:
     notes: list[str] = field(default_factory=list)
 
 
-def find_means(folder: Path) -> Means:
-    """Compile the shim and enter a mount namespace; to be called before any thread starts."""
+def find_means(folder: Path, no_mounts: str | None) -> Means:
+    """Compile the shim and see what there is; `no_mounts` says why disks cannot be mounted."""
     kinds = set(ALL)
     notes = []
     library = None
@@ -43,26 +42,33 @@ def find_means(folder: Path) -> Means:
     except CannotCompile as error:
         kinds -= SHIMMED
         notes.append(f"no failing disks and no loss of power: {error}")
-    cause = disks.enter_namespace()
-    if cause is not None:
-        notes.append(f"the shim stands in for a small disk: {cause}")
+    if no_mounts is not None:
+        notes.append(f"the shim stands in for a small disk: {no_mounts}")
         if library is None:
             kinds -= set(SMALL_DISK)
     if not hasattr(cerebro, "resume"):
         kinds &= WORKER_FAULTS.keys() | PAUSES.keys()
         kinds -= {"second owner"}
         notes.append("this Cerebro cannot resume: faults of workers only")
-    return Means(frozenset(kinds), library, cause is None, notes)
+    return Means(frozenset(kinds), library, no_mounts is None, notes)
 
 
 class Campaign:
-    """Carries out runs by their seeds, in a temporary folder."""
+    """Carries out runs by their seeds, in a temporary folder.
 
-    def __init__(self, *, keep_failed: bool = False) -> None:
+    Parameters
+    ----------
+    no_mounts
+        Why `disks.enter_namespace` failed, None if it did not.
+    keep_failed
+        Leave the folders of runs that fail.
+    """
+
+    def __init__(self, no_mounts: str | None, *, keep_failed: bool = False) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="cerebro-faults-"))
         self._keep_failed = keep_failed
         self._failed = False
-        self.means = find_means(self._folder)
+        self.means = find_means(self._folder, no_mounts)
         self._oracles = Oracles(self._folder / "oracles")
 
     def run(self, seed: int) -> Report:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import sys
 from pathlib import Path
 
 CLONE_NEWNS = 0x00020000
@@ -19,6 +21,8 @@ def enter_namespace() -> str | None:
     Root does so directly, others as root of a user namespace of their own. What is
     mounted afterwards goes away with the processes.
     """
+    if not sys.platform.startswith("linux"):
+        return "not on this system"
     uid, gid = os.getuid(), os.getgid()
     flags = CLONE_NEWNS if os.geteuid() == 0 else CLONE_NEWNS | CLONE_NEWUSER
     if _libc.unshare(flags) != 0 and (
@@ -54,12 +58,15 @@ class SmallDisk:
         _mount("cerebro-faults", str(folder), "tmpfs", 0, f"size={nbytes},mode=0755")
 
     def fill(self, leave: int) -> None:
-        """Take all of the room but `leave` bytes."""
-        info = os.statvfs(self.folder)
-        nbytes = max(0, info.f_bavail * info.f_frsize - leave)
+        """Take all of the room but about `leave` bytes; others may be writing."""
         with (self.folder / ".ballast").open("wb") as file:
-            if nbytes:
-                os.posix_fallocate(file.fileno(), 0, nbytes)
+            while True:
+                info = os.statvfs(self.folder)
+                nbytes = info.f_bavail * info.f_frsize - leave
+                if nbytes < info.f_frsize:
+                    return
+                with contextlib.suppress(OSError):  # somebody took some of it meanwhile
+                    os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, nbytes)
 
     def empty(self) -> None:
         """Give back the room that `fill` took."""

@@ -20,7 +20,7 @@ from benchmarks.faults import oracle, power, processes
 from benchmarks.faults.disks import SmallDisk
 from benchmarks.faults.models import DEAF
 from benchmarks.faults.oracle import Oracles, Outcome
-from benchmarks.faults.plan import SHIMMED, SMALL_DISK, TORN, Fault, Leg, Plan
+from benchmarks.faults.plan import TORN, Fault, Leg, Plan
 from benchmarks.faults.problem import to_json
 from benchmarks.faults.running import LEG_SECONDS, Progress, Report, Running
 from benchmarks.faults.sabotage import spoil
@@ -28,6 +28,8 @@ from benchmarks.faults.shim import Shim
 
 EXIT_SECONDS = 2.0
 """How long workers may outlive their coordinator."""
+IMPORT_SECONDS = 20.0
+"""How long they may if they have not begun to work: what is still being imported hears nothing."""
 DISK_BYTES = 24 << 20
 LAST_LEGS = 3
 """Undisturbed legs after the planned ones; the first should finish the run."""
@@ -77,6 +79,8 @@ class Disturbed:
         self._memory = folder / "memory" if plan.state_dir else None
         self._states = self._memory or self.run / "states"
         self._events = folder / "events"
+        self.clones = plan.problem.adaptive
+        self.units_per_epoch = plan.problem.units_per_epoch
         self.deafen = folder / ("events" + DEAF)
         os.mkfifo(self._events)
         # Open at both ends: writers never wait for a reader, and it never ends.
@@ -89,7 +93,8 @@ class Disturbed:
         if plan.loses_power and self.shim is not None:
             power.begin_shadow(self._root, self.shim.shadow)
             self.shim.keep_shadow()
-        self._torn: dict[Path, bytes] = {}  # damaged files as they were
+        # Damaged files, and what there was before: a user may have a backup.
+        self._torn: dict[Path, dict[Path, bytes]] = {}
         self._problem = plan.problem  # as it is when the run is judged
         self._progress = Progress()
         self._hung = False
@@ -212,12 +217,10 @@ class Disturbed:
         self._check_exit(running, code)
         self.report.deaths += running.deaths
         self._mend()
-        floor = oracle.committed(self._states) if self._states.exists() else {}
+        committed = oracle.committed(self._states)
         for trial, position in running.done.items():
-            floor[trial] = max(floor.get(trial, 0), position)
-        self._progress.highest.update(running.highest)
-        self._progress.floor = floor
-        self._progress.damaged = False
+            committed[trial] = max(committed.get(trial, 0), position)
+        self._progress.take(running.highest, committed)
         end = running.end
         if end is not None and end.kind == "power loss":
             self._lose_power(end, running)
@@ -234,27 +237,30 @@ class Disturbed:
         kind = running.end.kind if running.end is not None else ""
         if kind in ("interrupted", "terminated"):
             allowed |= {130, 143, -signal.SIGINT, -signal.SIGTERM}
-        elif kind in SMALL_DISK or (kind in SHIMMED and kind != "power loss"):
-            allowed |= {1}
-        elif kind:
+        elif "killed" in kind or kind in TORN or kind == "power loss":
             allowed |= {-signal.SIGKILL}
+        elif kind:
+            allowed |= {1}  # the disk's fault
         refused = [file for file in self._torn if file.name in self._said()]
+        if kind in ("interrupted", "terminated") and not (self.run / "run.sqlite").exists():
+            allowed |= {1}  # while it imported: others turn the interrupt into an ImportError
         if code == 1 and refused:  # a damaged file is named; the user puts it back
             allowed |= {1}
             self.report.refusals.append(self._said().splitlines()[-1])
             for file in refused:
-                file.write_bytes(self._torn.pop(file))
+                self._put_back(file)
         if code not in allowed:
             self.report.blame(f"unclean: exit status {code}; it said: {self._said()}")
 
     def _check_processes(self, running: Running) -> None:
         """Workers, and what they have started, end with their coordinator."""
         began = time.monotonic()
-        left = processes.wait_gone(processes.marked(self.mark), EXIT_SECONDS)
+        limit = EXIT_SECONDS if running.highest else IMPORT_SECONDS
+        left = processes.wait_gone(processes.marked(self.mark), limit)
         if left:
             self.report.blame(f"orphans: {len(left)} processes outlive their coordinator")
             processes.kill_all(self.mark)
-        elif running.end is not None and "coordinator killed" in running.end.kind:
+        elif running.highest and running.end and "coordinator killed" in running.end.kind:
             self.report.exits.append(time.monotonic() - began)
 
     def _mend(self) -> None:
@@ -277,10 +283,9 @@ class Disturbed:
         power.lose_power(self._root, self.shim.shadow, mix)
         if self._memory is not None:
             shutil.rmtree(self._memory, ignore_errors=True)
-        # What readers saw in the store was durable; nothing else is owed.
+        # What a reader saw in the store was durable; nothing else is owed.
         units = self.plan.problem.units_per_epoch
-        self._progress.floor = {trial: n * units for trial, n in running.durable.items()}
-        self._progress.damaged = True
+        self._progress.go_back({trial: n * units for trial, n in running.durable.items()})
 
     def _tear(self, fault: Fault) -> None:
         """Damage a file as a bad disk would."""
@@ -300,28 +305,39 @@ class Disturbed:
             return
         file = rng.choice(files)
         before = file.read_bytes()
-        if fault.kind == "torn new file":  # as if its worker had been cut off writing it
+        if fault.kind == "torn new file" and not file.name.endswith(".new"):
+            # As if its worker had been cut off writing it.
             name = f"{rng.randrange(self.plan.problem.trials)}-epoch-{rng.randrange(3)}"
-            file = file.with_name(name + ".safetensors.new")
-        elif fault.kind in ("torn epoch state", "torn store"):
-            self._torn.setdefault(file, before)  # a user may have a backup
+            file = file.with_name(f"{name}.safetensors.{rng.randbytes(16).hex()}.new")
+        elif fault.kind == "torn epoch state":
+            self._torn.setdefault(file, {file: before})
+        elif fault.kind == "torn store":
+            parts = sorted(self.run.glob("run.sqlite*"))
+            self._torn.setdefault(file, {part: part.read_bytes() for part in parts})
+        elif fault.kind == "torn log of the store":
+            self._progress.go_back({})
+        else:
+            self._progress.go_back(self._durable_epochs(), [int(file.stem.split("-")[0])])
         file.write_bytes(torn(before, rng))
         self.report.tell(f"  {file.name} is torn")
-        if fault.kind == "torn log of the store":
-            self._progress.floor = {}
-        elif fault.kind != "torn store":
-            self._progress.floor = self._durable_epochs()
-        self._progress.damaged = True
 
     def _durable_epochs(self) -> dict[int, int]:
         """Where trials may go back to after damage: the last epoch of which a state is kept."""
+        copy = self._folder / "copy"
+        copy.mkdir()
         units = self.plan.problem.units_per_epoch
-        kept = {
-            trial: (epoch + 1) * units
-            for (trial, epoch), row in sorted(oracle.read_outcome(self.run).epochs.items())
-            if row.file is not None and self.run / "states" / row.file not in self._torn
-        }
-        return {t: min(p, kept.get(t, 0)) for t, p in self._progress.floor.items()}
+        try:
+            for part in self.run.glob("run.sqlite*"):  # it may be damaged already
+                shutil.copy(part, copy)
+            return {
+                trial: (epoch + 1) * units
+                for (trial, epoch), row in sorted(oracle.read_outcome(copy).epochs.items())
+                if row.file is not None and self.run / "states" / row.file not in self._torn
+            }
+        except sqlite3.Error:
+            return {}
+        finally:
+            shutil.rmtree(copy)
 
     # --- the end ------------------------------------------------------------
 
@@ -375,8 +391,8 @@ class Disturbed:
     def _judge_torn(self, found: Outcome) -> None:
         """A damaged state that is still kept must be named by ``verify``; then it is put back."""
         names = {row.file for row in found.epochs.values()}
-        for file, before in self._torn.items():
-            if file.name not in names or not file.exists() or file.read_bytes() == before:
+        for file, before in list(self._torn.items()):
+            if file.name not in names or not file.exists() or file.read_bytes() == before[file]:
                 continue
             done = subprocess.run(
                 [sys.executable, "-m", "cerebro", "verify", str(self.run)],
@@ -388,7 +404,16 @@ class Disturbed:
             if done.returncode != 1 or file.name not in done.stderr:
                 self.report.blame(f"wrong: verify passes over {file.name}, which is torn")
             self.report.refusals.append(done.stderr.strip())
-            file.write_bytes(before)
+            self._put_back(file)
+
+    def _put_back(self, file: Path) -> None:
+        """Restore a damaged file, a store with all that belongs to it."""
+        before = self._torn.pop(file)
+        if file.name == "run.sqlite":
+            for part in self.run.glob("run.sqlite*"):
+                part.unlink()
+        for part, data in before.items():
+            part.write_bytes(data)
 
 
 def torn(data: bytes, rng: random.Random) -> bytes:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from benchmarks.faults.problem import Problem, to_json
 from cerebro import _core
+from cerebro.errors import CorruptDataError
 
 ROOT = Path(__file__).parent.parent.parent
 SLOTS = (".a", ".b", ".slots")
@@ -44,7 +45,9 @@ class Outcome:
 
 def read_outcome(run: Path, patience: float = 60.0) -> Outcome:
     """Read a run's store; works while the run goes on."""
-    uri = f"{(run / 'run.sqlite').resolve().as_uri()}?mode=rw"
+    # Whoever may write and leaves last copies the log into the store: that is not ours to do.
+    mode = "ro" if (run / "run.sqlite-wal").exists() else "rw"
+    uri = f"{(run / 'run.sqlite').resolve().as_uri()}?mode={mode}"
     with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=patience)) as store:
         store.execute("BEGIN")
         ok = store.execute("PRAGMA quick_check").fetchone()[0]
@@ -207,12 +210,13 @@ def stray_files(run: Path, state_dir: Path | None, outcome: Outcome) -> list[str
 def committed(states: Path) -> dict[int, int]:
     """Units that each live trial has committed, as its slots say."""
     found = {}
-    for page in states.glob("*.slots"):
-        slots = _core.Slots(str(page.with_suffix("")), False)
-        try:
-            newest = slots.committed()
-        finally:
-            slots.close()
-        if newest is not None:
-            found[int(page.stem)] = newest[0]
+    for page in states.glob("*.slots") if states.exists() else ():
+        if not page.stem.isdigit():
+            continue
+        with contextlib.suppress(CorruptDataError, OSError):
+            slots = _core.Slots(str(page.with_suffix("")), False)
+            with contextlib.closing(slots):
+                newest = slots.committed()
+            if newest is not None:
+                found[int(page.stem)] = newest[0]
     return found

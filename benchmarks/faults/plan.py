@@ -151,7 +151,7 @@ def draw(seed: int, kinds: frozenset[str] = frozenset(ALL)) -> Plan:
     # What a loss of power would leave is not kept on a disk that runs full.
     kinds -= frozenset(rng.choice([list(POWER), SMALL_DISK]))
     problem = Problem(
-        searcher=rng.choice(["random", "grid"]),
+        searcher=rng.choice(["random", "grid", "tournament"]),
         trials=rng.choice([3, 5]),
         shards=rng.choice([3, 5]),
         epochs=rng.choice([2, 3]),
@@ -172,7 +172,7 @@ def draw(seed: int, kinds: frozenset[str] = frozenset(ALL)) -> Plan:
         children=rng.random() < 0.2 and not struck & set(POWER),
         disk=bool(struck & set(SMALL_DISK)),
         again=rng.random() < 0.2,
-        further=rng.random() < 0.15,
+        further=rng.random() < 0.15 and not problem.adaptive,
         legs=tuple(legs),
     )
 

@@ -37,6 +37,11 @@ class Problem:
     def units(self) -> int:
         return self.trials * self.epochs * self.units_per_epoch
 
+    @property
+    def adaptive(self) -> bool:
+        """Whether the searcher decides which trials train how long."""
+        return self.searcher == "tournament"
+
     def name(self) -> str:
         return "-".join(str(value) for value in asdict(self).values())
 
@@ -56,6 +61,7 @@ class Problem:
         """Keywords of `cerebro.search`, without those that must change nothing."""
         import cerebro
         from benchmarks.faults import models
+        from benchmarks.faults.searchers import Tournament
 
         space = {"lr": cerebro.loguniform(1e-3, 3e-2), "rows": [10, 300, 1500]}
         if self.searcher == "grid":
@@ -65,7 +71,7 @@ class Problem:
             "space": space,
             "epochs": self.epochs,
             "n_trials": self.trials,
-            "searcher": self.searcher,
+            "searcher": Tournament() if self.adaptive else self.searcher,
             "validation": 0.2,
             "batch_size": BATCH_SIZE,
             "seed": self.seed,

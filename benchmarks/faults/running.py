@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,9 +81,22 @@ class Progress:
     highest: dict[int, int] = field(default_factory=dict)
     """The last unit of each trial that has begun."""
     floor: dict[int, int] = field(default_factory=dict)
-    """Units of each trial that must not be lost when the next leg begins."""
-    damaged: bool = False
-    """Files were damaged or power was lost: trials may go back to their last durable epoch."""
+    """Units of each trial that must not be lost when it goes on."""
+    set_back: set[int] = field(default_factory=set)
+    """Trials that may go back to their floor when they go on: files were damaged or power lost."""
+
+    def take(self, highest: dict[int, int], committed: dict[int, int]) -> None:
+        """Add what came of a leg; trials that it did not get to stand where they stood."""
+        for trial, position in highest.items():
+            self.highest[trial] = position
+            self.floor[trial] = committed.get(trial, 0)
+            self.set_back.discard(trial)
+
+    def go_back(self, floor: dict[int, int], trials: Iterable[int] | None = None) -> None:
+        """Some trials, or all, may have lost what is beyond `floor`."""
+        for trial in self.highest.keys() & (self.highest if trials is None else trials):
+            self.floor[trial] = min(self.floor.get(trial, 0), floor.get(trial, 0))
+            self.set_back.add(trial)
 
 
 class Place(Protocol):
@@ -91,6 +105,8 @@ class Place(Protocol):
     mark: str
     run: Path
     deafen: Path
+    clones: bool
+    units_per_epoch: int
     shim: Shim | None
     disk: SmallDisk | None
 
@@ -220,9 +236,10 @@ class Running:
             self._report.blame(
                 f"lost: trial {trial} went on from unit {position}; {floor} were committed"
             )
-        if position > last + 1:
+        clone = last < 0 and self._place.clones and position % self._place.units_per_epoch == 0
+        if position > last + 1 and not clone:
             self._report.blame(f"wrong: trial {trial} began unit {position}, after {last}")
-        if not self._before.damaged:
+        if trial not in self._before.set_back:
             again = max(0, last - position + 1)
             self._report.repeated_at_resume.append(again)
             if again > 1:

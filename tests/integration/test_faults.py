@@ -265,6 +265,8 @@ class Nowhere:
 
     mark = "nowhere"
     run = deafen = Path("/nonexistent")
+    clones = False
+    units_per_epoch = 5
     shim = None
     disk = None
 
