@@ -1,0 +1,55 @@
+"""Ctrl-C and SIGTERM: what hears them, and what does not while cleaning up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from cerebro.interrupts import Terminated, terminable, uninterrupted
+
+
+def test_sigterm_is_heard_as_ctrl_c_and_only_there():
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    with pytest.raises(KeyboardInterrupt) as caught, terminable():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert caught.type is Terminated
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_whoever_has_said_what_sigterm_does_is_left_alone():
+    heard = []
+    signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+    try:
+        with terminable(), uninterrupted():
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert heard == [1]
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def test_cleaning_up_is_not_interrupted():
+    with terminable():
+        with uninterrupted():
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(Terminated):
+            os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_other_threads_change_nothing():
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    seen = []
+
+    def run():
+        with terminable(), uninterrupted():
+            seen.append((signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [before]

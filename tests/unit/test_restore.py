@@ -1,0 +1,285 @@
+"""`cerebro.restore`: where a trial stands, from nothing but the files that it left."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cerebro import _core
+from cerebro.epoch_progress import EpochProgress
+from cerebro.errors import CorruptDataError, StateError
+from cerebro.restore import Restorer
+from cerebro.searchers import GridSearch, RandomSearch
+from cerebro.searchers.description import NoSearcher, describe, make_again
+from cerebro.state_files import (
+    epoch_state_file,
+    kept_files,
+    remove_slots,
+    trials_with_slots,
+    unpublished,
+)
+from cerebro.trial import EpochRecord, TrialRecord
+
+UNITS = 3
+"""Units of an epoch."""
+
+
+def state_at(position):
+    epoch, step = divmod(position - 1, UNITS)
+    progress = EpochProgress(epoch, step, {"loss": (position * 0.1, 2.0)}, {"loss": position * 0.3})
+    return {"model": {"w": np.full(5, float(position))}, "progress": progress.to_state()}
+
+
+def leave_slots(folder, positions, trial=4, attempt=7):
+    slots = _core.Slots(str(folder / str(trial)), True)
+    for position in positions:
+        slots.pack(state_at(position), attempt=attempt, position=position)
+        slots.seal()
+    slots.close()
+
+
+def leave_file(folder, epoch, published=False, trial=4):
+    slots = _core.Slots(str(folder / "scratch"), True)
+    slots.pack(state_at((epoch + 1) * UNITS), attempt=0, position=0)
+    state_hash = slots.hash()
+    name = epoch_state_file(trial, epoch)
+    slots.save(str(folder / (name if published else unpublished(name, state_hash))))
+    slots.close()
+    for file in folder.glob("scratch.*"):
+        file.unlink()
+    return EpochRecord(epoch, {}, 1.0, state_hash, name)
+
+
+def restorer(folder, units=None):
+    return Restorer(folder, folder, UNITS, units or {})
+
+
+def record_of(*epochs):
+    return TrialRecord(4, {}, target_epochs=5, epochs=list(epochs))
+
+
+def names(folder):
+    return {file.name for file in folder.iterdir()}
+
+
+def test_the_slots_of_the_epoch_in_progress(tmp_path):
+    kept = leave_file(tmp_path, 0, published=True)
+    leave_slots(tmp_path, [3, 4, 5])
+    standing = restorer(tmp_path, {(4, 1, 0): 0.5, (4, 1, 1): 0.25, (4, 1, 2): 9.0}).stand(
+        record_of(kept)
+    )
+    assert (standing.position, standing.attempt, standing.origin) == (5, 8, None)
+    assert standing.lost == [] and standing.epoch_seconds == 0.75
+    slots = _core.Slots(str(tmp_path / "4"), False)
+    assert slots.committed()[:2] == (5, 7)
+    assert slots.sealed()[0] == 5
+    assert names(tmp_path) == {kept.state_file, "4.a", "4.slots"}
+
+
+def test_a_row_is_made_of_slots_at_an_epochs_end(tmp_path):
+    leave_slots(tmp_path, [5, 6])
+    kept = leave_file(tmp_path, 0, published=True)
+    standing = restorer(tmp_path, {(4, 1, step): 0.5 for step in range(3)}).stand(record_of(kept))
+    (lost,) = standing.lost
+    assert (lost.epoch, lost.seconds, lost.state_file) == (1, 1.5, "4-epoch-1.safetensors")
+    expected = EpochProgress.from_state(state_at(6)["progress"]).epoch_metrics()
+    assert lost.metrics == expected
+    file = tmp_path / unpublished(lost.state_file, lost.state_hash)
+    assert _core.hash_state(file.read_bytes()) == lost.state_hash
+    assert standing.position == 6 and standing.epoch_seconds == 0.0
+
+
+def test_rows_are_made_of_files_where_the_slots_are_further(tmp_path):
+    records = [leave_file(tmp_path, epoch, published=epoch == 1) for epoch in range(3)]
+    leave_slots(tmp_path, [9, 10])
+    standing = restorer(tmp_path).stand(record_of())
+    assert [e.state_hash for e in standing.lost] == [r.state_hash for r in records]
+    assert standing.position == 10 and standing.origin is None
+    # All wait to be published, also the one that was renamed before its row was there.
+    assert {n for n in names(tmp_path) if n.endswith(".new")} == {
+        unpublished(r.state_file, r.state_hash) for r in records
+    }
+
+
+def test_with_an_epoch_missing_between_the_slots_are_not_used(tmp_path):
+    first = leave_file(tmp_path, 0)
+    missing = leave_file(tmp_path, 1)
+    (tmp_path / unpublished(missing.state_file, missing.state_hash)).unlink()
+    leave_slots(tmp_path, [7, 8])
+    standing = restorer(tmp_path).stand(record_of())
+    assert standing.position == 3 and len(standing.lost) == 1
+    assert standing.origin.state_hash == first.state_hash
+    assert Path(standing.origin.file).name == first.state_file  # where it will be
+    assert standing.attempt == 8  # above the late writers of the slots that were given up
+    assert not trials_with_slots(tmp_path)
+
+
+def test_nothing_is_left(tmp_path):
+    standing = restorer(tmp_path).stand(record_of())
+    assert (standing.position, standing.attempt, standing.origin) == (0, 0, None)
+
+
+def test_epochs_whose_states_are_gone_are_trained_again(tmp_path):
+    kept = leave_file(tmp_path, 1, published=True)
+    gone = EpochRecord(2, {}, 1.0, "0" * 32, "4-epoch-2.safetensors")
+    retired = EpochRecord(0, {}, 1.0, "1" * 32, None)
+    record = record_of(retired, kept, gone)
+    standing = restorer(tmp_path).stand(record)
+    assert standing.position == 6 and standing.origin.state_hash == kept.state_hash
+    assert record.epochs == [retired, kept]
+    kept_file = tmp_path / kept.state_file
+    kept_file.unlink()
+    record = record_of(retired, kept)
+    assert restorer(tmp_path).stand(record).position == 0 and record.epochs == []
+
+
+@pytest.mark.parametrize("position", [4, 6, 9])
+def test_slots_that_say_other_things_than_their_state(tmp_path, position):
+    """A page of one trial beside the states of another, say."""
+    slots = _core.Slots(str(tmp_path / "4"), True)
+    slots.pack(state_at(5), attempt=0, position=position)
+    slots.seal()
+    slots.close()
+    assert restorer(tmp_path).stand(record_of()).position == 0
+
+
+class Killed(BaseException):
+    pass
+
+
+def stand_until(folder, step):
+    """Stand, but be killed before the step-th renaming or deletion of a file that is there."""
+    left = [step]
+
+    def counted(real):
+        def operation(path, *arguments, **keywords):
+            left[0] -= path.exists()
+            if left[0] == 0:
+                raise Killed
+            return real(path, *arguments, **keywords)
+
+        return operation
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "replace", counted(Path.replace))
+        patch.setattr(Path, "unlink", counted(Path.unlink))
+        restorer(folder).stand(record_of())
+
+
+@pytest.mark.parametrize("positions", [[1, 2], [1, 1, 2]], ids=["newest is b", "newest is a"])
+def test_moving_slots_survives_a_kill_at_any_step(tmp_path, positions):
+    for step in (1, 2, 3, 4):
+        remove_slots(tmp_path, 4)
+        leave_slots(tmp_path, positions)
+        try:
+            stand_until(tmp_path, step)
+        except Killed:
+            assert step < 4
+        else:
+            assert step == 4  # the page, .a and .b
+        standing = restorer(tmp_path).stand(record_of())
+        assert standing.position == 2
+        assert names(tmp_path) == {"4.a", "4.slots"}
+
+
+def test_a_late_writer_writes_where_nobody_reads(tmp_path):
+    late = _core.Slots(str(tmp_path / "4"), True)  # of a worker that was stopped
+    for position in (1, 2):
+        late.pack(state_at(position), attempt=7, position=position)
+        late.seal()
+    restorer(tmp_path).stand(record_of())
+    before = {name: (tmp_path / name).read_bytes() for name in ("4.a", "4.slots")}
+    with pytest.raises(StateError, match="attempt 7 may not pack"):
+        late.pack(state_at(3), attempt=7, position=3)
+    for position in (3, 4):  # even past the fence
+        late.pack(state_at(position), attempt=9, position=position)
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+
+
+def test_files_of_unknown_trials_are_deleted(tmp_path):
+    leave_slots(tmp_path, [1], trial=4)
+    leave_slots(tmp_path, [1], trial=9)
+    leave_file(tmp_path, 0, trial=9)
+    (tmp_path / "notes.txt").write_text("x")
+    restorer(tmp_path).clear_unknown(5)
+    assert names(tmp_path) == {"4.a", "4.slots", "notes.txt"}
+
+
+def test_names(tmp_path):
+    state_hash = "ab" * 16
+    for name in (
+        "3-epoch-7.safetensors",
+        unpublished("3-epoch-7.safetensors", state_hash),
+        "3-epoch-8.safetensors.new",
+        "3-epoch-8.safetensors.old",
+        "03.a.bak",
+        "12.moving.slots",
+    ):
+        (tmp_path / name).touch()
+    files = kept_files(tmp_path)
+    assert [(f.epoch, f.state_hash) for f in files[3]] == [(7, state_hash), (8, ""), (7, None)]
+    assert set(files) == {3} and trials_with_slots(tmp_path) == {12}
+    assert kept_files(tmp_path / "gone") == {} and trials_with_slots(tmp_path / "gone") == set()
+
+
+def test_progress_is_read_from_a_packed_state_and_nothing_else_is(tmp_path):
+    progress = EpochProgress(
+        3, 4, {"loss": (math.nan, 2.0), "$": (1.5, 1.0), "a": (math.inf, 1e300)}, {"auc": 0.1 + 0.2}
+    )
+    tree = {
+        "model": {"w": np.zeros(5), 3: [1, (2, b"x")]},
+        "generators": {"numpy_gauss": None},
+        "progress": progress.to_state(),
+    }
+    slots = _core.Slots(str(tmp_path / "0"), True)
+    slots.pack(tree, attempt=0, position=1)
+    assert repr(EpochProgress.of_packed(slots.view())) == repr(progress)
+    whole = bytes(slots.view())
+    for length in (0, 7, 8, 100, len(whole) - 1):
+        with pytest.raises(CorruptDataError):
+            EpochProgress.of_packed(whole[:length])
+
+
+class Custom(RandomSearch):
+    def __init__(self, depth, names=("a",), *, scale=1.0):
+        super().__init__()
+        self.depth, self._names, self.scale = depth, list(names), scale
+
+
+class Forgetful(RandomSearch):
+    def __init__(self, depth):
+        super().__init__()
+
+
+def test_searchers_are_described_and_made_again():
+    for searcher in (GridSearch(), RandomSearch(), Custom(3, ["x"], scale=0.5)):
+        description = describe(searcher)
+        again = make_again(description)
+        assert type(again) is type(searcher)
+        assert describe(again) == description
+    made = make_again(describe(Custom(3, ["x"], scale=0.5)))
+    assert (made.depth, made._names, made.scale) == (3, ["x"], 0.5)
+
+
+@pytest.mark.parametrize(
+    "searcher",
+    [Forgetful(3), Custom(object()), Custom((1, 2), [(1, 2)]), type("Local", (Custom,), {})(1)],
+)
+def test_a_searcher_that_cannot_be_made_again(searcher):
+    if type(searcher).__name__ == "Local":
+        assert make_again(describe(searcher)) is None  # no module has it
+    else:
+        made = make_again(describe(searcher))
+        assert made is None or describe(made) == describe(searcher)
+    gone = {"class": "no.such.module:Kind", "parameters": {}, "adaptive": False}
+    assert make_again(gone) is None
+
+
+def test_no_searcher_suggests_nothing_and_lets_all_go_on():
+    searcher = NoSearcher()
+    assert searcher.suggest() is searcher.suggest()
+    assert searcher.report(0, 0, {}).value == "continue"
+    assert searcher.state_dict() == {} and not searcher.adaptive
