@@ -312,9 +312,14 @@ def describe(threads: int | None = None) -> dict[str, Any]:
     }
 
 
+def variables() -> dict[str, str]:
+    """Return those of `VARIABLES` that are set in this process."""
+    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
+
+
 def _variables(threads: int | None) -> dict[str, str]:
     """The variables that are set; those about threads only where they say something else."""
-    found = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    found = variables()
     for name in THREAD_VARIABLES:
         value = os.environ.get(name)
         if value is not None and threads is not None and value != str(threads):

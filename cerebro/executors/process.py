@@ -17,7 +17,7 @@ from typing import Any
 
 import cloudpickle
 
-from cerebro import _core
+from cerebro import _core, environment
 from cerebro.errors import WorkerError
 from cerebro.executors.channel import Channel
 from cerebro.sources import Sources, are_current
@@ -25,7 +25,7 @@ from cerebro.sources import Sources, are_current
 EXIT_SECONDS = 5.0
 REAP_SECONDS = 60.0
 """A process that was killed is gone at once, unless a disk keeps it."""
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
 
 open_workers: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
 
@@ -53,6 +53,8 @@ class WorkerProcess:
     owner: int = field(default_factory=os.getpid)
     sources: Sources = field(default_factory=dict)
     """Modules that it had imported when its last run ended; see `cerebro.sources`."""
+    variables: dict[str, str] = field(default_factory=environment.variables)
+    """Those that it was started with and that can change the bits of its results."""
 
     def __post_init__(self) -> None:
         open_workers.add(self)
@@ -138,13 +140,13 @@ class WorkerProcess:
 
 def _environment(threads: int) -> dict[str, str]:
     """The worker's environment: finds the same cerebro, computes with so many threads."""
-    environment = dict(os.environ)
-    for name in THREAD_VARIABLES:
-        environment[name] = str(threads)
+    variables = dict(os.environ)
+    for name in environment.THREAD_VARIABLES:
+        variables[name] = str(threads)
     here = str(Path(__file__).parent.parent.parent)
-    path = [here, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
-    environment["PYTHONPATH"] = os.pathsep.join(path)
-    return environment
+    path = [here, *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))]
+    variables["PYTHONPATH"] = os.pathsep.join(path)
+    return variables
 
 
 def _exit_descriptor(pid: int) -> int | None:
@@ -185,6 +187,7 @@ class WarmWorkers:
         self._pid = os.getpid()
 
     def take(self, threads: int) -> WorkerProcess | None:
+        variables = environment.variables()
         with self._lock:
             if self._pid != os.getpid():  # after a fork they are the parent's
                 self._idle, self._pid = [], os.getpid()
@@ -193,7 +196,8 @@ class WarmWorkers:
                 if worker.process.poll() is not None:
                     self._idle.remove(worker)
                     worker.close()
-                elif not are_current(worker.sources):  # it would train with the old code
+                elif not are_current(worker.sources) or worker.variables != variables:
+                    # It would train with the old code, or another choice of kernels.
                     self._idle.remove(worker)
                     worker.stop(kill=True)
                 elif worker.threads == threads:

@@ -341,6 +341,17 @@ def test_variables_that_change_bits_are_named(run, monkeypatch):
         assert any(text.endswith(line) for text in said)
 
 
+def test_a_variable_set_between_two_searches_reaches_the_workers(data, tmp_path, monkeypatch):
+    """Warm workers were started without it: they are not taken."""
+    search(data, tmp_path, ["nothing"], epochs=1, workers=1)
+    monkeypatch.setenv("OMP_SCHEDULE", "dynamic")
+    result = search(data, tmp_path, ["nothing"], epochs=1, workers=1, run=tmp_path / "second")
+    assert result.environment["variables"]["OMP_SCHEDULE"] == "dynamic"
+    monkeypatch.delenv("OMP_SCHEDULE")
+    result = search(data, tmp_path, ["nothing"], epochs=1, workers=1, run=tmp_path / "third")
+    assert "OMP_SCHEDULE" not in result.environment["variables"]
+
+
 def test_another_machine_is_named(run):
     connection = sqlite3.connect(run.path / "run.sqlite")
     (text,) = connection.execute("SELECT value FROM meta WHERE key = 'environment'").fetchone()
