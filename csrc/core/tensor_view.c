@@ -129,6 +129,7 @@ cer_tensor_view_take(const DLTensor *from, cer_tensor_view *out, cer_error *err)
     for (uint32_t i = 0; i < out->ndim; i++)
         out->shape[i] = from->shape[i];
     if (!take_strides(from, out) ||
+        from->byte_offset > CER_TENSOR_VIEW_MAX_BYTES ||
         from->byte_offset > UINTPTR_MAX - (uintptr_t)from->data)
         return refuse(err, "has strides that lead out of all memory");
     out->data =

@@ -126,6 +126,9 @@ addresses_do_not_wrap(void)
     check_refused(&tensor, "lead out of all memory");
     tensor.byte_offset = UINT64_MAX - (uintptr_t)values - 3;
     check_refused(&tensor, "lead out of all memory");
+    tensor.data = (void *)(uintptr_t)40; /* 40 - 126 to those who see a sign */
+    tensor.byte_offset = UINT64_MAX - 125;
+    check_refused(&tensor, "lead out of all memory");
     tensor.byte_offset = 0;
     tensor.data = (void *)(uintptr_t)8;
     tensor.strides = back;
