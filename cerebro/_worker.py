@@ -20,7 +20,7 @@ from cerebro import _core
 from cerebro.errors import CorruptDataError
 from cerebro.sources import Sources, note_imported
 from cerebro.trial_log import flush_output
-from cerebro.unit import CheckDone, CheckTask, Event, RunContext, Task, UnitFailed
+from cerebro.unit import CheckDone, Event, Job, RunContext, Task, UnitFailed
 from cerebro.worker import UnitRunner, describe
 
 BEAT_MILLISECONDS = 100
@@ -119,17 +119,17 @@ class Worker:
             self._trouble = f"a worker cannot load the run: {describe(error)}"
             self._data_trouble = isinstance(error, CorruptDataError)
 
-    def _execute(self, task: Task | CheckTask) -> Event:
+    def _execute(self, task: Job) -> Event:
         self._clock.begin()
         try:
             return self._answer(task)
         finally:
             self._clock.end()
 
-    def _answer(self, task: Task | CheckTask) -> Event:
+    def _answer(self, task: Job) -> Event:
         if self._runner is not None:
             return self._runner.execute(task)
-        if isinstance(task, CheckTask):
+        if not isinstance(task, Task):
             return CheckDone(self._number, (), error=self._trouble)
         kind: Literal["data", "error"] = "data" if self._data_trouble else "error"
         return UnitFailed(self._number, task, kind, self._trouble)

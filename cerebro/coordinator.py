@@ -38,7 +38,7 @@ from cerebro.searchers.base import Searcher, Suggestion
 from cerebro.settings import Settings
 from cerebro.store import Store
 from cerebro.trial import ENDED, EpochRecord, Status
-from cerebro.unit import RunContext, Task, UnitDone, UnitFailed, WorkerLost
+from cerebro.unit import RunContext, Task, UnitDone, UnitFailed, WarmTask, WorkerLost
 
 MAX_PATIENCE = 86_400.0
 """Seconds; the system's own waits end at some 24 days."""
@@ -80,6 +80,8 @@ class Coordinator:
         self._schedule_worker: dict[int, int] = {}
         self._executor_worker: dict[int, int] = {}
         self._in_flight: dict[int, Task] = {}
+        self._warming: set[int] = set()  # workers that are not ready for units yet
+        self._libraries: set[str] = set()
         self._losses = Losses(settings.max_retries)
         self._growth = Growth()
         self.out_of_time = False
@@ -119,7 +121,7 @@ class Coordinator:
             self._check_time()
             self._obey()
             self._dispatch()
-            if not self._in_flight:
+            if not self._in_flight and not self._awaits_worker():
                 if not self._advance() and (self.is_stopped or not self._rest()):
                     break
                 continue
@@ -132,6 +134,9 @@ class Coordinator:
                     self._unit_failed(event)
                 elif isinstance(event, WorkerLost):
                     self._worker_lost(event)
+                elif event.worker in self._warming:
+                    self._warming.remove(event.worker)
+                    self._join(event.worker)
             self._advance()
             self._meter.show(self.trials.values(), len(self._schedule_worker))
 
@@ -335,6 +340,7 @@ class Coordinator:
         )
         trial.last_worker = event.worker
         self._losses.unit_done(event.worker, task)
+        self._libraries.update(event.libraries)
         self._watch_memory(event)
         means = {name: s / w for name, (s, w) in event.sums.items() if w}
         self._hooks.tell_of(trial.record, "on_unit_end", means)
@@ -404,12 +410,19 @@ class Coordinator:
         status: Status = "diverged" if event.kind == "diverged" else "failed"
         self._end_trial(trial, status, event.message, event.traceback)
 
+    def _awaits_worker(self) -> bool:
+        """Whether there are units to run, and a worker that will soon be there for them."""
+        halted = self.is_stopped or self._remote.paused
+        return bool(self._warming) and not halted and not self._schedule.finished
+
     def _worker_lost(self, event: WorkerLost) -> None:
-        ours = self._schedule_worker.pop(event.worker)
-        del self._executor_worker[ours]
-        self._trials.forget_worker(event.worker)
+        self._warming.discard(event.worker)
         task = self._in_flight.pop(event.worker, None)
-        self._schedule.remove_worker(ours, self._now())
+        ours = self._schedule_worker.pop(event.worker, None)
+        if ours is not None:
+            del self._executor_worker[ours]
+            self._schedule.remove_worker(ours, self._now())
+        self._trials.forget_worker(event.worker)
         if event.signal == signal.SIGBUS:
             # It touched the mapping of a file that was cut: the trial is not to blame.
             self.context.check_files()
@@ -429,11 +442,14 @@ class Coordinator:
         cause = lost.reason
         if self._losses.may_replace:
             try:
-                self._join(self.executor.replace(lost.worker))
+                worker = self.executor.replace(lost.worker)
+                # Until it can begin, its predecessor's unit is better off with another one.
+                self.executor.submit(worker, WarmTask(tuple(sorted(self._libraries))))
+                self._warming.add(worker)
                 return
             except WorkerError as error:
                 cause = text_of(error)
-        if not self._schedule_worker:
+        if not self._schedule_worker and not self._warming:
             raise WorkerError(f"no worker process is left, and none can be started: {cause}")
         text = f"a worker process is missing from now on: {cause}"
         self.store.add_event(self._now(), "worker not replaced", text)

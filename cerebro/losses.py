@@ -49,7 +49,7 @@ class Losses:
         else:
             self._lost_at_start = 0
         if task is None:
-            return Loss(f"{event.reason}, with nothing to do")
+            return Loss(f"{event.reason}, without a unit")
         shard = "validation" if task.shard < 0 else f"shard {task.shard}"
         where = f"epoch {task.epoch}, {shard}"
         if not event.began:

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from cerebro.data import Dataset
 
+LIBRARIES = ("jax", "sklearn", "torch")
+"""What takes long to import."""
+
 Sums = dict[str, tuple[float, float]]
 """Metric name to (sum of value x weight, sum of weights), float64, in batch order."""
 
@@ -128,6 +131,20 @@ class CheckTask:
 
 
 @dataclass(frozen=True)
+class WarmTask:
+    """Asks a worker that takes another's place to import what units will need.
+
+    It answers with `CheckDone`. Until then its units are better off with others.
+    """
+
+    modules: tuple[str, ...] = ()
+
+
+Job = Task | CheckTask | WarmTask
+"""What an executor gives to a worker."""
+
+
+@dataclass(frozen=True)
 class UnitDone:
     worker: int
     task: Task
@@ -147,6 +164,8 @@ class UnitDone:
     """A complete but not yet durable file; renaming it publishes it."""
     dropped: tuple[int, ...] = ()
     """Trials whose live model the worker gave up."""
+    libraries: tuple[str, ...] = ()
+    """Which of `LIBRARIES` the worker has imported."""
     resident: int = 0
     """Bytes of memory that the worker's process holds; 0 where that is not known."""
     grown: int = 0

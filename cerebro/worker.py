@@ -15,6 +15,7 @@ packing its state, not for unpacking it. What a unit does, in order:
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
 import sys
 import time
@@ -44,15 +45,18 @@ from cerebro.storage import ExhaustedError, StorageError, is_full, storing
 from cerebro.torch_settings import compute_settings
 from cerebro.trial_log import append, log_path, redirected_descriptors, redirected_streams
 from cerebro.unit import (
+    LIBRARIES,
     CheckDone,
     CheckTask,
     CloneOf,
     Event,
+    Job,
     RunContext,
     Task,
     UnitDone,
     UnitFailed,
     UnitSums,
+    WarmTask,
 )
 
 MAX_LIVE_MODELS = 8
@@ -219,6 +223,7 @@ class UnitRunner:
             state_hash=state_hash,
             state_file=state_file,
             dropped=self._shrink(task.trial),
+            libraries=tuple(name for name in LIBRARIES if name in sys.modules),
             resident=0 if after is None else after.resident,
             grown=growth.unexplained(before, after, loaded=loaded, state_bytes=live.state_bytes),
         )
@@ -461,9 +466,20 @@ class UnitRunner:
             slots.close()
         self._slots.clear()
 
-    def execute(self, task: Task | CheckTask) -> Event:
+    def warm(self, task: WarmTask) -> CheckDone:
+        """Import what other workers have imported; see `WarmTask`."""
+        with self._output_of(None):
+            for name in task.modules:
+                with contextlib.suppress(Exception):
+                    importlib.import_module(name)
+        set_torch_flags(self.context.torch_flags)
+        return CheckDone(self.worker, ())
+
+    def execute(self, task: Job) -> Event:
         """Run whatever was asked for."""
-        return self.check(task) if isinstance(task, CheckTask) else self.run(task)
+        if isinstance(task, CheckTask):
+            return self.check(task)
+        return self.warm(task) if isinstance(task, WarmTask) else self.run(task)
 
 
 # --- what replay, check and Trial.load share with the runner -----------------

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from multiprocessing.connection import wait as wait_for_any
 from typing import Protocol
 
-from cerebro.unit import CheckTask, Event, RunContext, Task
+from cerebro.unit import Event, Job, RunContext
 
 LOOK_SECONDS = 1.0
 """How long an executor that cannot be woken is left waiting."""
@@ -36,7 +36,7 @@ class Executor(Protocol):
             If a worker cannot be started.
         """
 
-    def submit(self, worker: int, task: Task | CheckTask) -> None:
+    def submit(self, worker: int, task: Job) -> None:
         """Start a task on an idle worker; returns at once."""
 
     def wait(self, timeout: float | None = None, wake: Wake | None = None) -> list[Event]:

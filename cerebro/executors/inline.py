@@ -12,7 +12,7 @@ import sys
 
 from cerebro import generators
 from cerebro.executors.base import Wake
-from cerebro.unit import CheckTask, Event, RunContext, Task
+from cerebro.unit import Event, Job, RunContext
 from cerebro.worker import UnitRunner
 
 
@@ -21,13 +21,13 @@ class InlineExecutor:
 
     def __init__(self) -> None:
         self._runner: UnitRunner | None = None
-        self._next: Task | CheckTask | None = None
+        self._next: Job | None = None
 
     def start(self, context: RunContext) -> list[int]:
         self._runner = UnitRunner(context, worker=0)
         return [0]
 
-    def submit(self, worker: int, task: Task | CheckTask) -> None:
+    def submit(self, worker: int, task: Job) -> None:
         assert self._next is None, "the inline worker runs one unit at a time"
         self._next = task
 

@@ -48,10 +48,11 @@ from cerebro.unit import (
     CheckDone,
     CheckTask,
     Event,
+    Job,
     RunContext,
-    Task,
     UnitDone,
     UnitFailed,
+    WarmTask,
     WorkerLost,
 )
 
@@ -146,7 +147,7 @@ class LocalExecutor:
         self._kills = memory.kills()
         return [self._start_worker() for _ in range(self._count)]
 
-    def submit(self, worker: int, task: Task | CheckTask) -> None:
+    def submit(self, worker: int, task: Job) -> None:
         vigil = Vigil(self._silence, self._limit(task))
         self._busy[worker] = vigil
         self._next_look = min(self._next_look, time.monotonic() + vigil.patience(None))
@@ -253,9 +254,9 @@ class LocalExecutor:
         if self._the_selector.get_key(channel).events != wanted:
             self._the_selector.modify(channel, wanted, ("message", worker))
 
-    def _limit(self, task: Task | CheckTask) -> float | None:
+    def _limit(self, task: Job) -> float | None:
         """Seconds that a task may take."""
-        if self._unit_timeout is None:
+        if self._unit_timeout is None or isinstance(task, WarmTask):
             return None
         # A check builds several models and trains a few batches in several ways.
         scale, more = (3, 5.0) if isinstance(task, CheckTask) else (1, DUMP_SECONDS)

@@ -93,7 +93,7 @@ def test_what_had_not_begun_is_not_to_blame():
     loss = losses.add(WorkerLost(0, "it died", began=False), task())
     assert loss.error is None
     assert loss.text == "it died, before it began trial 3, epoch 1, shard 3"
-    assert losses.add(WorkerLost(1, "it died"), None).text == "it died, with nothing to do"
+    assert losses.add(WorkerLost(1, "it died"), None).text == "it died, without a unit"
 
 
 def test_a_place_where_workers_die_is_given_up():
