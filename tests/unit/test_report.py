@@ -267,6 +267,37 @@ def render(shot: Snapshot, width: int = 100) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
+def test_a_pause_is_shown_when_the_last_unit_is_done() -> None:
+    out, now = io.StringIO(), [0.0]
+    lines, table = progress.Lines(out), progress.Table(io.StringIO(), clock=lambda: now[0])
+    table.run_started(snapshot([row(0)]))
+    pausing = snapshot([row(0, worker=1), row(1)], paused=True)
+    resting = snapshot([row(0), row(1)], paused=True)
+    for shown in (pausing, resting, resting, snapshot([row(0)])):
+        lines.update(shown)
+    assert out.getvalue().splitlines() == [
+        " 25%: paused; to go on: python -m cerebro continue runs/x",
+        " 25%: continued",
+    ]
+    drawn = table_text(pausing), table_text(resting)
+    assert drawn[0].rstrip().endswith("pausing") and drawn[1].rstrip().endswith("paused")
+    assert "paus" not in table_text(snapshot([row(0)]))
+    before = table._drawn
+    now[0] += 0.001
+    table.update(resting)  # nothing else comes, so it is not put off
+    assert table._drawn > before
+    table.close()
+
+
+def table_text(shown: Snapshot) -> str:
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=120, height=40)
+    with console.capture() as capture:
+        console.print(progress.picture(shown, console))
+    return capture.get()
+
+
 def test_table_has_the_columns_that_matter() -> None:
     text = render(snapshot([row(0, 2, 0.75, rows_per_second=5000.0, worker=1)], best=0), 120)
     for part in ("train loss", "val loss", "accuracy", "rows/s", "worker", "★ 0", "2/4", "0.7500"):
