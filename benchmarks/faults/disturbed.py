@@ -25,6 +25,7 @@ from benchmarks.faults.problem import to_json
 from benchmarks.faults.running import LEG_SECONDS, Progress, Report, Running
 from benchmarks.faults.sabotage import spoil
 from benchmarks.faults.shim import Shim
+from cerebro.state_files import epoch_state_file, unpublished
 
 EXIT_SECONDS = 2.0
 """How long workers may outlive their coordinator."""
@@ -307,8 +308,9 @@ class Disturbed:
         before = file.read_bytes()
         if fault.kind == "torn new file" and not file.name.endswith(".new"):
             # As if its worker had been cut off writing it.
-            name = f"{rng.randrange(self.plan.problem.trials)}-epoch-{rng.randrange(3)}"
-            file = file.with_name(f"{name}.safetensors.{rng.randbytes(16).hex()}.new")
+            trial, epoch = rng.randrange(self.plan.problem.trials), rng.randrange(3)
+            name = unpublished(epoch_state_file(trial, epoch), rng.randbytes(16).hex())
+            file = file.with_name(name)
         elif fault.kind == "torn epoch state":
             self._torn.setdefault(file, {file: before})
         elif fault.kind == "torn store":

@@ -129,3 +129,17 @@ def is_stopped(pid: int) -> bool:
     except OSError:
         return False
     return text.rpartition(")")[2].split()[0] in "Tt"
+
+
+def wait_stopped(pid: int) -> None:
+    """Wait until a process that is about to stop itself has done so, or is gone."""
+    while has_environment(pid) and not is_stopped(pid):
+        time.sleep(0.0005)
+
+
+def has_environment(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return bool(Path(f"/proc/{pid}/environ").read_bytes())
+    except OSError:
+        return False

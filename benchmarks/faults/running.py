@@ -213,6 +213,7 @@ class Running:
             self._report.tell(f"  halted in {' '.join(rest[1:])}")
             if self._armed is not None and self._process.poll() is None:
                 fault, self._armed = self._armed, None
+                processes.wait_stopped(int(rest[0]))  # it tells before it stops
                 self._strike(fault, int(rest[0]))
 
     def _unit_began(self, pid: int, trial: int, position: int, nanoseconds: int) -> None:
