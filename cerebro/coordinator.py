@@ -107,7 +107,6 @@ class Coordinator:
         if self._restored is not None:
             self._go_on(self._restored)
         self._advance()
-        self.store.flush()  # slots of a trial that nobody knows would be of no use
         self._meter.started(self.trials.values(), len(self._schedule_worker))
         with closing(self._remote):
             self._train()

@@ -50,6 +50,7 @@ class LiveTrials:
         self._settings = settings
         self._context = context
         self._store = store
+        self._unwritten = False  # whether there are trials whose rows may not be written yet
         self._schedule = schedule
         self._meter = meter
         self._hooks = hooks
@@ -71,6 +72,7 @@ class LiveTrials:
         trial = self.by_number[number] = LiveTrial(record, reported=record.first_epoch - 1)
         trial.first_position = record.first_epoch * self._context.units_per_epoch
         trial.position = trial.first_position
+        self._unwritten = True
         self._store.add_trial(
             *(number, config, record.status, record.target_epochs),
             *(record.parent, record.parent_epoch),
@@ -89,6 +91,9 @@ class LiveTrials:
         if trial.record.status != "running":
             self.set_status(trial, "running")
         if not trial.started:
+            if self._unwritten:  # slots of a trial that nobody knows would be of no use
+                self._store.flush()
+                self._unwritten = False
             trial.started = True
             self._hooks.tell_of(trial.record, "on_trial_start")
 
@@ -238,7 +243,9 @@ class LiveTrials:
 
     def _goal(self, trial: LiveTrial) -> int:
         """Epochs until which the scheduler may train the trial."""
-        return trial.reported + 2 if self._stepwise else trial.record.target_epochs
+        if not self._stepwise:
+            return trial.record.target_epochs
+        return trial.reported + (1 if trial.asleep else 2)
 
     def _plan(self, trial: LiveTrial, epochs: int) -> None:
         """Expect the trial to train until `epochs` are done."""

@@ -34,7 +34,7 @@ def make_run(settings: Settings) -> Opened:
     existed = folder.exists()
     owner = None
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_durable_folder(folder)
         owner = Owner.take(folder)
         if (folder / FILE).exists():  # somebody else has made it meanwhile
             refuse_folder(folder)
@@ -67,6 +67,16 @@ def remove_run(folder: Path, *, keep: bool) -> None:
             file.unlink(missing_ok=True)
         if not keep:
             folder.rmdir()
+
+
+def make_durable_folder(folder: Path) -> None:
+    """Make a folder, and those that it is in, so that their names outlive a loss of power."""
+    folder = folder.absolute()
+    if not folder.parent.exists():
+        make_durable_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    with contextlib.suppress(PermissionError):  # a folder that may be written, but not read
+        _core.fsync_directory(str(folder.parent))
 
 
 def make_folders(settings: Settings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import uuid
 import warnings
@@ -14,10 +15,11 @@ from typing import Any, Literal
 import cerebro.environment as environment
 from cerebro.conduct import Opened, conduct, run_context
 from cerebro.errors import InputError
+from cerebro.leftovers import sweep
 from cerebro.live_trial import LiveTrial
 from cerebro.new_run import claim_state_dir, make_folders
 from cerebro.owner import Owner
-from cerebro.recorded_settings import check_trials, refuse_changes, settings_of
+from cerebro.recorded_settings import check_trials, refuse_changes, settings_of, state_dir_of
 from cerebro.restore import Restored, Restorer
 from cerebro.result import Result
 from cerebro.saved_run import SavedRun
@@ -26,7 +28,15 @@ from cerebro.searchers.base import Searcher
 from cerebro.searchers.description import NoSearcher, make_again
 from cerebro.settings import Settings, whole_number
 from cerebro.space import Space
-from cerebro.store import Answers, Store, read_answers, read_clock, read_unit_seconds, reader
+from cerebro.store import (
+    FILE,
+    Answers,
+    Store,
+    read_answers,
+    read_clock,
+    read_unit_seconds,
+    reader,
+)
 from cerebro.trial import ENDED, EpochRecord, TrialRecord
 from cerebro.unit import RunContext
 
@@ -113,6 +123,7 @@ def resume(
         )
         check_epochs(saved, wish)
         if is_over(saved, wish):
+            tidy(saved)
             return Result(path, build=build)
         settings = settings_of(
             saved,
@@ -149,6 +160,7 @@ def resume_search(settings: Settings, searcher: Searcher) -> Result:
         before = saved.settings
         wish = Wish(settings.epochs if settings.epochs != before["epochs"] else None)
         if is_over(saved, wish) and settings.n_trials == before["n_trials"]:
+            tidy(saved)
             return Result(settings.folder, build=settings.build)
         saved.recipe.warn_if_changed(settings.build)
         return go_on(saved, owner, settings, wish, searcher)
@@ -157,6 +169,14 @@ def resume_search(settings: Settings, searcher: Searcher) -> Result:
 def is_over(saved: SavedRun, wish: Wish) -> bool:
     """Whether nothing is left to train."""
     return saved.meta["status"] == "finished" and not any(map(wish.includes, saved.records))
+
+
+def tidy(saved: SavedRun) -> None:
+    """Delete what is left by a process that died when it had nothing to do but to tidy up."""
+    with contextlib.suppress(OSError):
+        if (saved.folder / (FILE + "-wal")).exists():
+            Store.open(saved.folder).close()
+        sweep(saved.folder, state_dir_of(saved))
 
 
 def check_epochs(saved: SavedRun, wish: Wish) -> None:

@@ -31,7 +31,7 @@ HOOKS = (
 )
 
 
-UNFINISHED = {FILE + ".new", "owner.lock", "states", "trials", "control"}
+UNFINISHED = {FILE + ".new", FILE + ".new-journal", "owner.lock", "states", "trials", "control"}
 """What a process leaves that was killed while it made a run."""
 
 MAX_WORKERS = 4096

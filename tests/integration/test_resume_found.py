@@ -1,0 +1,140 @@
+"""What the fault campaign has found, each by itself."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from adaptive_searchers import Halving, Population, decisions_of
+from resumable import build, hashes, search
+
+import cerebro
+from cerebro import _core
+from cerebro.executors.inline import InlineExecutor
+from cerebro.store import Store
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    x = np.random.default_rng(0).normal(size=(230, 3))
+    folder = tmp_path_factory.mktemp("data") / "set"
+    cerebro.shard({"x": x, "y": x.sum(1)}, folder, shards=4, progress=False)
+    return folder
+
+
+WRITE_AND_DIE = """
+import os, sqlite3, sys
+store = sqlite3.connect(sys.argv[1])
+store.execute("UPDATE meta SET value = '1' WHERE key = 'ended'")
+store.commit()
+os._exit(0)
+"""
+
+
+class Interrupt:
+    """Ctrl-C after so many units."""
+
+    def __init__(self, at):
+        self.left = at
+
+    def on_unit_end(self, trial, metrics):
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+def test_a_run_whose_making_was_cut_off_is_made_again(data, tmp_path):
+    """Killed within SQLite's first transaction: its journal is left too."""
+    run = tmp_path / "run"
+    for name in ("states", "trials", "control"):
+        (run / name).mkdir(parents=True)
+    (run / "owner.lock").write_text("")
+    (run / "run.sqlite.new").write_bytes(b"half of a store")
+    (run / "run.sqlite.new-journal").write_bytes(b"half of a journal")
+    result = search(run, data, if_exists="resume", n_trials=1, epochs=1)
+    assert result.status == "finished"
+    assert not list(run.glob("run.sqlite.new*"))
+
+
+def test_a_run_that_was_cut_off_at_its_end_is_tidied(data, tmp_path):
+    """Killed after the last row and before the log and the last files were gone."""
+    run, slots = tmp_path / "run", tmp_path / "slots"
+    result = search(run, data, n_trials=2, epochs=2, keep="last", state_dir=slots)
+    before = sorted(path.name for path in (run / "states").iterdir())
+    (run / "states" / "0-epoch-0.safetensors").write_bytes(b"not deleted in time")
+    (slots / "1.a").write_bytes(b"nor this")
+    code = f"import os, sqlite3; c = sqlite3.connect({str(run / 'run.sqlite')!r})\n"
+    code += (
+        "c.execute(\"UPDATE meta SET value = '1' WHERE key = 'ended'\"); c.commit(); os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert (run / "run.sqlite-wal").exists()
+    again = cerebro.resume(run, build, progress=False)
+    assert again.status == "finished" and hashes(again) == hashes(result)
+    assert sorted(path.name for path in (run / "states").iterdir()) == before
+    assert not list(run.glob("run.sqlite-*")) and not (slots / "1.a").exists()
+
+
+def test_the_name_of_a_run_outlives_a_loss_of_power(data, tmp_path, monkeypatch):
+    synced = []
+
+    def sync(folder):
+        present = sorted(entry.name for entry in tmp_path.rglob("*") if entry.is_dir())
+        synced.append((folder, present))
+        fsync(folder)
+
+    fsync = _core.fsync_directory
+    monkeypatch.setattr(_core, "fsync_directory", sync)
+    search(tmp_path / "a" / "b", data, n_trials=1, epochs=1)
+    assert (str(tmp_path), ["a"]) in synced
+    assert (str(tmp_path / "a"), ["a", "b"]) in synced
+    # Also if the folder was made by a process that was killed before it could do so.
+    synced.clear()
+    shutil.rmtree(tmp_path / "a" / "b")
+    (tmp_path / "a" / "b").mkdir()
+    search(tmp_path / "a" / "b", data, n_trials=1, epochs=1)
+    assert (str(tmp_path / "a"), ["a", "b"]) in synced
+
+
+def test_a_trial_is_in_the_store_before_its_first_unit(data, tmp_path, monkeypatch):
+    """Also one that is suggested later: its slots would be nobody's."""
+    known, unwritten = set(), set()
+
+    def add_trial(store, number, *rest):
+        unwritten.add(number)
+        real_add(store, number, *rest)
+
+    def flush(store):
+        real_flush(store)
+        known.update(unwritten)
+
+    def submit(executor, worker, task):
+        assert getattr(task, "trial", None) in {None, *known}
+        real_submit(executor, worker, task)
+
+    real_add, real_flush, real_submit = Store.add_trial, Store.flush, InlineExecutor.submit
+    monkeypatch.setattr(Store, "add_trial", add_trial)
+    monkeypatch.setattr(Store, "flush", flush)
+    monkeypatch.setattr(InlineExecutor, "submit", submit)
+    result = search(tmp_path / "run", data, searcher=Population(), epochs=4)
+    assert len(result.trials) > 4  # there were clones
+    assert known == set(range(len(result.trials)))
+
+
+@pytest.mark.parametrize("kind", [Halving, Population])
+@pytest.mark.parametrize("at", [1, 7, 18, 24, 31, 40])
+def test_a_searcher_that_listens_is_not_told_twice(data, tmp_path, kind, at):
+    """A resumed trial knows what was reported of it, and whether it is paused."""
+    whole = search(tmp_path / "whole", data, searcher=kind(), epochs=4)
+    with pytest.raises(KeyboardInterrupt):
+        search(
+            tmp_path / "run", data, searcher=kind(), epochs=4, callbacks=[Interrupt(at)], workers=1
+        )
+    result = cerebro.resume(tmp_path / "run", build, workers=0, progress=False)
+    assert result.status == "finished"
+    assert decisions_of(result) == decisions_of(whole)
+    assert hashes(result) == hashes(whole)
+    assert [trial.status for trial in result.trials] == [trial.status for trial in whole.trials]
