@@ -88,7 +88,7 @@ class Coordinator:
         self._wait = waker(executor)
         self._remote = Remote(settings.folder / control.FOLDER, self._note_command)
         if restored is not None:
-            self._trials.restore(restored.trials)
+            self._trials.restore(restored.trials, restored.answers)
 
     # --- the loop --------------------------------------------------------
 

@@ -18,7 +18,7 @@ from cerebro.live_trial import LiveTrial
 from cerebro.meter import Meter
 from cerebro.searchers.base import Suggestion
 from cerebro.settings import Settings
-from cerebro.store import Store, decode, encode
+from cerebro.store import Answers, Store, decode, encode
 from cerebro.trial import ENDED, EpochRecord, Status, TrialRecord
 from cerebro.unit import RunContext
 
@@ -97,10 +97,19 @@ class LiveTrials:
             trial.started = True
             self._hooks.tell_of(trial.record, "on_trial_start")
 
-    def restore(self, trials: Sequence[LiveTrial]) -> None:
-        """Take in the trials of an earlier process; those that have not ended train on."""
+    def restore(self, trials: Sequence[LiveTrial], answers: Mapping[int, Answers]) -> None:
+        """Take in the trials of an earlier process; those that have not ended train on.
+
+        Parameters
+        ----------
+        answers
+            What the searcher has said of each, if it listens.
+        """
         for trial in trials:
-            self.by_number[trial.record.number] = trial
+            number = trial.record.number
+            self.by_number[number] = trial
+            answer = answers.get(number, Answers(reported=trial.record.first_epoch - 1))
+            trial.reported, trial.asleep = answer.reported, answer.asleep
         for trial in trials:
             record = trial.record
             self._plan_units(trial, trial.position - trial.first_position)
@@ -114,7 +123,10 @@ class LiveTrials:
             epoch, step = divmod(trial.position, self._context.units_per_epoch)
             goal = max(record.done if trial.asleep else self._goal(trial), epoch + (step > 0))
             self._schedule.add_trial(record.number, epochs=goal, epoch=epoch, step=step)
-            if not trial.asleep:
+            if trial.asleep:
+                self._hold_or_release(trial)
+                self.set_status(trial, "paused")
+            else:
                 self._plan(trial, record.target_epochs)
 
     # --- epochs ----------------------------------------------------------
@@ -135,9 +147,8 @@ class LiveTrials:
 
     def pause(self, trial: LiveTrial) -> None:
         """The searcher lets the trial wait; its slots stay, and a live model may."""
-        record = trial.record
-        self._schedule.extend_trial(record.number, record.done)
-        self._plan(trial, record.done)
+        self._hold_or_release(trial)
+        self._plan(trial, trial.record.done)
         self.set_status(trial, "paused")
 
     def resume(self, trial: LiveTrial, epochs: int) -> None:
@@ -146,6 +157,7 @@ class LiveTrials:
         record.target_epochs = epochs
         self._store.set_epochs(record.number, epochs)
         self._schedule.extend_trial(record.number, self._goal(trial))
+        self._hold_or_release(trial)
         self._plan(trial, epochs)
         if not trial.held:
             self.set_status(trial, "waiting")
@@ -155,14 +167,21 @@ class LiveTrials:
     def hold(self, trial: LiveTrial) -> None:
         """Give the trial no further unit until it is released."""
         trial.held = True
-        self._schedule.hold_trial(trial.record.number)
+        self._hold_or_release(trial)
 
     def release(self, trial: LiveTrial) -> None:
         """Let a trial go on that was held."""
         trial.held = False
-        self._schedule.release_trial(trial.record.number)
+        self._hold_or_release(trial)
         if trial.record.status == "paused" and not trial.asleep:
             self.set_status(trial, "waiting")
+
+    def _hold_or_release(self, trial: LiveTrial) -> None:
+        """Tell the scheduler whether the trial rests, for the user or for the searcher."""
+        if trial.held or trial.asleep:
+            self._schedule.hold_trial(trial.record.number)
+        else:
+            self._schedule.release_trial(trial.record.number)
 
     def open(self, number: int, what: str) -> LiveTrial:
         """Return a trial that has not ended.

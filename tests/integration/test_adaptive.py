@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -106,6 +111,10 @@ def everything(result):
     return trials, decisions_of(result), result.best.number, result.saved.meta["searcher"]
 
 
+def units_of(result):
+    return {(unit["trial"], unit["epoch"], unit["step"]) for unit in result.units()}
+
+
 def history(trial):
     return [(e["epoch"], e["metrics"], e["state_hash"]) for e in trial.history]
 
@@ -170,6 +179,95 @@ def test_width_trials_are_live_at_a_time(data, tmp_path):
 
     run(data, tmp_path / "run", Population(), width=3, workers=2, callbacks=[Watch()])
     assert running == []
+
+
+# --- interrupted and resumed ----------------------------------------------------
+
+
+class Interrupted:
+    """Ctrl-C after so many units."""
+
+    def __init__(self, units):
+        self.units = units
+
+    def on_unit_end(self, trial, metrics):
+        self.units -= 1
+        if self.units == 0:
+            raise KeyboardInterrupt
+
+
+def go_on(data, folder, make, build, undisturbed, **settings):
+    """Interrupt what goes on once more, then let it end; compare with the undisturbed run."""
+    settings = {**settings, "if_exists": "resume"}
+    with contextlib.suppress(KeyboardInterrupt):
+        run(data, folder, make(), build, callbacks=[Interrupted(7)], **settings)
+    result = run(data, folder, make(), build, **settings)
+    assert repr(everything(result)) == repr(everything(undisturbed))
+    # Nothing else was trained; a unit in flight may have been committed without its row.
+    assert units_of(result) <= units_of(undisturbed)
+
+
+@pytest.mark.parametrize(("before", "after", "every"), [(0, 0, 9), (2, 1, 40)])
+@pytest.mark.parametrize("make", [Halving, Population])
+@pytest.mark.parametrize("build", [build_uneven, build_some_bad])
+def test_an_interrupted_search_goes_on_as_if_nothing_had_been(
+    data, tmp_path, make, build, before, after, every
+):
+    undisturbed = run(data, tmp_path / "undisturbed", make(), build, width=4)
+    for units in range(1, len(undisturbed.units()), every):
+        folder = tmp_path / f"run-{units}"
+        with pytest.raises(KeyboardInterrupt):
+            callbacks = [Interrupted(units)]
+            run(data, folder, make(), build, width=4, workers=before, callbacks=callbacks)
+        go_on(data, folder, make, build, undisturbed, width=4, workers=after)
+
+
+def test_an_interrupted_search_remembers_what_was_stopped_early(data, tmp_path):
+    def make():
+        return Halving((2, 4, 8))
+
+    settings = {"stop": cerebro.EarlyStopping("val_loss", patience=1), "epochs": 8, "width": 3}
+    undisturbed = run(data, tmp_path / "undisturbed", make(), **settings)
+    for units in range(20, len(undisturbed.units()), 11):
+        folder = tmp_path / f"run-{units}"
+        with pytest.raises(KeyboardInterrupt):
+            run(data, folder, make(), callbacks=[Interrupted(units)], **settings)
+        go_on(data, folder, make, build, undisturbed, **settings)
+
+
+SCRIPT = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+import cerebro, test_adaptive
+from adaptive_searchers import Halving, Population
+
+class Killed:
+    units = int(sys.argv[5])
+
+    def on_unit_end(self, trial, metrics):
+        self.units -= 1
+        if self.units == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+data = cerebro.Dataset(sys.argv[2])
+searcher = {"Halving": Halving, "Population": Population}[sys.argv[4]]()
+build = test_adaptive.build_uneven
+test_adaptive.run(data, sys.argv[3], searcher, build, width=4, workers=2, callbacks=[Killed()])
+"""
+
+
+@pytest.mark.parametrize("units", [11, 50])
+@pytest.mark.parametrize("make", [Halving, Population])
+def test_a_killed_search_goes_on_as_if_nothing_had_been(data, tmp_path, make, units):
+    undisturbed = run(data, tmp_path / "undisturbed", make(), build_uneven, width=4)
+    folder = tmp_path / "run"
+    here = str(Path(__file__).parent)
+    arguments = [here, str(data.path), str(folder), make.__name__, str(units)]
+    killed = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *arguments], timeout=120, check=False, capture_output=True
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    go_on(data, folder, make, build_uneven, undisturbed, width=4)
 
 
 # --- clones -------------------------------------------------------------------
