@@ -30,14 +30,13 @@ from cerebro.settings import Settings, whole_number
 from cerebro.space import Space
 from cerebro.store import (
     FILE,
-    Answers,
     Store,
     read_answers,
     read_clock,
     read_unit_seconds,
     reader,
 )
-from cerebro.trial import ENDED, EpochRecord, TrialRecord
+from cerebro.trial import EpochRecord, TrialRecord
 from cerebro.unit import RunContext
 
 
@@ -326,19 +325,8 @@ def restore(
                 trial = _rest(record, store, restorer)
                 if settings.epochs != before:
                     _remember_epochs(record, store, before)
-            _remember_answers(trial, store, restored.answers.get(record.number))
             restored.trials.append(trial)
     return restored
-
-
-def _remember_answers(trial: LiveTrial, store: Store, answers: Answers | None) -> None:
-    """Tell a trial what its searcher has heard of it, and whether it was paused for it."""
-    record = trial.record
-    trial.reported = record.first_epoch - 1 if answers is None else answers.reported
-    if answers is not None and answers.asleep and record.status not in ENDED:
-        trial.asleep = True
-        record.status = "paused"
-        store.set_status(record.number, "paused")
 
 
 def _reopen(
