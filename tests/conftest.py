@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,9 @@ _PARENT = str(Path(cerebro.__file__).parent.parent)
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [_PARENT, *filter(None, [os.environ.get("PYTHONPATH", "")])]
 )
+# A shell's background jobs ignore Ctrl-C, and so would every process started from here.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
