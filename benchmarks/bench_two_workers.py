@@ -3,6 +3,9 @@
 Two processes, one compute thread each, train the same small CNN on rows of
 12,288 bytes: from Cerebro's loader (inline, as in workers) and from batches that
 were made beforehand. Both do the same at the same time, in alternating rounds.
+
+The network takes floats. The step casts what it is given; the loader's rows come as
+they lie in the shard, or as floats (`Cast`), which leaves nothing to cast.
 Bar: 0.97 of the steps per second on batches made beforehand.
 """
 
@@ -28,12 +31,17 @@ def child(number: int, folder: str, rounds: int, barrier: Any, answers: Any) -> 
     import torch
 
     import cerebro
+    from cerebro import _core
     from cerebro.data.batches import make_loader
 
     torch.set_num_threads(1)
     torch.manual_seed(number)
     data = cerebro.Dataset(folder)
-    loader = make_loader(data, BATCH, seed=number, framework="torch", threads=0)
+    floats = data.with_transforms({"x": [cerebro.transforms.Cast("float32")]})
+    loaders = {
+        kind: make_loader(view, BATCH, seed=number, framework="torch", threads=0)
+        for kind, view in (("bytes", data), ("floats", floats))
+    }
     net = torch.nn.Sequential(
         torch.nn.Conv2d(3, 8, 5, stride=4),
         torch.nn.ReLU(),
@@ -48,17 +56,21 @@ def child(number: int, folder: str, rounds: int, barrier: Any, answers: Any) -> 
         torch.nn.functional.cross_entropy(net(x), batch["y"]).backward()
         optimizer.step()
 
-    loader.begin([0], 0)
+    loaders["bytes"].begin([0], 0)
     # As many different batches as stay out of the caches, as fresh ones do.
-    ready = [{name: t.clone() for name, t in batch.items()} for batch in loader]
-    speeds: dict[str, list[float]] = {"ready": [], "loader": []}
+    ready = [{name: t.clone() for name, t in batch.items()} for batch in loaders["bytes"]]
+    speeds: dict[str, list[float]] = {"ready": [], "bytes": [], "floats": []}
     for i in range(rounds + 1):
-        for kind in ("ready", "loader"):
-            loader.begin([0], i)
+        for kind in speeds:
+            if kind in loaders:
+                loaders[kind].begin([0], i)
             barrier.wait()
             start = time.perf_counter()
-            for batch in ready if kind == "ready" else loader:
-                train(batch)
+            if kind in loaders:
+                _core.run_unit(loaders[kind], train)  # as workers do
+            else:
+                for batch in ready:
+                    train(batch)
             if i > 0:
                 speeds[kind].append(len(ready) / (time.perf_counter() - start))
     answers.put(speeds)
@@ -90,19 +102,23 @@ def main() -> None:
         speeds = [answers.get() for _ in children]
         for process in children:
             process.join()
-    ratios = [a / b for s in speeds for a, b in zip(s["loader"], s["ready"], strict=True)]
     bench = Bench("bench_two_workers", arguments.json)
     ready = statistics.median(v for s in speeds for v in s["ready"])
-    fed = statistics.median(v for s in speeds for v in s["loader"])
     bench.add("batches made beforehand, 12,288-byte rows", ready, "steps/s")
-    bench.add(
-        "Cerebro's loader inside",
-        fed,
-        "steps/s",
-        reference="beforehand",
-        ratio=statistics.median(ratios),
-        bar=">= 0.97",
-    )
+    for kind, what, bar in (
+        ("floats", "Cerebro's loader inside, which makes floats", ">= 0.97"),
+        ("bytes", "Cerebro's loader inside, which gives bytes", ""),
+    ):
+        bench.add(
+            what,
+            statistics.median(v for s in speeds for v in s[kind]),
+            "steps/s",
+            reference="beforehand",
+            ratio=statistics.median(
+                a / b for s in speeds for a, b in zip(s[kind], s["ready"], strict=True)
+            ),
+            bar=bar,
+        )
     bench.report()
 
 

@@ -31,6 +31,7 @@ from cerebro.space import Space
 from cerebro.store import (
     FILE,
     Store,
+    check_whole,
     read_answers,
     read_clock,
     read_unit_seconds,
@@ -115,6 +116,7 @@ def resume(
     path = run.path if isinstance(run, Result) else Path(run)
     saved = SavedRun(path, build=build)
     with Owner.take(saved.folder) as owner:
+        check_whole(saved.folder)
         saved.refresh()
         wish = Wish(
             whole_number("epochs", epochs, 1, optional=True),
@@ -154,6 +156,7 @@ def resume_search(settings: Settings, searcher: Searcher) -> Result:
     """
     saved = SavedRun(settings.folder, build=settings.build)
     with Owner.take(saved.folder) as owner:
+        check_whole(saved.folder)
         saved.refresh()
         refuse_changes(saved, settings)
         before = saved.settings

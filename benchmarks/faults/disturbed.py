@@ -11,7 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -258,10 +258,19 @@ class Disturbed:
         began = time.monotonic()
         limit = EXIT_SECONDS if running.highest else IMPORT_SECONDS
         left = processes.wait_gone(processes.marked(self.mark), limit)
+        # Nobody could see to what a worker had started if it was killed, and its coordinator
+        # before it heard of that.
+        unheard = {death.pid for death in running.deaths if death.seconds is None}
+        left = [pid for pid in left if processes.session_of(pid) not in unheard - {pid}]
         if left:
             self.report.blame(f"orphans: {len(left)} processes outlive their coordinator")
-            processes.kill_all(self.mark)
-        elif running.highest and running.end and "coordinator killed" in running.end.kind:
+        processes.kill_all(self.mark)
+        if (
+            not left
+            and running.highest
+            and running.end
+            and "coordinator killed" in running.end.kind
+        ):
             self.report.exits.append(time.monotonic() - began)
 
     def _mend(self) -> None:
@@ -311,7 +320,7 @@ class Disturbed:
             trial, epoch = rng.randrange(self.plan.problem.trials), rng.randrange(3)
             name = unpublished(epoch_state_file(trial, epoch), rng.randbytes(16).hex())
             file = file.with_name(name)
-        elif fault.kind == "torn epoch state":
+        elif fault.kind == "torn epoch state" and self._is_named(file):
             self._torn.setdefault(file, {file: before})
         elif fault.kind == "torn store":
             parts = sorted(self.run.glob("run.sqlite*"))
@@ -319,25 +328,39 @@ class Disturbed:
         elif fault.kind == "torn log of the store":
             self._progress.go_back({})
         else:
+            # A state whose row was lost with its coordinator may be the only one of its trial.
             self._progress.go_back(self._durable_epochs(), [int(file.stem.split("-")[0])])
-        file.write_bytes(torn(before, rng))
+        after = torn(before, rng)
+        while fault.kind == "torn store" and is_whole(after, self._folder):
+            after = torn(before, rng)  # one bit of a number is nothing that SQLite could see
+        file.write_bytes(after)
         self.report.tell(f"  {file.name} is torn")
+
+    def _is_named(self, file: Path) -> bool:
+        """Whether a row names a state."""
+        found = self._read_copy()
+        return found is not None and file.name in {row.file for row in found.epochs.values()}
 
     def _durable_epochs(self) -> dict[int, int]:
         """Where trials may go back to after damage: the last epoch of which a state is kept."""
+        units = self.plan.problem.units_per_epoch
+        found = self._read_copy()
+        return {
+            trial: (epoch + 1) * units
+            for (trial, epoch), row in sorted(found.epochs.items() if found is not None else ())
+            if row.file is not None and self.run / "states" / row.file not in self._torn
+        }
+
+    def _read_copy(self) -> Outcome | None:
+        """Read the store without touching it; None if it is damaged already."""
         copy = self._folder / "copy"
         copy.mkdir()
-        units = self.plan.problem.units_per_epoch
         try:
-            for part in self.run.glob("run.sqlite*"):  # it may be damaged already
+            for part in self.run.glob("run.sqlite*"):
                 shutil.copy(part, copy)
-            return {
-                trial: (epoch + 1) * units
-                for (trial, epoch), row in sorted(oracle.read_outcome(copy).epochs.items())
-                if row.file is not None and self.run / "states" / row.file not in self._torn
-            }
+            return oracle.read_outcome(copy)
         except sqlite3.Error:
-            return {}
+            return None
         finally:
             shutil.rmtree(copy)
 
@@ -416,6 +439,21 @@ class Disturbed:
                 part.unlink()
         for part, data in before.items():
             part.write_bytes(data)
+
+
+def is_whole(store: bytes, folder: Path) -> bool:
+    """Whether SQLite finds nothing wrong with a store; without its log, which has its own sums."""
+    file = folder / "looked-at.sqlite"
+    file.write_bytes(store)
+    try:
+        with closing(sqlite3.connect(file)) as connection:
+            found = connection.execute("PRAGMA integrity_check(1)").fetchone()
+            return bool(found == ("ok",) and connection.execute("SELECT 1 FROM meta").fetchone())
+    except sqlite3.Error:
+        return False
+    finally:
+        for part in folder.glob("looked-at.sqlite*"):
+            part.unlink()
 
 
 def torn(data: bytes, rng: random.Random) -> bytes:

@@ -44,6 +44,14 @@ def is_worker(pid: int) -> bool:
         return False
 
 
+def session_of(pid: int) -> int:
+    """The session that a process belongs to; 0 if it is gone."""
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return 0
+
+
 def send(pid: int, number: int) -> bool:
     """Send a signal; False if the process is gone."""
     try:

@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -160,6 +160,7 @@ class Running:
         """Of the run, as the coordinator gave it at its end."""
         self.hung = False
         self._deaf = False
+        self._untold: deque[str] = deque()
         self._arm()
 
     def watch(self) -> int:
@@ -172,8 +173,7 @@ class Running:
                     self._give_up()
                 due = self._timed[0].moment.offset if self._timed else LEG_SECONDS
                 wait = min(left, due - (time.monotonic() - self._began))
-                for line in self._place.lines(wait, child):
-                    self.hear(line)
+                self._listen(wait, child)
                 if self._timed and time.monotonic() - self._began >= due:
                     self._strike(self._timed.pop(0), None)
         finally:
@@ -195,6 +195,12 @@ class Running:
         processes.kill_all(self._place.mark)
 
     # --- hearing -----------------------------------------------------------
+
+    def _listen(self, timeout: float, child: int | None = None) -> None:
+        """Hear what is told; a strike that listens too goes on with what was told before it."""
+        self._untold.extend(self._place.lines(timeout, child))
+        while self._untold:
+            self.hear(self._untold.popleft())
 
     def hear(self, line: str) -> None:
         """Take in a line that a process has told."""
@@ -393,8 +399,7 @@ class Running:
         self._deaf = False
         self._place.deafen.touch()
         while not self._deaf and self._process.poll() is None:
-            for line in self._place.lines(0.1):
-                self.hear(line)
+            self._listen(0.1)
         self._place.deafen.unlink(missing_ok=True)
 
     def _fill_disk(self, rng: random.Random) -> None:

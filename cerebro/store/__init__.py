@@ -22,7 +22,14 @@ from cerebro.store.checking import check_meta, check_rows
 from cerebro.store.encoding import decode, encode
 from cerebro.store.going_on import Answers, read_answers, read_clock, read_unit_seconds
 from cerebro.store.location import FILE, default_run_path
-from cerebro.store.reading import StoredRun, read_meta, read_run, read_trials, reader
+from cerebro.store.reading import (
+    StoredRun,
+    check_whole,
+    read_meta,
+    read_run,
+    read_trials,
+    reader,
+)
 from cerebro.store.schema import SCHEMA_VERSION
 from cerebro.store.writing import Store
 
@@ -34,6 +41,7 @@ __all__ = [
     "StoredRun",
     "check_meta",
     "check_rows",
+    "check_whole",
     "decode",
     "default_run_path",
     "encode",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from cerebro.errors import CerebroError, CorruptDataError, InputError, text_of
+from cerebro.errors import CerebroError, CorruptDataError, InputError, one_line, text_of
 from cerebro.store.checking import check_config, check_rows, check_state_file, check_tables, defend
 from cerebro.store.encoding import decode
 from cerebro.store.going_on import read_extensions
@@ -102,6 +102,27 @@ def read_run(folder: Path) -> StoredRun:
     with reader(folder) as connection:
         (units,) = connection.execute("SELECT count(*) FROM units").fetchone()
         return StoredRun(read_meta(connection), read_trials(connection), units)
+
+
+def check_whole(folder: Path) -> None:
+    """See that all of a store is in order, also what reading it does not touch.
+
+    Whoever goes on with a damaged store would write into it what nobody can read.
+
+    Raises
+    ------
+    InputError
+        If the folder holds no run.
+    CorruptDataError
+        If SQLite finds damage.
+    """
+    with reader(folder) as connection:
+        (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    if found != "ok":
+        raise CorruptDataError(
+            f"{folder / FILE} is damaged ({one_line(found, 200)}): put back a copy of it, or take "
+            "out what can be read (sqlite3 run.sqlite .recover)"
+        )
 
 
 def read_meta(connection: sqlite3.Connection) -> dict[str, Any]:

@@ -94,6 +94,21 @@ collect(cer_batch_ring *ring)
                                     memory_order_acquire);
 }
 
+/* Puts what came back before the spare ones: the newest is the likeliest to be
+ * in a cache still. */
+static void
+gather_spare(cer_batch_ring *ring)
+{
+    cer_batch *newest = collect(ring), *oldest = newest;
+
+    if (newest == NULL)
+        return;
+    while (oldest->next != NULL)
+        oldest = oldest->next;
+    oldest->next = ring->spare;
+    ring->spare = newest;
+}
+
 static void
 leave(cer_batch_ring *ring)
 {
@@ -128,8 +143,7 @@ cer_batch_ring_take(cer_batch_ring *ring)
 {
     cer_batch *batch;
 
-    if (ring->spare == NULL)
-        ring->spare = collect(ring);
+    gather_spare(ring);
     batch = ring->spare;
     if (batch != NULL)
         ring->spare = batch->next;
@@ -187,10 +201,8 @@ cer_batch_ring_trim(cer_batch_ring *ring, size_t keep)
 {
     cer_batch **at = &ring->spare;
 
-    while (*at != NULL)
-        at = &(*at)->next;
-    *at = collect(ring);
-    for (at = &ring->spare; *at != NULL && keep > 0; keep--)
+    gather_spare(ring);
+    for (; *at != NULL && keep > 0; keep--)
         at = &(*at)->next;
     free_list(*at);
     *at = NULL;

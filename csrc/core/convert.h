@@ -16,4 +16,9 @@ bool cer_dtype_is_float(cer_dtype dtype); /* bfloat16 and float16 included */
 void cer_convert(cer_dtype to, void *dst, cer_dtype from, const void *src,
                  size_t n);
 
+/* uint8 to float32, the way of pictures into a network; `next` is what will be
+ * converted after this, and is on its way into the cache meanwhile. */
+void cer_convert_pixels(float *restrict dst, const uint8_t *restrict src,
+                        const uint8_t *next, size_t n);
+
 #endif

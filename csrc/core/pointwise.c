@@ -342,6 +342,13 @@ cer_pointwise_lookup(size_t bytes, void *dst, ptrdiff_t dst_step,
         lookup_uint8_t(dst, dst_step, src, src_step, n, table);
 }
 
+bool
+cer_pointwise_makes_floats(const cer_pointwise *chain)
+{
+    return chain->n_steps == 1 && chain->steps[0].kind == STEP_CAST &&
+           chain->from == CER_U8 && chain->steps[0].dtype == CER_F32;
+}
+
 void
 cer_pointwise_run(const cer_pointwise *chain, void *dst, const void *src,
                   size_t n)
@@ -349,7 +356,7 @@ cer_pointwise_run(const cer_pointwise *chain, void *dst, const void *src,
     size_t bytes = cer_dtype_size(cer_pointwise_dtype(chain));
     size_t tables = chain->tables;
 
-    if (chain->table == NULL) {
+    if (chain->table == NULL || cer_pointwise_makes_floats(chain)) {
         run_steps(chain, 0, 0, dst, src, n);
         return;
     }

@@ -44,6 +44,10 @@ size_t cer_pointwise_steps(const cer_pointwise *chain);    /* so far */
 void cer_pointwise_run(const cer_pointwise *chain, void *dst, const void *src,
                        size_t n);
 
+/* Whether the chain does nothing but to make float32 of uint8: rows of that
+ * kind are converted by cer_convert_pixels. */
+bool cer_pointwise_makes_floats(const cer_pointwise *chain);
+
 /* After finish: what `value`, appearing after the first `step` steps, becomes:
  * one result per channel. `value` must be one that the type there has. */
 void cer_pointwise_constant(const cer_pointwise *chain, size_t step,

@@ -1,4 +1,5 @@
 #include "transform.h"
+#include "convert.h"
 
 #include <string.h>
 
@@ -564,6 +565,21 @@ cer_transform_scratch_bytes(const cer_transform *t)
     return t->values == NULL ? 0 : BLOCK_BYTES;
 }
 
+/* Pictures as floats. Rows lie anywhere: while one is converted, the next one
+ * is fetched, line by line, which the hardware cannot foresee. */
+static void
+transform_pixels(const cer_transform *t, uint8_t *dst, const uint8_t *src,
+                 const uint32_t *rows, size_t n)
+{
+    for (size_t i = 0; i < n; i++, dst += t->out.bytes) {
+        size_t next = rows[i + 1 < n ? i + 1 : i];
+
+        cer_convert_pixels((float *)(void *)dst,
+                           src + (size_t)rows[i] * t->in_bytes,
+                           src + next * t->in_bytes, t->n_values);
+    }
+}
+
 /* Short rows are gathered first, so that the chain runs over many at once. */
 static void
 transform_values(const cer_transform *t, uint8_t *dst, const uint8_t *src,
@@ -571,6 +587,10 @@ transform_values(const cer_transform *t, uint8_t *dst, const uint8_t *src,
 {
     size_t block = rows_per_block(t);
 
+    if (block == 1 && cer_pointwise_makes_floats(t->values)) {
+        transform_pixels(t, dst, src, rows, n);
+        return;
+    }
     for (size_t i = 0; i < n; i += block, dst += block * t->out.bytes) {
         size_t m = n - i < block ? n - i : block;
         const void *values = src + (size_t)rows[i] * t->in_bytes;

@@ -104,6 +104,24 @@ memory_grows_for_more(void)
 }
 
 static void
+the_newest_buffer_is_used_first(void)
+{
+    cer_batch_ring *ring = new_ring();
+    cer_batch *a = take(ring, 10), *b = take(ring, 10), *c = take(ring, 10);
+
+    cer_owner_release(&a->owner);
+    cer_owner_release(&b->owner);
+    CHECK(take(ring, 10) == b);
+    cer_owner_release(&c->owner); /* a is spare since the take */
+    CHECK(take(ring, 10) == c);
+    CHECK(take(ring, 10) == a);
+    cer_owner_release(&a->owner);
+    cer_owner_release(&b->owner);
+    cer_owner_release(&c->owner);
+    cer_batch_ring_close(ring);
+}
+
+static void
 kept_batches_make_the_ring_grow_and_trim_shrinks_it(void)
 {
     cer_batch_ring *ring = new_ring();
@@ -215,6 +233,7 @@ any_thread_gives_back(void)
 }
 
 CHECK_MAIN(tensors_are_aligned_and_apart, no_values_have_no_address,
-           buffers_are_used_again, memory_grows_for_more,
+           buffers_are_used_again, the_newest_buffer_is_used_first,
+           memory_grows_for_more,
            kept_batches_make_the_ring_grow_and_trim_shrinks_it,
            batches_outlive_the_ring, any_thread_gives_back)

@@ -135,6 +135,30 @@ all_pairs_keep_small_numbers(void)
     }
 }
 
+/* Whole lines and what is left after them, beside the general way. */
+static void
+pixels_become_the_same_floats(void)
+{
+    enum { N = 200 };
+    uint8_t src[N];
+    float fast[N + 1], slow[N];
+
+    for (int i = 0; i < N; i++)
+        src[i] = (uint8_t)(i * 37);
+    for (size_t n = 0; n <= N; n += n < 130 ? 1 : 35) {
+        for (size_t i = 0; i < n; i++) {
+            int64_t wide = src[i];
+
+            cer_convert(CER_F32, &slow[i], CER_I64, &wide, 1);
+        }
+        fast[n] = -1;
+        cer_convert_pixels(fast, src, src, n);
+        CHECK(memcmp(fast, slow, n * sizeof *fast) == 0);
+        CHECK(fast[n] == -1);
+    }
+}
+
 CHECK_MAIN(float16_has_ieee_values, half_floats_round_trip,
            bfloat16_rounds_to_even, floats_become_the_nearest_integer_in_range,
-           integers_wrap_and_widen, all_pairs_keep_small_numbers)
+           integers_wrap_and_widen, all_pairs_keep_small_numbers,
+           pixels_become_the_same_floats)

@@ -16,7 +16,7 @@ if not sys.platform.startswith("linux"):
     pytest.skip("the fault campaign needs Linux", allow_module_level=True)
 
 from benchmarks.faults import power, processes
-from benchmarks.faults.plan import ALL, PAUSES, WORKER_FAULTS, Leg, draw
+from benchmarks.faults.plan import ALL, PAUSES, WORKER_FAULTS, Fault, Leg, Moment, draw
 from benchmarks.faults.running import Death, Progress, Report, Running
 from benchmarks.faults.sabotage import CAUGHT_AS
 from benchmarks.faults.shim import CLASSES, CannotCompile, Shim, compile_shim
@@ -301,6 +301,27 @@ def test_positions_are_judged(lines: list[str], killed: int | None, found: list[
         for line in lines:
             running.hear(line + " 1000" if line.startswith("start") else line)
         assert [text.split(":")[0] for text in running._report.problems] == found
+
+
+class InTwoBreaths(Nowhere):
+    """What is told while a strike listens comes after what was told before it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.deafen = folder / "deafen"
+        self.breaths = [["start 1 0 0 1", "start 1 0 1 2"], ["start 1 0 2 3", "deaf 1"]]
+
+    def lines(self, timeout: float, child: int | None = None) -> list[str]:
+        return self.breaths.pop(0) if self.breaths else []
+
+
+def test_lines_are_heard_in_their_order(tmp_path: Path) -> None:
+    fault = Fault("coordinator killed, worker deaf", Moment("unit", 1), 0)
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        place, leg = InTwoBreaths(tmp_path), Leg("resume", 1, (fault,))
+        running = Running(place, leg, process, Progress(), Report(0))
+        assert running.watch() == -signal.SIGKILL
+    assert running.highest == {0: 2}
+    assert running._report.problems == []
 
 
 def campaign(*arguments: str) -> subprocess.CompletedProcess[str]:

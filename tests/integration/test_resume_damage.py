@@ -202,6 +202,28 @@ def test_a_damaged_kept_state_is_refused_by_name_and_can_be_trained_again(data, 
     go_on(folder, whole)
 
 
+def test_damage_that_reading_the_store_does_not_touch_is_refused(data, whole, tmp_path):
+    """An index is written to and seldom read: the run would go on and spoil it further."""
+    folder = tmp_path / "run"
+    stop(folder, data, at=33)
+    store = folder / "run.sqlite"
+    before = store.read_bytes()
+    with sqlite3.connect(store) as connection:
+        (page,) = connection.execute("PRAGMA page_size").fetchone()
+        (root,) = connection.execute(
+            "SELECT rootpage FROM sqlite_master WHERE name = 'sqlite_autoindex_metrics_1'"
+        ).fetchone()
+    connection.close()
+    change(store, at=root * page - 1, bits=0xFF)
+    assert [trial.epoch for trial in cerebro.open(folder).trials]  # can be read
+    with pytest.raises(CorruptDataError, match=r"run\.sqlite is damaged .*put back a copy"):
+        cerebro.resume(folder, progress=False)
+    with pytest.raises(CorruptDataError, match=r"run\.sqlite is damaged .*put back a copy"):
+        search(folder, data, if_exists="resume")
+    store.write_bytes(before)
+    go_on(folder, whole, at=33)
+
+
 def test_an_epoch_that_is_trained_again_and_differs_is_told(data, whole, tmp_path):
     folder = tmp_path / "run"
     trials = stop(folder, data, at=33)
