@@ -261,9 +261,9 @@ class Disturbed:
         # Nobody could see to what a worker had started if it was killed, and its coordinator
         # before it heard of that.
         unheard = {death.pid for death in running.deaths if death.seconds is None}
-        left = [pid for pid in left if processes.session_of(pid) not in unheard - {pid}]
-        if left:
-            self.report.blame(f"orphans: {len(left)} processes outlive their coordinator")
+        known = [pid for pid in left if processes.session_of(pid) not in unheard - {pid}]
+        if known:
+            self.report.blame(f"orphans: {len(known)} processes outlive their coordinator")
         processes.kill_all(self.mark)
         if (
             not left

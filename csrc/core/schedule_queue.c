@@ -25,9 +25,9 @@
 #define RATE_CAUTION 0.2
 /* An unknown rate may be the mean of the known ones plus UNKNOWN_SPREAD times
  * (the largest of them - the mean); and while only n are known, the mean times
- * 1 + UNKNOWN_FEW / n, no more than UNKNOWN_MOST. */
+ * 1 + (UNKNOWN_FEW / n)^2, no more than UNKNOWN_MOST. */
 #define UNKNOWN_SPREAD 1.5
-#define UNKNOWN_FEW 48.0
+#define UNKNOWN_FEW 30.0
 #define UNKNOWN_MOST 3.0
 
 enum { LANES = 3, EVAL_PAIR = LANES, FIRST_PARKED = 2 * (LANES + 1) };
@@ -290,7 +290,8 @@ cautious_rate(const cer_schedule *s)
 
     if (s->n_rates == 0)
         return mean;
-    few = fmin(1.0 + UNKNOWN_FEW / (double)s->n_rates, UNKNOWN_MOST);
+    few = UNKNOWN_FEW / (double)s->n_rates;
+    few = fmin(1.0 + few * few, UNKNOWN_MOST);
     return fmax(mean + UNKNOWN_SPREAD * (s->rate_max - mean), mean * few);
 }
 

@@ -70,10 +70,9 @@ def test_shared_shards_and_costs_spread_tenfold(trials: int, workers: int) -> No
 
 def test_live_models_and_hops_with_a_hundred_trials() -> None:
     simulations = rows(100, 8, seeds=3)
-    # 8 are live until the last 12, which share the 8 workers, and some more
-    # whose cost is not known begin: see test_models_hop_little_...
-    assert max(s.max_live for s in simulations) <= 20
-    assert max(s.hop_share for s in simulations) <= 0.06
+    # 8 are live until the last 12, which share the 8 workers and end together.
+    assert max(s.max_live for s in simulations) <= 12
+    assert max(s.hop_share for s in simulations) <= 0.03
 
 
 def test_longest_first_has_all_live_and_hops_all_the_time() -> None:
