@@ -34,7 +34,7 @@ from cerebro.remote import Remote
 from cerebro.report.snapshot import Snapshot
 from cerebro.restore import Restored
 from cerebro.search_loop import SearchLoop
-from cerebro.searchers.base import Searcher, Suggestion
+from cerebro.searchers.base import Searcher, Suggestion, expected_trials
 from cerebro.settings import Settings
 from cerebro.store import Store
 from cerebro.trial import ENDED, EpochRecord, Status
@@ -75,6 +75,7 @@ class Coordinator:
         self._trials = LiveTrials(
             *(settings, context, store, self._schedule, self._meter, self._hooks),
             stepwise=searcher.adaptive,
+            expected=None if searcher.adaptive else expected_trials(searcher, settings.n_trials),
         )
         self._loop = SearchLoop(settings, searcher, store, self._hooks, self._trials, first)
         self._schedule_worker: dict[int, int] = {}
@@ -89,6 +90,7 @@ class Coordinator:
         self._remote = Remote(settings.folder / control.FOLDER, self._note_command)
         if restored is not None:
             self._trials.restore(restored.trials, restored.answers)
+            restored.trials.clear()  # those that end are forgotten
 
     # --- the loop --------------------------------------------------------
 
@@ -113,7 +115,8 @@ class Coordinator:
         if not self.is_stopped:
             self._trials.end_paused()
         self.end_open_trials()
-        raise_if_all_failed([trial.record for trial in self.trials.values()])
+        records = [trial.record for trial in self.trials.values()]
+        raise_if_all_failed(records, self._trials.forgotten)
 
     def _train(self) -> None:
         while True:
@@ -148,8 +151,12 @@ class Coordinator:
 
     @property
     def trials(self) -> dict[int, LiveTrial]:
-        """All trials of the run by number."""
+        """The run's trials by number, without those that are forgotten; see `LiveTrials`."""
         return self._trials.by_number
+
+    def status_of(self, number: int) -> Status | None:
+        """What a trial is; None where there is none."""
+        return self._trials.status_of(number)
 
     def snapshot(self) -> Snapshot:
         """What progress displays draw."""
@@ -269,6 +276,8 @@ class Coordinator:
         # Not again where they had failed before the run was resumed.
         if self._restored is None or any(trial.started for trial in first):
             raise_if_alike([trial.record for trial in first])
+        for number in self._trials.forget_ended(self._loop.rounds.expects):
+            self._growth.forget(number)
         return news
 
     # --- dispatching -----------------------------------------------------
@@ -458,8 +467,10 @@ class Coordinator:
         del self._in_flight[worker]
 
     def _forget(self, worker: int, dropped: Sequence[int]) -> None:
-        for trial in dropped:
-            self._schedule.forget_live(self._schedule_worker[worker], trial)
+        for number in dropped:
+            trial = self.trials.get(number)
+            if trial is not None and trial.scheduled:
+                self._schedule.forget_live(self._schedule_worker[worker], number)
 
     # --- trials ----------------------------------------------------------
 
@@ -467,7 +478,6 @@ class Coordinator:
         self, trial: LiveTrial, status: Status, error: str = "", traceback: str = ""
     ) -> None:
         """End a trial without asking the searcher, who is told the worst."""
-        self._growth.forget(trial.record.number)
         self._trials.end(trial, status, error, traceback)
         if not trial.asleep:
             self._loop.ended(trial)

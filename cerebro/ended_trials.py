@@ -64,7 +64,7 @@ class EndedTrials:
 
     def status_of(self, number: int) -> Status | None:
         """How a trial ended; None if it has not."""
-        code = self._status[number] if number < len(self._status) else 0
+        code = self._status[number] if 0 <= number < len(self._status) else 0
         return ENDED[code - 1] if code else None
 
     def __contains__(self, number: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from cerebro.errors import RunError
@@ -34,11 +35,22 @@ def raise_if_alike(first: Sequence[TrialRecord]) -> None:
         raise RunError(f"the first {len(first)} trials failed alike: {first[0].error}")
 
 
-def raise_if_all_failed(records: Sequence[TrialRecord]) -> None:
-    """Raise RunError if a run found nothing."""
-    failed = [r for r in records if r.status in ("failed", "diverged")]
-    if records and len(failed) == len(records):
-        raise RunError(f"all {len(records)} trials failed; the first: {failed[0].error}")
+def raise_if_all_failed(
+    records: Sequence[TrialRecord], others: Mapping[str, int] | None = None
+) -> None:
+    """Raise RunError if a run found nothing.
+
+    Parameters
+    ----------
+    records
+        The run's trials, or at least the first of them.
+    others
+        How many more there are, by status.
+    """
+    counts = Counter(record.status for record in records) + Counter(others)
+    total = counts.total()
+    if records and counts["failed"] + counts["diverged"] == total:
+        raise RunError(f"all {total} trials failed; the first: {records[0].error}")
     if not records:
         raise RunError("the searcher suggested no trial")
 

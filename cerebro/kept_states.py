@@ -54,6 +54,7 @@ class KeptStates:
     def release(self, record: TrialRecord, epoch: int, told: int | None) -> None:
         """Let go of a state that a clone no longer needs: it has one of its own."""
         self._needed[record.number, epoch] -= 1
+        self._needed += Counter()  # keeps what is above 0
         self.retire(record, told)
 
     def discard(self, file: str | None, state_hash: str) -> None:
@@ -89,6 +90,14 @@ class KeptStates:
             assert epoch.state_file is not None
             self._store.retire_state(record.number, number, self._folder / epoch.state_file)
             epoch.state_file = None
+
+    def is_needed(self, number: int) -> bool:
+        """Whether a clone is to begin with one of the trial's states."""
+        return any(trial == number for trial, _ in self._needed)
+
+    def forget(self, number: int) -> None:
+        """A trial is over: its kept states stay as they are."""
+        self._kept.pop(number, None)
 
     def remove_slots(self, number: int) -> None:
         remove_slots(self._slots, number)

@@ -46,6 +46,8 @@ class LiveTrial:
     """What ``info.epochs`` is, where it is not the run's number."""
     expected: dict[int, str] = field(default_factory=dict)
     """Hashes of epochs that are trained again, because their states are gone."""
+    scheduled: bool = False
+    """Whether the scheduler knows it."""
     started: bool = False
     """Whether callbacks have been told that it starts."""
     history: list[dict[str, Any]] = field(default_factory=list)

@@ -7,30 +7,39 @@ store, the scheduler, its files and the callbacks always say the same.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from cerebro import _core
 from cerebro.errors import InputError, StateError
+from cerebro.failures import ALIKE_FAILURES
 from cerebro.hooks import Hooks
 from cerebro.kept_states import KeptStates
 from cerebro.live_trial import LiveTrial
 from cerebro.meter import Meter
 from cerebro.searchers.base import Suggestion
 from cerebro.settings import Settings
-from cerebro.store import Answers, Store, decode, encode
+from cerebro.store import Answers, Store, decode, encode, read_trials, reader
 from cerebro.trial import ENDED, EpochRecord, Status, TrialRecord
+from cerebro.trial_log import log_path, remove_if_empty
 from cerebro.unit import RunContext
 
 
 class LiveTrials:
-    """All trials of a run by number; see the module's text.
+    """The trials of a run by number; see the module's text.
+
+    Those that have ended are forgotten: the store has them, from which :meth:`recall` reads
+    one that is cloned, and the meter what displays show.
 
     Parameters
     ----------
     stepwise
         Whether a trial trains no further than one epoch until :meth:`go_on` says so,
         because a searcher decides after each.
+    expected
+        How many trials there will be, where that is known.
     """
 
     def __init__(
@@ -43,8 +52,12 @@ class LiveTrials:
         hooks: Hooks,
         *,
         stepwise: bool,
+        expected: int | None = None,
     ) -> None:
         self.by_number: dict[int, LiveTrial] = {}
+        """All that are not forgotten; always the first `ALIKE_FAILURES`."""
+        self.forgotten: Counter[str] = Counter()
+        """How many are, by status."""
         self.states = KeptStates(settings, context, store)
         self._ended: dict[int, list[int]] = {}  # trials of which a worker has not heard it yet
         self._settings = settings
@@ -55,17 +68,19 @@ class LiveTrials:
         self._meter = meter
         self._hooks = hooks
         self._stepwise = stepwise
+        self._expected = expected
+        self._over: dict[int, None] = {}  # ended, and perhaps of no more use: a set in order
 
     # --- beginning -------------------------------------------------------
 
     def add(self, suggestion: Suggestion) -> LiveTrial:
         """Add a new trial or a clone; one that cannot be trained has failed already."""
-        number = len(self.by_number)
+        number = len(self)
         config, problem = recordable(suggestion.config)
         record = TrialRecord(
             number, config, target_epochs=suggestion.epochs or self._settings.epochs
         )
-        parent = None if suggestion.parent is None else self.by_number[suggestion.parent]
+        parent = None if suggestion.parent is None else self.recall(suggestion.parent)
         if parent is not None:
             assert parent.told is not None
             record.parent, record.parent_epoch = parent.record.number, parent.told
@@ -80,7 +95,9 @@ class LiveTrials:
         if parent is not None and parent.told is not None:
             trial.clone_of = self.states.clone_of(parent.record, parent.told)
         self._schedule.add_trial(number, epochs=self._goal(trial), epoch=record.first_epoch)
+        trial.scheduled = True
         self._plan(trial, record.target_epochs)
+        self._expect_others()
         if problem is not None:
             self._hooks.tell_of(record, "on_trial_start")
             self.end(trial, "failed", problem)
@@ -115,6 +132,7 @@ class LiveTrials:
             self._plan_units(trial, trial.position - trial.first_position)
             self._meter.units_done_before += trial.planned
             if record.status in ENDED:
+                self._note_end(trial)
                 continue
             if record.parent_epoch is not None and not record.epochs:
                 parent = self.by_number[record.parent or 0].record
@@ -123,11 +141,13 @@ class LiveTrials:
             epoch, step = divmod(trial.position, self._context.units_per_epoch)
             goal = max(record.done if trial.asleep else self._goal(trial), epoch + (step > 0))
             self._schedule.add_trial(record.number, epochs=goal, epoch=epoch, step=step)
+            trial.scheduled = True
             if trial.asleep:
                 self._hold_or_release(trial)
                 self.set_status(trial, "paused")
             else:
                 self._plan(trial, record.target_epochs)
+        self._expect_others()
 
     # --- epochs ----------------------------------------------------------
 
@@ -192,11 +212,35 @@ class LiveTrials:
             If there is no such trial, or it has ended; `what` says what cannot be done.
         """
         trial = self.by_number.get(number)
-        if trial is None:
+        status = self.status_of(number)
+        if status is None:
             raise InputError(f"there is no trial {number}: it cannot be {what}")
-        if trial.record.status in ENDED:
-            raise InputError(f"trial {number} is {trial.record.status}: it cannot be {what}")
+        if trial is None or status in ENDED:
+            raise InputError(f"trial {number} is {status}: it cannot be {what}")
         return trial
+
+    def status_of(self, number: Any) -> Status | None:
+        """What a trial is, forgotten or not; None where there is none, whatever is asked for."""
+        trial = self.by_number.get(number)
+        if trial is not None:
+            return trial.record.status
+        return self._meter.ended.status_of(int(number)) if isinstance(number, Integral) else None
+
+    def recall(self, number: int) -> LiveTrial | None:
+        """Return a trial, from the store if it was forgotten; None where there is none."""
+        if number in self.by_number or self.status_of(number) is None:
+            return self.by_number.get(number)
+        self._store.flush()
+        with reader(self._store.folder) as connection:
+            (record,) = read_trials(connection, [number])
+        # It was forgotten when the searcher had heard of all that it trained.
+        trial = self.by_number[number] = LiveTrial(record, reported=record.done - 1)
+        self.forgotten[record.status] -= 1
+        self._over[number] = None
+        return trial
+
+    def __len__(self) -> int:
+        return len(self.by_number) + self.forgotten.total()
 
     # --- ending ----------------------------------------------------------
 
@@ -213,7 +257,45 @@ class LiveTrials:
         self.states.remove_slots(record.number)
         for worker in trial.workers:
             self._ended.setdefault(worker, []).append(record.number)
+        remove_if_empty(log_path(self._context.log_dir, record.number))
         self._hooks.tell_of(record, "on_trial_end")
+        self._note_end(trial)
+
+    def _note_end(self, trial: LiveTrial) -> None:
+        self._meter.ended.add(trial.record, trial.row())
+        if not trial.record.is_open:  # else what the run is depends on it
+            self._over[trial.record.number] = None
+
+    def forget_ended(self, is_expected: Callable[[int], bool]) -> list[int]:
+        """Forget the trials that have ended and that nobody will ask for; return them.
+
+        Parameters
+        ----------
+        is_expected
+            Whether a report of a trial is still to be delivered.
+        """
+        forgotten = []
+        for number in list(self._over):
+            trial = self.by_number[number]
+            if trial.worker is not None or is_expected(number):
+                continue
+            del self._over[number]
+            # It is looked at again when it wakes, or its last clone has begun.
+            if trial.asleep or self.states.is_needed(number) or number < ALIKE_FAILURES:
+                continue
+            del self.by_number[number]
+            if trial.scheduled:
+                self._schedule.forget_trial(number)
+            self.forgotten[trial.record.status] += 1
+            self.states.forget(number)
+            forgotten.append(number)
+        return forgotten
+
+    def wake(self, trial: LiveTrial) -> None:
+        """The searcher has paused the trial and does so no longer."""
+        trial.asleep = False
+        if trial.record.status in ENDED:
+            self._over[trial.record.number] = None
 
     def end_paused(self) -> None:
         """Nobody will resume the trials that the searcher has paused: they are over."""
@@ -235,6 +317,8 @@ class LiveTrials:
         parent = self.by_number[record.parent]
         self.states.release(parent.record, record.parent_epoch, self._told(parent))
         trial.clone_of = None
+        if parent.record.status in ENDED:
+            self._over[record.parent] = None
 
     def ended_for(self, worker: int) -> tuple[int, ...]:
         """Trials that have ended since a worker was told last."""
@@ -269,6 +353,12 @@ class LiveTrials:
     def _plan(self, trial: LiveTrial, epochs: int) -> None:
         """Expect the trial to train until `epochs` are done."""
         self._plan_units(trial, (epochs - trial.record.first_epoch) * self._context.units_per_epoch)
+
+    def _expect_others(self) -> None:
+        """Count the units of trials that the searcher will be asked for."""
+        others = max(0, (self._expected or 0) - len(self))
+        units = self._settings.epochs * self._context.units_per_epoch
+        self._meter.units_to_come = others * units
 
     def _plan_units(self, trial: LiveTrial, units: int) -> None:
         self._meter.units_planned += units - trial.planned

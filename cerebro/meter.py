@@ -41,6 +41,8 @@ class Meter:
         self.busy_seconds = 0.0
         self.units_done = 0
         self.units_planned = 0
+        self.units_to_come = 0
+        """Of trials that the searcher has not been asked for yet."""
         self.paused = False
         """Whether the run was told to pause."""
         self.rested = 0.0
@@ -59,6 +61,7 @@ class Meter:
     def started(self, trials: Iterable[LiveTrial], workers: int) -> None:
         """Show the run for the first time."""
         self._progress.run_started(self.snapshot(trials, workers))
+        self.ended.shown()
 
     def show(self, trials: Iterable[LiveTrial], workers: int) -> None:
         """Show the run as it is, unless that was done just now."""
@@ -84,8 +87,9 @@ class Meter:
         rows = sorted([*ended.rows(), *(t.row() for t in live)], key=lambda row: row.number)
         seconds = self._now()
         before = self.units_done_before
-        share = min(1.0, (before + self.units_done) / max(1, self.units_planned))
-        own = min(1.0, self.units_done / max(1, self.units_planned - before))
+        planned = self.units_planned + self.units_to_come
+        share = min(1.0, (before + self.units_done) / max(1, planned))
+        own = min(1.0, self.units_done / max(1, planned - before))
         # Workers' start-up and rests count neither as work nor as idleness.
         training = 0.0
         if self.first_unit is not None:

@@ -19,9 +19,9 @@ from cerebro.owner import Owner
 from cerebro.plain_files import read_bytes
 from cerebro.recipe import Recipe
 from cerebro.settings import Settings, refuse_folder
+from cerebro.state_files import CLAIM
 from cerebro.store import FILE, Store
 
-CLAIM = "cerebro-run"
 """File in a `state_dir` that says which run it belongs to."""
 
 MADE = ("states", "trials", "control")

@@ -73,7 +73,7 @@ def settings_of(
         "stop": None if stop is None else EarlyStopping(**stop),
         "workers": worker_count(workers if workers is not None else record["workers"], 1),
         "folder": saved.path,
-        "state_dir": state_dir_of(saved),
+        "state_dir": saved.state_dir,
         "callbacks": check_callbacks(callbacks),
         "progress": progress,
         "executor": None,
@@ -89,15 +89,6 @@ def settings_of(
         raise CorruptDataError(
             f"{saved.path}: its settings are not all recorded: {error}"
         ) from None
-
-
-def state_dir_of(saved: SavedRun) -> Path:
-    """Where the run's slots are, or were before a memory file system was emptied."""
-    recorded = saved.meta.get("state_dir")
-    # Version 1 recorded the run's own folder with its path, which may be another now.
-    if recorded is None or Path(recorded).name == "states":
-        return saved.path / "states"
-    return Path(recorded)
 
 
 def moved_view(saved: SavedRun, name: str, *given: Any) -> Dataset | None:

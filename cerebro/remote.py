@@ -11,7 +11,7 @@ from cerebro.control import Command
 from cerebro.executors.base import Wake
 from cerebro.inbox import Inbox
 from cerebro.live_trial import LiveTrial
-from cerebro.trial import ENDED
+from cerebro.trial import ENDED, Status
 
 STOP_SECONDS = 10.0
 """How long a run that is stopped waits for units in flight to end at their next batch."""
@@ -23,7 +23,12 @@ class Commanded(Protocol):
     """What a run offers to whoever commands it."""
 
     @property
-    def trials(self) -> Mapping[int, LiveTrial]: ...
+    def trials(self) -> Mapping[int, LiveTrial]:
+        """All that have not ended, by number."""
+
+    def status_of(self, number: int) -> Status | None:
+        """What a trial is; None where there is none."""
+
     def cancel_units(self) -> None:
         """End the units in flight at their next batch."""
 
@@ -109,16 +114,16 @@ class Remote:
 
     def _obey_for_trial(self, command: Command, number: int, run: Commanded) -> str | None:
         """Do it, or say why not; a command is never an error of the run."""
-        trial = run.trials.get(number)
-        if trial is None:
+        status = run.status_of(number)
+        if status is None:
             return "there is no such trial"
-        if trial.record.status in ENDED:
-            return f"it is {trial.record.status}"
+        if status in ENDED:
+            return f"it is {status}"
         if command.verb == "stop":
             run.stop_trial(number)
         elif command.verb == "pause":
             run.pause_trial(number)
-        elif not trial.held:
+        elif not run.trials[number].held:
             return "no command has paused it"
         else:
             run.continue_trial(number)

@@ -18,7 +18,7 @@ from cerebro.errors import CorruptDataError, InputError
 from cerebro.saved_run import SavedRun
 from cerebro.saved_trial import Trial
 from cerebro.store import FILE, read_meta, reader
-from cerebro.trial import TrialRecord, best_trial, score
+from cerebro.trial import TrialRecord
 
 if TYPE_CHECKING:
     import pandas
@@ -118,16 +118,17 @@ class Result:
         InputError
             If no trial has finished an epoch with a finite metric.
         """
-        number = best_trial(self.saved.records, self.metric, self.mode, self.select)
-        if number is None:
+        best = self.top(1)
+        if not best:
             raise InputError(f"{self.path}: no trial has a finite {self.metric} yet")
-        return self.trials[number]
+        return best[0]
 
     def top(self, n: int) -> list[Trial]:
         """Return the `n` best trials, best first; trials without a metric are left out."""
-        scores = [score(t.metrics, self.metric, self.mode) for t in self.trials]
-        ranked = sorted((s, number) for number, s in enumerate(scores) if s is not None)
-        return [self.trials[number] for _, number in ranked[:n]]
+        numbers = self.saved.ranking(n)
+        if self.saved.holds_trials:
+            return [self.trials[number] for number in numbers]
+        return [Trial(self.saved, record) for record in self.saved.some(numbers)]
 
     # --- while it goes on ------------------------------------------------
 
@@ -237,14 +238,13 @@ class Result:
         return render_html(self)
 
     def __repr__(self) -> str:
-        done = sum(r.status in ("finished", "stopped") for r in self.saved.records)
-        number = best_trial(self.saved.records, self.metric, self.mode, self.select)
+        counts = self.saved.counts()
+        done = counts["finished"] + counts["stopped"]
         best = ""
-        if number is not None:
-            trial = self.trials[number]
-            best = f", best {self.metric}={trial.metrics[self.metric]:.4g} (trial {number})"
+        for trial in self.top(1):
+            best = f", best {self.metric}={trial.metrics[self.metric]:.4g} (trial {trial.number})"
         return (
-            f"Result({str(self.path)!r}, {self.status}, {done} of {len(self.saved.records)} "
+            f"Result({str(self.path)!r}, {self.status}, {done} of {self.saved.trial_count} "
             f"trials done{best})"
         )
 

@@ -19,7 +19,7 @@ from cerebro.leftovers import sweep
 from cerebro.live_trial import LiveTrial
 from cerebro.new_run import claim_state_dir, make_folders
 from cerebro.owner import Owner
-from cerebro.recorded_settings import check_trials, refuse_changes, settings_of, state_dir_of
+from cerebro.recorded_settings import check_trials, refuse_changes, settings_of
 from cerebro.restore import Restored, Restorer
 from cerebro.result import Result
 from cerebro.saved_run import SavedRun
@@ -178,7 +178,7 @@ def tidy(saved: SavedRun) -> None:
     with contextlib.suppress(OSError):
         if (saved.folder / (FILE + "-wal")).exists():
             Store.open(saved.folder).close()
-        sweep(saved.folder, state_dir_of(saved))
+        sweep(saved.folder, saved.state_dir)
 
 
 def check_epochs(saved: SavedRun, wish: Wish) -> None:
@@ -316,6 +316,7 @@ def restore(
             seconds=clock,
             loop=saved.meta.get("search_loop"),
             answers=read_answers(connection),
+            partly=wish.trials is not None and not _has_suggested_all(saved),
         )
     before = saved.settings["epochs"]
     restorer.clear_unknown(len(saved.records))
@@ -329,7 +330,14 @@ def restore(
                 if settings.epochs != before:
                     _remember_epochs(record, store, before)
             restored.trials.append(trial)
+    saved.forget_trials()
     return restored
+
+
+def _has_suggested_all(saved: SavedRun) -> bool:
+    """Whether the searcher of the run has nothing more to suggest."""
+    loop = saved.meta.get("search_loop") or {}
+    return saved.meta["status"] == "finished" or bool(loop.get("is_exhausted"))
 
 
 def _reopen(

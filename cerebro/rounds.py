@@ -65,6 +65,10 @@ class Rounds:
         """Whether suggestions may be asked for now."""
         return not self._due
 
+    def expects(self, trial: int) -> bool:
+        """Whether a report of the trial is to come, or to be taken."""
+        return trial in self._arrived or trial in self._next or trial in self._due
+
     def join(self, trial: int) -> None:
         """Take in a trial that is to report: a new one, one that goes on or comes back."""
         self._next.add(trial)

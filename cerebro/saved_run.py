@@ -8,7 +8,8 @@ see it through `cerebro.Result` and `cerebro.Trial`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,12 @@ from cerebro.errors import CorruptDataError, InputError
 from cerebro.owner import owner_of
 from cerebro.plain_files import read_bytes
 from cerebro.recipe import Recipe
-from cerebro.store import check_meta, check_rows, read_meta, read_trials, reader
-from cerebro.trial import ENDED, EpochRecord, TrialRecord
+from cerebro.store import check_meta, check_rows, read_meta, read_ranking, read_trials, reader
+from cerebro.trial import OPEN, EpochRecord, TrialRecord, best_trials
 from cerebro.unit import RunContext
+
+HELD_TRIALS = 10_000
+"""Of a run with no more trials than this all are read at once; of others when they are needed."""
 
 
 class SavedRun:
@@ -39,8 +43,8 @@ class SavedRun:
         The folder as it was given, and as an absolute path.
     meta
         What the store holds about the run as a whole.
-    records
-        All trials by number.
+    trial_count
+        How many trials there are.
     before_reading
         Called before files are read: while the run goes on in this process, it waits
         until what was finished is on disk.
@@ -60,33 +64,88 @@ class SavedRun:
         self.folder = self.path.absolute()  # the working directory may change
         self.before_reading: Callable[[], None] = lambda: None
         self.meta: dict[str, Any] = {}
-        self.records: list[TrialRecord] = []
+        self.trial_count = 0
+        self._records: list[TrialRecord] | None = None
         self._build = build
         self._data: dict[str, Dataset] = {}
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the store again."""
+        """Read the store again: of more than `HELD_TRIALS` trials only how many there are."""
+        self._refresh(HELD_TRIALS)
+
+    def forget_trials(self) -> None:
+        """Read the trials again when they are asked for."""
+        self._records = None
+
+    @property
+    def records(self) -> list[TrialRecord]:
+        """All trials by number."""
+        if self._records is None:
+            self._refresh(None)
+        assert self._records is not None
+        return self._records
+
+    @property
+    def holds_trials(self) -> bool:
+        """Whether all trials are in memory."""
+        return self._records is not None
+
+    def some(self, numbers: Sequence[int]) -> list[TrialRecord]:
+        """These trials, in this order."""
+        if self._records is not None:
+            return [self._records[number] for number in numbers]
         self.before_reading()
-        self._read()
+        with reader(self.folder) as connection:
+            return self._marked(read_trials(connection, numbers))
+
+    def counts(self) -> Counter[str]:
+        """How many trials have which status."""
+        if self._records is not None:
+            return Counter(record.status for record in self._records)
+        self.before_reading()
+        with reader(self.folder) as connection:
+            sql = "SELECT status, count(*) FROM trials GROUP BY status"
+            counts = Counter({str(status): n for status, n in connection.execute(sql)})
+        if self.meta["status"] == "interrupted":
+            counts["stopped"] += sum(counts.pop(status, 0) for status in OPEN)
+        return counts
+
+    def ranking(self, n: int) -> list[int]:
+        """Numbers of the `n` best trials, best first; those without a metric are left out."""
+        if self._records is not None:
+            return best_trials(self._records, self.metric, self.mode, self.select, n)
+        self.before_reading()
+        with reader(self.folder) as connection:
+            return read_ranking(connection, self.metric, self.mode, self.select, n)
+
+    def _refresh(self, held: int | None) -> None:
+        self.before_reading()
+        self._read(held)
         if self.meta["status"] == "running" and owner_of(self.folder) is None:
-            self._read()  # it may have ended meanwhile
+            self._read(held)  # it may have ended meanwhile
             if self.meta["status"] == "running":
-                self._mark_interrupted()
+                self.meta["status"] = "interrupted"
+                self._marked(self._records or [])
 
-    def _mark_interrupted(self) -> None:
-        """Nobody trains the run, but it did not end: its process is gone."""
-        self.meta["status"] = "interrupted"
-        for record in self.records:
-            if record.status not in ENDED:
+    def _marked(self, records: list[TrialRecord]) -> list[TrialRecord]:
+        """Trials as they are where nobody trains the run that did not end: its process is gone."""
+        for record in records if self.meta["status"] == "interrupted" else ():
+            if record.status in OPEN:
                 record.status, record.resumable = "stopped", True
+        return records
 
-    def _read(self) -> None:
+    def _read(self, held: int | None) -> None:
         with reader(self.folder) as connection:
             meta = read_meta(connection)
             check_meta(meta)  # what is read later, while a loss can be told as damage
-            self.meta = meta
-            self.records = read_trials(connection)
+            (count,) = connection.execute("SELECT count(*) FROM trials").fetchone()
+            self.meta, self.trial_count = meta, count
+            if held is None or count <= held:
+                self._records = read_trials(connection)
+            else:
+                check_rows(connection, "trials", "epochs", "metrics")
+                self._records = None
 
     # --- what the run was ------------------------------------------------
 
@@ -143,6 +202,15 @@ class SavedRun:
             }
             for row in rows
         ]
+
+    @property
+    def state_dir(self) -> Path:
+        """Where the run's slots are, or were before a memory file system was emptied."""
+        recorded = self.meta.get("state_dir")
+        # Version 1 recorded the run's own folder with its path, which may be another now.
+        if not isinstance(recorded, str) or Path(recorded).name == "states":
+            return self.path / "states"
+        return Path(recorded)
 
     # --- files -----------------------------------------------------------
 

@@ -17,7 +17,7 @@ from cerebro.result import Result
 from cerebro.resume import resume_search
 from cerebro.room import check_room, plan_of
 from cerebro.searchers import make_searcher, set_up
-from cerebro.searchers.base import Searcher, Suggestion
+from cerebro.searchers.base import Searcher, Suggestion, expected_trials
 from cerebro.searchers.description import describe
 from cerebro.settings import (
     MAX_SEED,
@@ -284,10 +284,8 @@ def prepare(
     """Try the first configuration, and whether there is room for the states of all."""
     ready, state_bytes, seen = check_first(executor, workers, context, config)
     if state_bytes:
-        counts = [n for n in (settings.n_trials, getattr(searcher, "total", None)) if n is not None]
-        plan = plan_of(
-            settings, state_bytes, trials=min(counts, default=None), adaptive=searcher.adaptive
-        )
+        trials = expected_trials(searcher, settings.n_trials)
+        plan = plan_of(settings, state_bytes, trials=trials, adaptive=searcher.adaptive)
         check_room(settings, plan)
     return ready, seen
 

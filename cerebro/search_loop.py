@@ -23,6 +23,9 @@ from cerebro.store import Store
 from cerebro.trial import ENDED
 
 TIMED_WIDTH = 64
+ADVANCE = 1000
+"""Trials that wait, where nothing depends on how they do. All are known when there are no
+more of them, which is when it matters which one comes last."""
 MAX_STEPS = 1000
 """Before the coordinator looks at the clock again: of the suggestions all may be bad."""
 
@@ -189,7 +192,7 @@ class SearchLoop:
                     f"the searcher {self._settings.searcher_name} drops trial {number}, which it "
                     "has not paused"
                 )
-            trial.asleep = False
+            self._trials.wake(trial)
             if trial.record.status not in ENDED:
                 self._trials.end(trial, "stopped")
 
@@ -262,7 +265,7 @@ class SearchLoop:
     def _resume(self, trial: LiveTrial, suggestion: Suggestion) -> None:
         record = trial.record
         epochs = suggestion.epochs or self._settings.epochs
-        trial.asleep = False
+        self._trials.wake(trial)
         self._note(record.number, trial.reported + 1, "resume", epochs)
         if record.status not in ENDED:
             self._trials.resume(trial, epochs)
@@ -298,10 +301,11 @@ class SearchLoop:
 
     def _problem_of_resuming(self, number: Any, epochs: int) -> str | None:
         trial = self._trials.by_number.get(number)
-        if trial is None:
+        status = self._trials.status_of(number)
+        if status is None:
             return f"resumes trial {number!r}, which does not exist"
-        if not trial.asleep:
-            return f"resumes trial {number}, which it has not paused ({trial.record.status})"
+        if trial is None or not trial.asleep:
+            return f"resumes trial {number}, which it has not paused ({status})"
         if epochs <= trial.reported + 1:
             return (
                 f"resumes trial {number} until {epochs} epochs are done, but it has done "
@@ -310,7 +314,7 @@ class SearchLoop:
         return None
 
     def _problem_of_cloning(self, number: Any, epochs: int) -> str | None:
-        parent = self._trials.by_number.get(number)
+        parent = self._trials.recall(number)
         if parent is None:
             return f"clones trial {number!r}, which does not exist"
         if parent.told is None:
@@ -328,12 +332,15 @@ class SearchLoop:
             self._store.add_decision(self.rounds.number, trial, epoch, decision, epochs)
 
     def _width(self) -> int:
-        """Trials live at a time: a searcher that listens gets `width`, others need no limit."""
+        """Trials live at a time: a searcher that listens gets `width`, others some in advance."""
         if self.searcher.adaptive:
             return self._settings.width
         # A search that only time ends must not be asked for all its trials at once.
         timed = self._settings.n_trials is None and self._settings.time_limit is not None
-        return TIMED_WIDTH if timed else sys.maxsize
+        if timed:
+            return TIMED_WIDTH
+        # Without stagger all trials go through the data together.
+        return ADVANCE if self._settings.stagger else sys.maxsize
 
     def _live(self) -> int:
         """Trials that train, or wait to be told how they go on."""

@@ -21,6 +21,9 @@ from cerebro.errors import CorruptDataError
 from cerebro.plain_files import read_bytes
 from cerebro.unit import KeptState
 
+CLAIM = "cerebro-run"
+"""The file that says, in a folder for slots that is not in the run's, whose they are."""
+
 _KEPT = re.compile(
     r"(\d+)-epoch-(\d+)(?:\.safetensors|(?:\.([0-9a-f]{32}))?\.safetensors\.new)", re.ASCII
 )
@@ -86,8 +89,10 @@ def slots_stem(folder: Path, trial: int) -> Path:
 
 def remove_slots(folder: Path, trial: int) -> None:
     """Delete a trial's slots, if there are any."""
+    stem = f"{folder}{os.sep}{trial}"  # of strings: a search may have 100,000 trials
     for suffix in (".a", ".b", ".slots", ".moving.a", ".moving.slots"):
-        Path(f"{slots_stem(folder, trial)}{suffix}").unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(stem + suffix)  # noqa: PTH108
 
 
 def read_state(kept: KeptState) -> bytes:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 Status = Literal["waiting", "running", "paused", "stopped", "finished", "diverged", "failed"]
 
+OPEN: tuple[Status, ...] = ("waiting", "running", "paused")
 ENDED: tuple[Status, ...] = ("stopped", "finished", "diverged", "failed")
 
 
@@ -118,10 +119,12 @@ def score(metrics: dict[str, float], metric: str, mode: str) -> float | None:
     return value if mode == "min" else -value
 
 
-def best_trial(records: Iterable[TrialRecord], metric: str, mode: str, select: str) -> int | None:
-    """Number of the best trial; of equals the lowest number."""
-    best = best_score(records, metric, mode, select)
-    return None if best is None else best[1]
+def best_trials(
+    records: Iterable[TrialRecord], metric: str, mode: str, select: str, n: int
+) -> list[int]:
+    """Numbers of the `n` best trials, best first; of equals the lowest number first."""
+    scores = (best_score([record], metric, mode, select) for record in records)
+    return [number for _, number in sorted(s for s in scores if s is not None)[:n]]
 
 
 def best_score(

@@ -42,6 +42,13 @@ def append(path: Path, text: str) -> None:
             file.write(text.rstrip("\n") + "\n")
 
 
+def remove_if_empty(path: Path) -> None:
+    """Delete a log in which there is nothing; of 100,000 trials most print nothing."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_size == 0:
+            path.unlink()
+
+
 # --- in a worker's process ----------------------------------------------------
 
 

@@ -198,6 +198,12 @@ class SequenceSearcher:
         self._next = int(state["next"])
 
 
+def expected_trials(searcher: Searcher, n_trials: int | None) -> int | None:
+    """How many trials a search will have, None if that is not known."""
+    counts = [n for n in (n_trials, getattr(searcher, "total", None)) if n is not None]
+    return min(counts, default=None)
+
+
 def check_n_trials(n_trials: int | float | None, points: Sequence[object]) -> None:
     """Raise InputError if `n_trials` is no positive number or below the number of points."""
     if n_trials is None:

@@ -72,6 +72,7 @@ class NoSearcher:
 
     adaptive = False
     is_recorded = False
+    total = 0
 
     def setup(self, space: Any, **arguments: Any) -> None:
         """Do nothing."""

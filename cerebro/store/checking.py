@@ -98,13 +98,16 @@ def check_tables(connection: sqlite3.Connection, file: Path) -> None:
             raise _damaged(file, f"its table {table} is not that of a run store")
 
 
-def check_rows(connection: sqlite3.Connection, *tables: str) -> None:
-    """Raise TypeError if a value in one of these tables is none that can be there."""
+def check_rows(connection: sqlite3.Connection, *tables: str, where: str = "1") -> None:
+    """Raise TypeError if a value in one of these tables is none that can be there.
+
+    `where` is a condition, in SQL, of the rows to look at.
+    """
     for table in tables:
         names = {row["name"] for row in connection.execute(f"PRAGMA table_info({table})")}
         wrong = {name: text.format(name) for name, text in _WRONG[table].items() if name in names}
         row = connection.execute(
-            f"SELECT * FROM {table} WHERE {' OR '.join(wrong.values())} LIMIT 1"
+            f"SELECT * FROM {table} WHERE ({where}) AND ({' OR '.join(wrong.values())}) LIMIT 1"
         ).fetchone()
         if row is not None:
             raise TypeError(one_line(f"in {table}: {tuple(row)}", 200))

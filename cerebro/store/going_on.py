@@ -50,11 +50,14 @@ def read_unit_seconds(connection: sqlite3.Connection) -> dict[tuple[int, int, in
     return {(trial, epoch, step): seconds for trial, epoch, step, seconds in rows}
 
 
-def read_extensions(connection: sqlite3.Connection) -> list[tuple[int, int, int]]:
+def read_extensions(
+    connection: sqlite3.Connection, condition: str = "1"
+) -> list[tuple[int, int, int]]:
     """Read from which positions on ``info.epochs`` of which trials was which number."""
     if not _has_table(connection, "extensions"):
         return []
-    sql = "SELECT trial, position, epochs FROM extensions ORDER BY trial, position"
+    sql = "SELECT trial, position, epochs FROM extensions "
+    sql += f"WHERE {condition} ORDER BY trial, position"
     return [(trial, position, epochs) for trial, position, epochs in connection.execute(sql)]
 
 

@@ -7,7 +7,7 @@ import math
 import os
 import sqlite3
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +19,9 @@ from cerebro.store.going_on import read_extensions
 from cerebro.store.location import BUSY_SECONDS, FILE, check_is_plain
 from cerebro.store.schema import version_of
 from cerebro.trial import EpochRecord, Status, TrialRecord
+
+READ_AT_ONCE = 500
+"""Trials that are asked for by number."""
 
 _UNREADABLE = (
     *(ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError),
@@ -132,31 +135,66 @@ def read_meta(connection: sqlite3.Connection) -> dict[str, Any]:
     return {row["key"]: decode(row["value"]) for row in rows}
 
 
-def read_trials(connection: sqlite3.Connection) -> list[TrialRecord]:
-    """Read all trials with their epochs, by number."""
-    check_rows(connection, "trials", "epochs", "metrics")
-    records = {record.number: record for record in _read_trial_rows(connection)}
-    for trial, position, epochs in read_extensions(connection):
+def read_trials(
+    connection: sqlite3.Connection, numbers: Sequence[int] | None = None
+) -> list[TrialRecord]:
+    """Read trials with their epochs: all by number, or these in this order."""
+    if numbers is None:
+        check_rows(connection, "trials", "epochs", "metrics")
+        return list(_read_some(connection, "1", "1").values())
+    records: dict[int, TrialRecord] = {}
+    for begin in range(0, len(numbers), READ_AT_ONCE):
+        chosen = f"IN ({', '.join(str(int(n)) for n in numbers[begin : begin + READ_AT_ONCE])})"
+        check_rows(connection, "trials", where=f"number {chosen}")
+        check_rows(connection, "epochs", "metrics", where=f"trial {chosen}")
+        records |= _read_some(connection, f"number {chosen}", f"trial {chosen}")
+    return [records[number] for number in numbers]
+
+
+def _read_some(
+    connection: sqlite3.Connection, of_trials: str, of_others: str
+) -> dict[int, TrialRecord]:
+    """Read the trials of which both conditions are true: of their row, and of all others."""
+    records = {record.number: record for record in _read_trial_rows(connection, of_trials)}
+    for trial, position, epochs in read_extensions(connection, of_others):
         records[trial].extensions += ((position, epochs),)
     for trial, epoch, seconds, state_hash, state_file in connection.execute(
-        "SELECT trial, epoch, seconds, state_hash, state_file FROM epochs ORDER BY trial, epoch"
+        "SELECT trial, epoch, seconds, state_hash, state_file FROM epochs "
+        f"WHERE {of_others} ORDER BY trial, epoch"
     ):
         file = check_state_file(state_file)
         records[trial].epochs.append(EpochRecord(epoch, {}, seconds, state_hash, file))
     # In the order in which a model reports them.
     for trial, epoch, name, value in connection.execute(
-        "SELECT trial, epoch, name, value FROM metrics ORDER BY rowid"
+        f"SELECT trial, epoch, name, value FROM metrics WHERE {of_others} ORDER BY rowid"
     ):
         metrics = _epoch_of(records[trial], epoch).metrics
         metrics[sys.intern(name)] = math.nan if value is None else value
-    return list(records.values())
+    return records
 
 
-def _read_trial_rows(connection: sqlite3.Connection) -> Iterator[TrialRecord]:
+def read_ranking(
+    connection: sqlite3.Connection, metric: str, mode: str, select: str, n: int
+) -> list[int]:
+    """Return the numbers of the `n` best trials, best first; see `cerebro.trial.score`."""
+    best, order = ("min", "") if mode == "min" else ("max", "DESC")
+    last = "epoch = (SELECT max(epoch) FROM epochs AS e WHERE e.trial = metrics.trial)"
+    rows = connection.execute(
+        f"SELECT trial FROM metrics WHERE name = ? AND abs(value) < 9e999 "
+        f"AND {'1' if select == 'best' else last} "
+        f"GROUP BY trial ORDER BY {best}(value) {order}, trial LIMIT ?",
+        (metric, n),
+    )
+    return [int(trial) for (trial,) in rows]
+
+
+def _read_trial_rows(connection: sqlite3.Connection, condition: str) -> Iterator[TrialRecord]:
     columns = "number, config, status, epochs, parent, error, traceback"
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     more = "resumable, parent_epoch" if version >= 2 else "0, NULL"
-    for row in connection.execute(f"SELECT {columns}, {more} FROM trials ORDER BY number"):
+    for row in connection.execute(
+        f"SELECT {columns}, {more} FROM trials WHERE {condition} ORDER BY number"
+    ):
         number, config, status, epochs, parent, error, traceback, resumable, parent_epoch = row
         yield TrialRecord(
             number=number,

@@ -90,6 +90,7 @@ cer_schedule_new(const cer_schedule_options *options, cer_schedule **out,
     s->shards = options->shards;
     s->live_models = options->live_models;
     s->eval_cost = options->eval_cost;
+    s->free_slot = NONE;
     s->n_queues = schedule_n_queues(s);
     if (s->mode == MODE_EXCLUSIVE) {
         s->held_words = s->shards / 64 + 1;
@@ -148,14 +149,40 @@ cer_schedule_bytes(const cer_schedule *s)
 
 /* --- finding trials and workers ------------------------------------------- */
 
+/* Where a number is in the index, if nobody else is. */
+static uint32_t
+index_home(const cer_schedule *s, uint32_t number)
+{
+    return (number * UINT32_C(0x9e3779b1)) & (s->index_size - 1);
+}
+
 static uint32_t
 index_position(const cer_schedule *s, uint32_t number)
 {
-    uint32_t at = (number * UINT32_C(0x9e3779b1)) & (s->index_size - 1);
+    uint32_t at = index_home(s, number);
 
     while (s->index[at] != NONE && s->trials[s->index[at]].number != number)
         at = (at + 1) & (s->index_size - 1);
     return at;
+}
+
+/* Empties a position; whoever was put off by it moves up. */
+static void
+index_remove(cer_schedule *s, uint32_t hole)
+{
+    uint32_t mask = s->index_size - 1;
+
+    s->index[hole] = NONE;
+    for (uint32_t at = (hole + 1) & mask; s->index[at] != NONE;
+         at = (at + 1) & mask) {
+        uint32_t home = index_home(s, s->trials[s->index[at]].number);
+
+        if (((at - home) & mask) < ((at - hole) & mask))
+            continue; /* its search begins after the hole */
+        s->index[hole] = s->index[at];
+        s->index[at] = NONE;
+        hole = at;
+    }
 }
 
 cer_status
@@ -210,8 +237,10 @@ grow_index(cer_schedule *s, uint32_t capacity)
     s->index = index;
     s->index_size = size;
     memset(index, 0xff, size * sizeof *index); /* NONE */
-    for (uint32_t i = 0; i < s->n_trials; i++)
-        index[index_position(s, s->trials[i].number)] = i;
+    for (uint32_t i = 0; i < s->n_trials; i++) {
+        if (!s->trials[i].forgotten)
+            index[index_position(s, s->trials[i].number)] = i;
+    }
     return true;
 }
 
@@ -317,15 +346,20 @@ cer_schedule_add_trial(cer_schedule *s, uint32_t trial, uint32_t epochs,
                        uint32_t epoch, uint32_t step, cer_error *err)
 {
     cer_status status = check_position(s, trial, epochs, epoch, step, err);
-    uint32_t slot = s->n_trials;
+    uint32_t slot = s->free_slot;
 
     if (status != CER_OK)
         return status;
     if (s->index[index_position(s, trial)] != NONE)
         return cer_fail(err, CER_INVALID, "trial %u is there already", trial);
-    if (!reserve_trials(s, slot + 1))
-        return cer_fail(err, CER_NOMEM, "no memory for trial %u", trial);
-    s->n_trials++;
+    if (slot == NONE) {
+        slot = s->n_trials;
+        if (!reserve_trials(s, slot + 1))
+            return cer_fail(err, CER_NOMEM, "no memory for trial %u", trial);
+        s->n_trials++;
+    } else {
+        s->free_slot = s->trials[slot].queue;
+    }
     s->trials[slot] = (schedule_trial){.number = trial,
                                        .epochs = epochs,
                                        .epoch = epoch,
@@ -388,6 +422,25 @@ cer_schedule_drop_trial(cer_schedule *s, uint32_t trial, cer_error *err)
         schedule_dequeue(s, slot);
     settle(s, slot);
     schedule_forget_everywhere(s, slot);
+    return CER_OK;
+}
+
+cer_status
+cer_schedule_forget_trial(cer_schedule *s, uint32_t trial, cer_error *err)
+{
+    uint32_t slot;
+    cer_status status = schedule_find_trial(s, trial, &slot, err);
+    schedule_trial *t;
+
+    if (status != CER_OK)
+        return status;
+    t = &s->trials[slot];
+    if (t->status != CER_TRIAL_DROPPED)
+        return cer_fail(err, CER_INVALID, "trial %u was not dropped", trial);
+    index_remove(s, index_position(s, trial));
+    t->forgotten = true;
+    t->queue = s->free_slot;
+    s->free_slot = slot;
     return CER_OK;
 }
 

@@ -99,6 +99,10 @@ cer_status cer_schedule_extend_trial(cer_schedule *schedule, uint32_t trial,
  * unit_done, unit_failed or unit_lost. */
 cer_status cer_schedule_drop_trial(cer_schedule *schedule, uint32_t trial,
                                    cer_error *err);
+/* Gives the room of a dropped trial to those to come: it is as if it had never
+ * been added, except for what was learnt from it. */
+cer_status cer_schedule_forget_trial(cer_schedule *schedule, uint32_t trial,
+                                     cer_error *err);
 /* A trial that is held gets no further unit until it is released; one that is
  * running ends first. It stays where it is, as a trial that is waiting. */
 cer_status cer_schedule_hold_trial(cer_schedule *schedule, uint32_t trial,

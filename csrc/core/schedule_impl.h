@@ -28,14 +28,15 @@ typedef struct schedule_trial {
     uint32_t attempt;
     uint32_t worker;      /* that runs its unit, or NONE */
     uint32_t live_worker; /* that has its newest state live, or NONE */
-    uint32_t queue;       /* the heap it is in, or NONE */
-    uint8_t status;       /* a cer_trial_status */
-    bool ending;          /* dropped while its unit runs */
-    bool held;            /* gets no unit until it is released */
-    bool warm;            /* its first unit, which is not timed, is over */
-    bool known;           /* rate was measured */
+    uint32_t queue; /* the heap it is in, or NONE; of a free slot the next */
+    uint8_t status; /* a cer_trial_status */
+    bool ending;    /* dropped while its unit runs */
+    bool held;      /* gets no unit until it is released */
+    bool warm;      /* its first unit, which is not timed, is over */
+    bool known;     /* rate was measured */
     bool in_wave;
     bool work_in_seconds; /* unit of `work` */
+    bool forgotten;       /* the slot is free */
     uint32_t timed;       /* units that made its rate, no further than needed */
     uint64_t lane;        /* which shard of the wave is next, counted up */
     double rate;          /* seconds per weight on a worker of factor 1 */
@@ -79,7 +80,8 @@ struct cer_schedule {
     schedule_trial *trials;
     cer_heap_node *nodes; /* by slot; see schedule_queue.c for the heaps */
     cer_heap_node *ages;  /* by slot; heap `oldest`, mode SHARED only */
-    uint32_t n_trials;
+    uint32_t n_trials;    /* slots used, free ones among them */
+    uint32_t free_slot;   /* the first of them, or NONE */
     uint32_t capacity;
     uint32_t *index; /* hash table from number to slot; never full */
     uint32_t index_size;

@@ -353,6 +353,22 @@ drop_trial(PyObject *self, PyObject *trial_arg)
         self, cer_schedule_drop_trial(schedule_of(self), trial, &err), &err);
 }
 
+PyDoc_STRVAR(forget_trial_doc,
+             "forget_trial(trial)\n--\n\n"
+             "Give the room of a dropped trial to those to come.");
+
+static PyObject *
+forget_trial(PyObject *self, PyObject *trial_arg)
+{
+    uint32_t trial;
+    cer_error err;
+
+    if (!to_number(trial_arg, &trial))
+        return NULL;
+    return none_or_raise(
+        self, cer_schedule_forget_trial(schedule_of(self), trial, &err), &err);
+}
+
 PyDoc_STRVAR(
     hold_trial_doc,
     "hold_trial(trial)\n--\n\n"
@@ -606,6 +622,7 @@ static PyMethodDef schedule_methods[] = {
     WITH_KEYWORDS(add_trial),
     WITH_KEYWORDS(extend_trial),
     {"drop_trial", drop_trial, METH_O, drop_trial_doc},
+    {"forget_trial", forget_trial, METH_O, forget_trial_doc},
     {"hold_trial", hold_trial, METH_O, hold_trial_doc},
     {"release_trial", release_trial, METH_O, release_trial_doc},
     WITH_KEYWORDS(fork_trial),

@@ -226,6 +226,67 @@ test_a_dropped_trial_keeps_its_worker_until_its_unit_ends(void)
     cer_schedule_free(s);
 }
 
+/* A window of trials moves over many numbers, which are spread so that places
+ * in the index collide; nothing is mixed up, and the room is used again. */
+static void
+test_forgotten_trials_leave_their_room(void)
+{
+    enum { WINDOW = 50, COUNT = 20000 };
+    cer_schedule *s = make(2, 1, 0, 1);
+    uint32_t window[WINDOW];
+    size_t bytes = 0;
+    cer_rng rng;
+
+    cer_rng_seed(&rng, 7, CER_RNG_SPACE, 0, 0);
+    for (uint32_t n = 0; n < COUNT; n++) {
+        uint32_t number = n * 64 + (uint32_t)cer_rng_below(&rng, 64);
+        uint32_t at = (uint32_t)cer_rng_below(&rng, WINDOW);
+        cer_unit unit;
+
+        if (n < WINDOW) {
+            at = n;
+        } else {
+            OK(cer_schedule_drop_trial(s, window[at], &err));
+            OK(cer_schedule_forget_trial(s, window[at], &err));
+            CHECK_EQ_INT(cer_schedule_forget_trial(s, window[at], &err),
+                         CER_INVALID);
+        }
+        window[at] = number;
+        OK(cer_schedule_add_trial(s, number, n % 9 + 1, n % 9, 0, &err));
+        for (uint32_t i = 0; n >= WINDOW && i < WINDOW; i++) {
+            OK(cer_schedule_position(s, window[i], &unit, &err));
+            CHECK_EQ_INT(unit.trial, window[i]);
+        }
+        if (n == WINDOW)
+            bytes = cer_schedule_bytes(s);
+    }
+    CHECK_EQ_INT(cer_schedule_bytes(s), bytes);
+    cer_schedule_free(s);
+}
+
+static void
+test_only_dropped_trials_are_forgotten(void)
+{
+    cer_schedule *s = make(2, 1, 2, 1);
+    cer_command c;
+    cer_unit unit;
+
+    CHECK(cer_schedule_next(s, 0.0, &c));
+    CHECK_EQ_INT(cer_schedule_forget_trial(s, 1, &err), CER_INVALID);
+    CHECK_EQ_STR(err.message, "trial 1 was not dropped");
+    OK(cer_schedule_drop_trial(s, 0, &err)); /* its unit runs */
+    CHECK_EQ_INT(cer_schedule_forget_trial(s, 0, &err), CER_INVALID);
+    OK(cer_schedule_unit_done(s, 0, 1.0, &unit, &err));
+    OK(cer_schedule_forget_trial(s, 0, &err));
+    CHECK_EQ_INT(cer_schedule_drop_trial(s, 0, &err), CER_INVALID);
+    CHECK_EQ_STR(err.message, "there is no trial 0");
+    OK(cer_schedule_add_trial(s, 0, 1, 0, 0, &err));
+    CHECK(cer_schedule_next(s, 1.0, &c));
+    CHECK_EQ_INT(c.unit.trial, 0);
+    CHECK_EQ_INT(c.unit.step, 0);
+    cer_schedule_free(s);
+}
+
 static void
 test_wrong_arguments_are_refused(void)
 {
@@ -458,4 +519,6 @@ CHECK_MAIN(test_oldest_trial_first_and_it_stays_on_its_worker,
            test_orphaned_shards_are_loaded_by_the_worker_with_the_fewest,
            test_a_held_trial_goes_on_where_it_was,
            test_a_dropped_trial_keeps_its_worker_until_its_unit_ends,
+           test_forgotten_trials_leave_their_room,
+           test_only_dropped_trials_are_forgotten,
            test_wrong_arguments_are_refused, test_random_searches)

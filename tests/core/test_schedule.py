@@ -353,3 +353,33 @@ def test_trials_that_end_early_make_room_for_the_others() -> None:
     assert len(run_all(schedule)) == 4
     schedule.extend_trial(1, 2)  # nothing changes
     assert schedule.finished
+
+
+@pytest.mark.parametrize("options", [{}, {"stagger": False}, {"exclusive": True}])
+def test_forgetting_changes_no_decision(options: dict[str, bool]) -> None:
+    def units(forget: bool) -> list[tuple[int, ...]]:
+        schedule = new(3, shards=4, eval_cost=0.5, **options)
+        rng = random.Random(3)
+        begun, ended, now = 0, set[int](), 0.0
+        running: dict[int, int] = {}
+        found = []
+        while len(ended) < 60:
+            while begun < 60 and begun - len(ended) < 7:
+                schedule.add_trial(begun, epochs=1 + begun % 3)
+                begun += 1
+            while (command := schedule.next(now)) is not None:
+                if command[0] == "run":
+                    running[command[1]] = command[2]
+                    found.append(tuple(command[1:6]))
+            now += rng.random()
+            worker = rng.choice(sorted(running))
+            trial = running.pop(worker)
+            schedule.unit_done(worker, now)
+            if schedule.trial_status(trial) == "waiting":
+                schedule.drop_trial(trial)
+                ended.add(trial)
+                if forget:
+                    schedule.forget_trial(trial)
+        return found
+
+    assert units(forget=True) == units(forget=False)

@@ -360,6 +360,9 @@ class FakeRun:
         }
         self.told: list[Any] = []
 
+    def status_of(self, number: int) -> Any:
+        return self.trials[number].record.status if number in self.trials else None
+
     def cancel_units(self) -> None:
         self.told.append("cancel")
 

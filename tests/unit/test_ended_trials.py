@@ -8,7 +8,7 @@ import pytest
 
 from cerebro.ended_trials import KEPT_ROWS, EndedTrials
 from cerebro.report.snapshot import TrialRow
-from cerebro.trial import EpochRecord, TrialRecord, best_trial
+from cerebro.trial import EpochRecord, TrialRecord, best_trials
 
 
 def trial(number, losses=(), status="finished", error=None):
@@ -35,7 +35,7 @@ def test_the_leader_is_the_best_of_all(mode, select):
     records = [trial(n, [rng.randrange(40) for _ in range(3)]) for n in range(200)]
     rng.shuffle(records)
     found = ended(records, mode, select)
-    assert found.leader[1] == best_trial(records, "loss", mode, select)
+    assert [found.leader[1]] == best_trials(records, "loss", mode, select, 1)
     assert found.leader[1] in [r.number for r in found.rows()]
 
 
