@@ -149,7 +149,7 @@ def abandon(
 
     Every step is tried whatever becomes of the others, and none hides `error`.
     """
-    steps: list[Callable[[], None]] = [lambda: executor.close(kill=True), progress.close]
+    steps: list[Callable[[], object]] = [lambda: executor.close(kill=True), progress.close]
     if run is not None:
         interrupted = isinstance(error, KeyboardInterrupt)
         record = {"status": "stopped" if interrupted else "failed", "ended": time.time()}

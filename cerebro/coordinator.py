@@ -112,6 +112,7 @@ class Coordinator:
         self._meter.started(self.trials.values(), len(self._schedule_worker))
         with closing(self._remote):
             self._train()
+        self._loop.finish()
         if not self.is_stopped:
             self._trials.end_paused()
         self.end_open_trials()
@@ -257,7 +258,7 @@ class Coordinator:
 
     def _go_on(self, restored: Restored) -> None:
         """Take up a run where another process has left it."""
-        self._loop.restore(restored.loop)
+        self._loop.restore(restored.loop, restored.said)
         for number, epochs in restored.lost.items():
             trial = self.trials[number]
             seconds = trial.epoch_seconds  # of the epoch in progress, after these

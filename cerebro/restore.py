@@ -71,7 +71,9 @@ class Restored:
     loop: dict[str, Any] | None
     """What the search loop noted beside the searcher's state."""
     answers: dict[int, Answers]
-    """What the searcher has said, by trial."""
+    """What the searcher has said, by trial,"""
+    said: int = 0
+    """and how many answers and suggestions that are."""
     partly: bool = False
     """Whether others may be left that do not go on."""
     trials: list[LiveTrial] = field(default_factory=list)

@@ -22,6 +22,7 @@ from cerebro.owner import Owner
 from cerebro.recorded_settings import check_trials, refuse_changes, settings_of
 from cerebro.restore import Restored, Restorer
 from cerebro.result import Result
+from cerebro.retelling import retell
 from cerebro.saved_run import SavedRun
 from cerebro.searchers import set_up
 from cerebro.searchers.base import Searcher
@@ -32,6 +33,7 @@ from cerebro.store import (
     FILE,
     Store,
     check_whole,
+    count_said,
     read_answers,
     read_clock,
     read_unit_seconds,
@@ -262,6 +264,7 @@ def searcher_of(
     set_up(made, Space.from_json(settings.space_json), settings)
     if "searcher" in saved.meta:
         made.load_state_dict(saved.meta["searcher"])
+        retell(saved, settings, made)
     return made
 
 
@@ -317,6 +320,7 @@ def restore(
             loop=saved.meta.get("search_loop"),
             answers=read_answers(connection),
             partly=wish.trials is not None and not _has_suggested_all(saved),
+            said=count_said(connection),
         )
     before = saved.settings["epochs"]
     restorer.clear_unknown(len(saved.records))

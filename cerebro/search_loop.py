@@ -18,6 +18,7 @@ from cerebro.live_trial import LiveTrial
 from cerebro.live_trials import LiveTrials
 from cerebro.rounds import Report, Rounds
 from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion
+from cerebro.searchers.notes import Notes
 from cerebro.settings import Settings
 from cerebro.store import Store
 from cerebro.trial import ENDED
@@ -59,6 +60,7 @@ class SearchLoop:
         self._first = first
         self._fresh = 0  # trials that are no clones
         self._news = False
+        self._notes = Notes(searcher)
         self._standing: set[int] = set()  # trials that ended early and are reported on
 
     # --- what the coordinator says ---------------------------------------
@@ -95,14 +97,40 @@ class SearchLoop:
                 if not self._step(ask):
                     break
             if self._news and getattr(self.searcher, "is_recorded", True):
-                self._store.set_meta("searcher", self.searcher.state_dict())
                 self._store.set_meta("search_loop", self.state_dict())
+                if self._notes.are_due:
+                    self._write_down()
         return self._news
+
+    def finish(self) -> None:
+        """Nothing more is said: what the searcher has come to is on record as it is."""
+        if getattr(self.searcher, "is_recorded", True) and not self._notes.are_complete:
+            with self._store.group():
+                self._write_down()
+
+    def _write_down(self) -> None:
+        """Record the searcher's state, and what had been said by then."""
+        try:
+            size = self._store.set_meta("searcher", self.searcher.state_dict())
+        except InputError as error:
+            raise InputError(
+                f"the searcher {self._settings.searcher_name}: state_dict() must return JSON: "
+                f"{error}"
+            ) from error
+        self._store.set_meta("searcher_said", self._notes.said)
+        self._notes.written(size)
 
     # --- a resumed run ---------------------------------------------------
 
-    def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from :meth:`state_dict`; None: the searcher had not been asked yet."""
+    def restore(self, state: Mapping[str, Any] | None, said: int) -> None:
+        """Go on from :meth:`state_dict`; None: the searcher had not been asked yet.
+
+        Parameters
+        ----------
+        said
+            How many answers and suggestions are on record.
+        """
+        self._notes = Notes(self.searcher, said)
         if state is not None:
             self._fresh = int(state["fresh"])
             # With more trials than before there may be something to ask for again.
@@ -329,6 +357,7 @@ class SearchLoop:
     def _note(self, trial: int, epoch: int, decision: str, epochs: int | None) -> None:
         self._news = True
         if self.searcher.adaptive:
+            self._notes.said += 1
             self._store.add_decision(self.rounds.number, trial, epoch, decision, epochs)
 
     def _width(self) -> int:

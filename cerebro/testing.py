@@ -54,6 +54,7 @@ def drive(
     order: int | None = 0,
     asynchronous: bool = False,
     interrupt: Callable[[], Searcher] | None = None,
+    retell: int = 0,
 ) -> list[SimulatedTrial]:
     """Run a search in which nothing is trained; return its trials by number.
 
@@ -72,6 +73,8 @@ def drive(
     interrupt
         Makes a fresh searcher, which is given the state of the old one after every group of
         answers, as if the run were resumed each time.
+    retell
+        How old that state may be: what the old one was told since is told again.
 
     Raises
     ------
@@ -90,7 +93,7 @@ def drive(
     for _ in range(MAX_STEPS):
         training += search.advance()
         if interrupt is not None:
-            search.resume(interrupt())
+            search.resume(interrupt(), retell=retell)
         if not training:
             if not search.is_exhausted:
                 raise ContractError("suggest() returns None while no trial is training")
@@ -114,8 +117,9 @@ def check_searcher(
     Deterministic: equal for any order in which trials finish their epochs. Nothing lost or
     twice: every trial ends, none that was stopped trains again, paused ones are resumed at
     most where they stand. Resumable: a fresh searcher with the old one's state, stored as
-    JSON after every answer, goes on the same way. Sound: failing trials do not hang it, and
-    a search whose trials all fail ends.
+    JSON after every answer, goes on the same way, and so does one with an older state that
+    is told again what was told since. Sound: failing trials do not hang it, and a search
+    whose trials all fail ends.
 
     Parameters
     ----------
@@ -143,6 +147,9 @@ def check_searcher(
         _same(reference, drive(make(), smooth_curve, order=order, **options), "another order")
     resumed = drive(make(), smooth_curve, order=1, interrupt=make, **options)
     _same(reference, resumed, "a resume after every answer")
+    if getattr(make(), "repeatable", True):
+        retold = drive(make(), smooth_curve, order=1, interrupt=make, retell=7, **options)
+        _same(reference, retold, "a resume from an older state")
     again = drive(make(), smooth_curve, order=None, mode="max", **options)
     _same(again, drive(make(), smooth_curve, order=2, mode="max", **options), "another order")
     failing = drive(make(), failing_curve, order=None, **options)

@@ -60,7 +60,7 @@ PYTHON_LAYERS = [
     ["coordinator", "saved_run"],
     ["saved_trial", "verify"],
     ["result"],
-    ["conduct", "plan", "recorded_settings", "replay", "testing"],
+    ["conduct", "plan", "recorded_settings", "replay", "retelling", "testing"],
     ["new_run"],
     ["resume"],
     ["search"],

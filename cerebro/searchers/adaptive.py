@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from cerebro.errors import InputError
-from cerebro.searchers.base import Decision, Suggestion, _Done, check_n_trials
+from cerebro.searchers.base import Decision, Suggestion, _Done, check_n_trials, check_whole
 from cerebro.space import Space, json_value
 
 
@@ -110,16 +110,8 @@ class AdaptiveSearcher:
 
 def check_rungs(min_epochs: int, reduction_factor: int, epochs: int | None = None) -> None:
     """Raise InputError unless rungs can be made of these."""
-    if isinstance(min_epochs, bool) or not isinstance(min_epochs, int) or min_epochs < 1:
-        raise InputError(f"min_epochs must be a whole number of at least 1, not {min_epochs!r}")
-    if (
-        isinstance(reduction_factor, bool)
-        or not isinstance(reduction_factor, int)
-        or reduction_factor < 2
-    ):
-        raise InputError(
-            f"reduction_factor must be a whole number of at least 2, not {reduction_factor!r}"
-        )
+    check_whole("min_epochs", min_epochs, 1)
+    check_whole("reduction_factor", reduction_factor, 2)
     if epochs is not None and min_epochs > epochs:
         raise InputError(
             f"min_epochs={min_epochs} is above epochs={epochs}: give search() more epochs, or "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Mapping
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from cerebro.errors import InputError
@@ -14,7 +16,51 @@ from cerebro.searchers.adaptive import (
     encode_value,
     rung_epochs,
 )
-from cerebro.searchers.base import DONE, Decision, Suggestion, _Done
+from cerebro.searchers.base import DONE, Decision, Suggestion, _Done, needs_end
+
+
+class _Rung:
+    """Who has come to a rung, and which of them has not gone on.
+
+    Sorted as they come, so that nothing is sorted again for every decision.
+    """
+
+    def __init__(self, reduction_factor: int) -> None:
+        self._factor = reduction_factor
+        self._ranked: list[tuple[float, int]] = []  # value and trial
+        self._stayed: list[tuple[float, int]] = []  # a heap of those that may go on yet
+
+    def __len__(self) -> int:
+        return len(self._ranked)
+
+    def add(self, trial: int, value: float, *, moved: bool = False) -> None:
+        """A trial has come; infinity: it is over, but counts."""
+        insort(self._ranked, (value, trial))
+        if math.isfinite(value) and not moved:
+            heapq.heappush(self._stayed, (value, trial))
+
+    def is_good(self, value: float, trial: int) -> bool:
+        """Whether a trial that has come is among the best ``1/reduction_factor``."""
+        rank = bisect_left(self._ranked, (value, trial))
+        return rank < len(self._ranked) // self._factor
+
+    def promoted(self) -> int | None:
+        """Return the best of those that stayed, if it is good enough; it goes on then."""
+        if self._stayed and self.is_good(*self._stayed[0]):
+            return heapq.heappop(self._stayed)[1]
+        return None
+
+    def state_dict(self) -> list[list[Any]]:
+        """Return, as JSON, each trial, its value, and 1 if it has gone on."""
+        stayed = {trial for _, trial in self._stayed}
+        return [[trial, encode_value(v), int(trial not in stayed)] for v, trial in self._ranked]
+
+    @classmethod
+    def from_state(cls, reduction_factor: int, state: Sequence[Sequence[Any]]) -> _Rung:
+        rung = cls(reduction_factor)
+        for trial, value, moved in state:
+            rung.add(trial, decode_value(value), moved=bool(moved))
+        return rung
 
 
 class ASHA(AdaptiveSearcher):
@@ -53,62 +99,51 @@ class ASHA(AdaptiveSearcher):
         self._min_epochs = min_epochs
         self._reduction_factor = reduction_factor
         self._variant = variant
-        self._rungs: list[int] = []
-        self._values: list[dict[int, float]] = []  # of each rung
-        self._moved: list[set[int]] = []  # who has gone on from each rung
+        self._epochs_of: list[int] = []  # of each rung
+        self._rungs: list[_Rung] = []
         self._live: set[int] = set()
 
     def _prepare(self) -> None:
-        if self._n_trials is None:
-            raise InputError(
-                "ASHA never ends by itself: give n_trials (how many configurations to try) or "
-                "time_limit"
-            )
+        needs_end("ASHA", self._n_trials)
         check_rungs(self._min_epochs, self._reduction_factor, self._epochs)
-        self._rungs = rung_epochs(self._min_epochs, self._reduction_factor, self._epochs)
-        self._values = [{} for _ in self._rungs]
-        self._moved = [set() for _ in self._rungs]
+        self._epochs_of = rung_epochs(self._min_epochs, self._reduction_factor, self._epochs)
+        self._rungs = [_Rung(self._reduction_factor) for _ in self._epochs_of]
         self._live = set()
 
     def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
         """Return the trial to promote in the highest rung that has one, else a new one."""
-        promoted = self._promotable()
+        promoted = self._promoted()
         if promoted is not None:
-            level, trial = promoted
-            self._moved[level].add(trial)
+            trial, epochs = promoted
             self._live.add(trial)
-            return self._again(trial, self._rungs[level + 1])
+            return self._again(trial, epochs)
         assert self._n_trials is not None
         if self._count < self._n_trials:
             self._live.add(self._count)
             promotion = self._variant == "promotion"
-            return self._new(self._rungs[0] if promotion else self._epochs)
+            return self._new(self._epochs_of[0] if promotion else self._epochs)
         return None if self._live else DONE
 
-    def _promotable(self) -> tuple[int, int] | None:
+    def _promoted(self) -> tuple[int, int] | None:
+        """Return a trial that goes on, and until which epoch."""
         if self._variant == "stopping":
             return None
         for level in range(len(self._rungs) - 2, -1, -1):
-            for trial in self._best(level):
-                if trial not in self._moved[level]:
-                    return level, trial
+            trial = self._rungs[level].promoted()
+            if trial is not None:
+                return trial, self._epochs_of[level + 1]
         return None
 
-    def _best(self, level: int) -> list[int]:
-        """Return the best ``1/reduction_factor`` of those that have come to a rung, best first."""
-        ranked = sorted((value, trial) for trial, value in self._values[level].items())
-        count = len(ranked) // self._reduction_factor
-        return [trial for value, trial in ranked[:count] if math.isfinite(value)]
-
     def _decide(self, trial: int, epoch: int, value: float) -> Decision:
-        level = sum(epoch + 1 > rung for rung in self._rungs)
+        level = sum(epoch + 1 > epochs for epochs in self._epochs_of)
         if not math.isfinite(value):
-            self._values[min(level, len(self._rungs) - 1)][trial] = value
+            self._rungs[min(level, len(self._rungs) - 1)].add(trial, value)
             self._live.discard(trial)
             return Decision.STOP
-        if epoch + 1 != self._rungs[level]:
+        if epoch + 1 != self._epochs_of[level]:
             return Decision.CONTINUE
-        self._values[level][trial] = value
+        rung = self._rungs[level]
+        rung.add(trial, value)
         if level == len(self._rungs) - 1:
             self._live.discard(trial)
             return Decision.CONTINUE
@@ -116,19 +151,17 @@ class ASHA(AdaptiveSearcher):
             self._live.discard(trial)
             return Decision.PAUSE
         # The first to come cannot be compared with anybody: it goes on.
-        if len(self._values[level]) < self._reduction_factor or trial in self._best(level):
+        if len(rung) < self._reduction_factor or rung.is_good(value, trial):
             return Decision.CONTINUE
         self._live.discard(trial)
         return Decision.STOP
 
     def _state(self) -> dict[str, Any]:
-        values = [[[t, encode_value(v)] for t, v in rung.items()] for rung in self._values]
-        moved = [sorted(rung) for rung in self._moved]
-        return {"values": values, "moved": moved, "live": sorted(self._live)}
+        return {"rungs": [rung.state_dict() for rung in self._rungs], "live": sorted(self._live)}
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        self._values = [{t: decode_value(v) for t, v in rung} for rung in state["values"]]
-        self._moved = [set(rung) for rung in state["moved"]]
+        factor = self._reduction_factor
+        self._rungs = [_Rung.from_state(factor, rung) for rung in state["rungs"]]
         self._live = set(state["live"])
 
     def __repr__(self) -> str:

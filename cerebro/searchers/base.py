@@ -80,6 +80,14 @@ class Searcher(Protocol):
     A searcher may have a method ``dropped() -> list[int]``: the paused trials that it will
     not resume, each told once. They end as stopped, and what is kept for going on is freed;
     those of a searcher without it wait for the end of the run.
+
+    Its state is not recorded with every answer. When a run is resumed it may be told again
+    what it was told since, and asked again, and has to say the same; a `suggest` that
+    returned None or `DONE` is not repeated. An adaptive searcher that also depends on something
+    else has an attribute ``repeatable = False``: then its state is recorded with every answer.
+
+    A configuration is what ``build`` is to get: it need not be inside the space, and several
+    trials may have the same.
     """
 
     adaptive: bool
@@ -202,6 +210,28 @@ def expected_trials(searcher: Searcher, n_trials: int | None) -> int | None:
     """How many trials a search will have, None if that is not known."""
     counts = [n for n in (n_trials, getattr(searcher, "total", None)) if n is not None]
     return min(counts, default=None)
+
+
+def needs_end(title: str, n_trials: int | float | None) -> int | float:
+    """Return the number of trials of a searcher that has no end of its own.
+
+    Raises
+    ------
+    InputError
+        If there is none.
+    """
+    if n_trials is None:
+        raise InputError(
+            f"{title} never ends by itself: give n_trials (how many configurations to try) or "
+            "time_limit"
+        )
+    return n_trials
+
+
+def check_whole(name: str, value: Any, least: int) -> None:
+    """Raise InputError unless an option of a searcher is a whole number, and large enough."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(f"{name} must be a whole number of at least {least}, not {value!r}")
 
 
 def check_n_trials(n_trials: int | float | None, points: Sequence[object]) -> None:

@@ -24,7 +24,7 @@ class Rung:
     epochs: int
 
 
-@dataclass
+@dataclass(eq=False)
 class Bracket:
     """One bracket and how far it has come.
 
@@ -132,16 +132,16 @@ class Bracket:
 
 
 class Brackets:
-    """Several brackets side by side, in order: who needs a trial first gets the worker."""
+    """Several brackets side by side, in order: who needs a trial first gets the worker.
+
+    Those that are over are forgotten.
+    """
 
     def __init__(self, brackets: Sequence[Bracket]) -> None:
         self.brackets = list(brackets)
         self._of_trial: dict[int, Bracket] = {
             trial: bracket for bracket in self.brackets for trial in bracket.members
         }
-
-    def __len__(self) -> int:
-        return len(self.brackets)
 
     @property
     def is_over(self) -> bool:
@@ -167,7 +167,12 @@ class Brackets:
         self._of_trial[trial] = bracket
 
     def decide(self, trial: int, epoch: int, value: float) -> Decision:
-        return self._of_trial[trial].decide(trial, epoch, value)
+        bracket = self._of_trial[trial]
+        decision = bracket.decide(trial, epoch, value)
+        if bracket.is_over and not bracket.dropped:
+            self.brackets.remove(bracket)
+            self._forget(bracket.members)
+        return decision
 
     def dropped(self) -> list[int]:
         """Return, once, the paused trials that will not go on."""
@@ -175,7 +180,12 @@ class Brackets:
         for bracket in self.brackets:
             found += bracket.dropped
             bracket.dropped = []
+        self._forget(found)
         return found
+
+    def _forget(self, trials: Sequence[int]) -> None:
+        for trial in trials:
+            self._of_trial.pop(trial, None)
 
     def state_dict(self) -> list[dict[str, Any]]:
         return [bracket.state_dict() for bracket in self.brackets]

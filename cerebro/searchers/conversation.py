@@ -11,8 +11,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from cerebro.errors import InputError
 from cerebro.rounds import Report, Rounds
 from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion
+from cerebro.searchers.notes import Word, catch_up
 from cerebro.space import Space
 
 
@@ -66,14 +68,37 @@ class Conversation:
         adaptive = bool(getattr(searcher, "adaptive", False))
         self._width = (8 if adaptive else math.inf) if width is None else width
         self._rounds = Rounds(ordered=adaptive and not asynchronous)
+        self._words: list[Word] = []  # said since the state was written down last
+        self._told: dict[tuple[int, int], dict[str, float]] = {}
         searcher.setup(space, **setup)
+        self._state = self._state_now()
 
-    def resume(self, fresh: Searcher) -> None:
-        """Go on with another searcher that is given the state of this one, as JSON."""
-        state = json.loads(json.dumps(self._searcher.state_dict(), allow_nan=False))
+    def resume(self, fresh: Searcher, *, retell: int = 0) -> None:
+        """Go on with another searcher that is given the state of this one, as JSON.
+
+        Parameters
+        ----------
+        retell
+            How old the state may be, in answers and suggestions: the searcher is told again
+            what it was told since, as in a run that is resumed.
+        """
+        if len(self._words) >= retell:
+            self._state, self._words = self._state_now(), []
         fresh.setup(self._space, **self._setup)
-        fresh.load_state_dict(state)
+        fresh.load_state_dict(json.loads(self._state))
+        try:
+            catch_up(
+                *(fresh, self._words),
+                told=lambda trial, epoch: self._told[trial, epoch],
+                config_of=lambda trial: self.trials[trial].config,
+                epochs=self._setup["epochs"],
+            )
+        except InputError as error:
+            raise ContractError(str(error)) from None
         self._searcher = fresh
+
+    def _state_now(self) -> str:
+        return json.dumps(self._searcher.state_dict(), allow_nan=False)
 
     def trained(self, number: int, value: float) -> None:
         """A trial has trained an epoch; NaN: it failed there."""
@@ -114,6 +139,8 @@ class Conversation:
         decision = self._searcher.report(report.trial, report.epoch, dict(report.metrics))
         if not isinstance(decision, Decision):
             raise ContractError(f"report() returned {decision!r}, which is no Decision")
+        self._told[report.trial, report.epoch] = dict(report.metrics)
+        self._words.append(Word(report.trial, report.epoch, decision.value, None))
         trial.decisions.append(decision.value)
         on = [] if report.ended else self._apply(trial, decision)
         self._take_dropped()
@@ -150,10 +177,17 @@ class Conversation:
             elif isinstance(suggestion, Suggestion):
                 asked.append(self._begin(suggestion))
                 self._rounds.join(asked[-1])
+                self._words.append(self._word(suggestion, asked[-1]))
             else:
                 raise ContractError(f"suggest() returned {suggestion!r}")
         self._take_dropped()
         return asked
+
+    def _word(self, suggestion: Suggestion, number: int) -> Word:
+        trial = self.trials[number]
+        kind = "resume" if suggestion.trial is not None else "begin"
+        kind = "clone" if suggestion.parent is not None else kind
+        return Word(number, trial.epoch, kind, trial.target)
 
     def _begin(self, suggestion: Suggestion) -> int:
         target = suggestion.epochs or self._setup["epochs"]

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from statistics import median
+from bisect import insort
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from cerebro.errors import InputError
 from cerebro.searchers.adaptive import AdaptiveSearcher, decode_value, encode_value
-from cerebro.searchers.base import DONE, Decision, Suggestion, _Done
+from cerebro.searchers.base import (
+    DONE,
+    Decision,
+    Suggestion,
+    _Done,
+    check_whole,
+    needs_end,
+)
 
 
 class MedianStopping(AdaptiveSearcher):
@@ -29,21 +35,16 @@ class MedianStopping(AdaptiveSearcher):
 
     def __init__(self, grace_epochs: int = 1, min_trials: int = 3) -> None:
         super().__init__()
-        for name, value in (("grace_epochs", grace_epochs), ("min_trials", min_trials)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"{name} must be a whole number of at least 1, not {value!r}")
+        check_whole("grace_epochs", grace_epochs, 1)
+        check_whole("min_trials", min_trials, 1)
         self._grace_epochs = grace_epochs
         self._min_trials = min_trials
         self._best: dict[int, float] = {}
         self._sums: dict[int, float] = {}
-        self._averages: list[dict[int, float]] = []  # by epoch: trial to its average until then
+        self._averages: list[list[float]] = []  # by epoch: those of all trials until then, sorted
 
     def _prepare(self) -> None:
-        if self._n_trials is None:
-            raise InputError(
-                "median stopping never ends by itself: give n_trials (how many configurations to "
-                "try) or time_limit"
-            )
+        needs_end("median stopping", self._n_trials)
         self._best, self._sums, self._averages = {}, {}, []
 
     def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
@@ -53,28 +54,42 @@ class MedianStopping(AdaptiveSearcher):
 
     def _decide(self, trial: int, epoch: int, value: float) -> Decision:
         if not math.isfinite(value):
+            self._forget(trial)
             return Decision.STOP
         self._best[trial] = min(value, self._best.get(trial, math.inf))
         self._sums[trial] = self._sums.get(trial, 0.0) + value
         while len(self._averages) <= epoch:
-            self._averages.append({})
-        self._averages[epoch][trial] = self._sums[trial] / (epoch + 1)
-        others = [v for t, v in self._averages[epoch].items() if t != trial]
-        if epoch + 1 <= self._grace_epochs or len(others) < self._min_trials:
-            return Decision.CONTINUE
-        return Decision.STOP if self._best[trial] > median(others) else Decision.CONTINUE
+            self._averages.append([])
+        others = self._averages[epoch]
+        judged = epoch + 1 > self._grace_epochs and len(others) >= self._min_trials
+        stops = judged and self._best[trial] > median_of(others)
+        insort(others, self._sums[trial] / (epoch + 1))
+        if stops or epoch + 1 == self._epochs:
+            self._forget(trial)
+        return Decision.STOP if stops else Decision.CONTINUE
+
+    def _forget(self, trial: int) -> None:
+        """Drop what only matters while the trial trains."""
+        self._best.pop(trial, None)
+        self._sums.pop(trial, None)
 
     def _state(self) -> dict[str, Any]:
         return {
             "best": [[t, encode_value(v)] for t, v in self._best.items()],
             "sums": [[t, v] for t, v in self._sums.items()],
-            "averages": [[[t, v] for t, v in epoch.items()] for epoch in self._averages],
+            "averages": [list(epoch) for epoch in self._averages],
         }
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self._best = {t: decode_value(v) for t, v in state["best"]}
         self._sums = {t: float(v) for t, v in state["sums"]}
-        self._averages = [{t: float(v) for t, v in epoch} for epoch in state["averages"]]
+        self._averages = [[float(v) for v in epoch] for epoch in state["averages"]]
 
     def __repr__(self) -> str:
         return f"MedianStopping(grace_epochs={self._grace_epochs}, min_trials={self._min_trials})"
+
+
+def median_of(values: Sequence[float]) -> float:
+    """Return the median of sorted values."""
+    half = len(values) // 2
+    return values[half] if len(values) % 2 else (values[half - 1] + values[half]) / 2

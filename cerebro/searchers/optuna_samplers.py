@@ -12,9 +12,15 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from cerebro.errors import InputError
 from cerebro.searchers.adaptive import AdaptiveSearcher, decode_value, encode_value
-from cerebro.searchers.base import DONE, Decision, Suggestion, _Done
+from cerebro.searchers.base import (
+    DONE,
+    Decision,
+    Suggestion,
+    _Done,
+    check_whole,
+    needs_end,
+)
 from cerebro.searchers.distributions import Parameters, import_optuna, quiet
 from cerebro.space import Node, path_name
 
@@ -27,17 +33,15 @@ MAX_SAMPLER_SEED = 2**32
 class SamplerSearch(AdaptiveSearcher):
     """Asks an Optuna sampler for configurations; every trial trains to the end.
 
-    Parameters
-    ----------
-    earlier
-        Earlier runs of the same space, as `Result` objects: their finished trials are what
-        the sampler knows at the beginning (warm start).
+    The trials of earlier runs are what the sampler knows at the beginning.
     """
 
     _title = ""
 
-    def __init__(self, earlier: Any = ()) -> None:
+    def __init__(self, startup_trials: int = 10, earlier: Any = ()) -> None:
         super().__init__()
+        check_whole("startup_trials", startup_trials, 0)
+        self._startup_trials = startup_trials
         self._earlier = list(earlier) if isinstance(earlier, (list, tuple)) else [earlier]
         self._study: optuna.Study | None = None
         self._parameters: Parameters | None = None
@@ -49,11 +53,7 @@ class SamplerSearch(AdaptiveSearcher):
         raise NotImplementedError
 
     def _prepare(self) -> None:
-        if self._n_trials is None:
-            raise InputError(
-                f"{self._title} never ends by itself: give n_trials (how many configurations to "
-                "try) or time_limit"
-            )
+        needs_end(self._title, self._n_trials)
         optuna = import_optuna(self._title)
         self._parameters = Parameters(optuna, self._space)
         with quiet(optuna):
@@ -140,6 +140,9 @@ class SamplerSearch(AdaptiveSearcher):
         self._log = [list(entry) for entry in state["log"]]
         self._best = {trial: decode_value(value) for trial, value in state["best"]}
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(startup_trials={self._startup_trials})"
+
 
 class TPE(SamplerSearch):
     """Tree-structured Parzen estimator (Bergstra et al., "Algorithms for Hyper-Parameter
@@ -148,26 +151,17 @@ class TPE(SamplerSearch):
     Parameters
     ----------
     startup_trials
-        Random trials before the estimator is used.
+        Random trials before the model is used.
     earlier
-        Results of earlier runs of the same space to learn from.
+        Results of earlier runs of the same space to learn from (warm start).
     """
 
     _title = "TPE"
-
-    def __init__(self, startup_trials: int = 10, earlier: Any = ()) -> None:
-        super().__init__(earlier)
-        if isinstance(startup_trials, bool) or not isinstance(startup_trials, int):
-            raise InputError(f"startup_trials must be a whole number, not {startup_trials!r}")
-        self._startup_trials = startup_trials
 
     def _sampler(self, optuna: Any, seed: int) -> Any:
         return optuna.samplers.TPESampler(
             seed=seed, n_startup_trials=self._startup_trials, constant_liar=True
         )
-
-    def __repr__(self) -> str:
-        return f"TPE(startup_trials={self._startup_trials})"
 
 
 class GaussianProcess(SamplerSearch):
@@ -176,21 +170,12 @@ class GaussianProcess(SamplerSearch):
     Parameters
     ----------
     startup_trials
-        Random trials before the process is fitted.
+        Random trials before the model is used.
     earlier
-        Results of earlier runs of the same space to learn from.
+        Results of earlier runs of the same space to learn from (warm start).
     """
 
     _title = "searcher='gp'"
 
-    def __init__(self, startup_trials: int = 10, earlier: Any = ()) -> None:
-        super().__init__(earlier)
-        if isinstance(startup_trials, bool) or not isinstance(startup_trials, int):
-            raise InputError(f"startup_trials must be a whole number, not {startup_trials!r}")
-        self._startup_trials = startup_trials
-
     def _sampler(self, optuna: Any, seed: int) -> Any:
         return optuna.samplers.GPSampler(seed=seed, n_startup_trials=self._startup_trials)
-
-    def __repr__(self) -> str:
-        return f"GaussianProcess(startup_trials={self._startup_trials})"

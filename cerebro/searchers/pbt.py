@@ -9,7 +9,7 @@ from typing import Any, Literal
 from cerebro import _core
 from cerebro.errors import InputError
 from cerebro.searchers.adaptive import AdaptiveSearcher, decode_value, encode_value
-from cerebro.searchers.base import DONE, Decision, Suggestion, _Done
+from cerebro.searchers.base import DONE, Decision, Suggestion, _Done, check_whole
 from cerebro.space import (
     Choice,
     Dimension,
@@ -61,11 +61,8 @@ class PBT(AdaptiveSearcher):
         population: int = 8,
     ) -> None:
         super().__init__()
-        for name, value, least in (("interval", interval, 1), ("population", population, 2)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InputError(
-                    f"{name} must be a whole number of at least {least}, not {value!r}"
-                )
+        check_whole("interval", interval, 1)
+        check_whole("population", population, 2)
         if not 0 < quantile <= 0.5:
             raise InputError(f"quantile must be above 0 and at most 0.5, not {quantile!r}")
         if not 0 <= resample <= 1:

@@ -20,7 +20,14 @@ needs, and `checking` finds out files that only look like stores.
 
 from cerebro.store.checking import check_meta, check_rows
 from cerebro.store.encoding import decode, encode
-from cerebro.store.going_on import Answers, read_answers, read_clock, read_unit_seconds
+from cerebro.store.going_on import (
+    Answers,
+    count_said,
+    read_answers,
+    read_clock,
+    read_said,
+    read_unit_seconds,
+)
 from cerebro.store.location import FILE, default_run_path
 from cerebro.store.reading import (
     StoredRun,
@@ -43,6 +50,7 @@ __all__ = [
     "check_meta",
     "check_rows",
     "check_whole",
+    "count_said",
     "decode",
     "default_run_path",
     "encode",
@@ -51,6 +59,7 @@ __all__ = [
     "read_meta",
     "read_ranking",
     "read_run",
+    "read_said",
     "read_trials",
     "read_unit_seconds",
     "reader",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass
@@ -31,6 +32,25 @@ def read_answers(connection: sqlite3.Connection) -> dict[int, Answers]:
             answer.reported = epoch - 1
         answer.asleep = decision == "pause"
     return answers
+
+
+def read_said(connection: sqlite3.Connection, after: int = 0) -> list[tuple[Any, ...]]:
+    """Read what an adaptive searcher has said, in order, but for the first so many.
+
+    Trial, epoch, decision, and of suggestions until how many epochs.
+    """
+    if not _has_table(connection, "decisions"):
+        return []
+    sql = "SELECT trial, epoch, decision, epochs FROM decisions ORDER BY id LIMIT -1 OFFSET ?"
+    return [tuple(row) for row in connection.execute(sql, (after,))]
+
+
+def count_said(connection: sqlite3.Connection) -> int:
+    """Count what an adaptive searcher has said."""
+    if not _has_table(connection, "decisions"):
+        return 0
+    (count,) = connection.execute("SELECT count(*) FROM decisions").fetchone()
+    return int(count)
 
 
 def read_clock(connection: sqlite3.Connection) -> float:

@@ -160,9 +160,11 @@ class Store:
             self._group = None
         self._hand_over(group)
 
-    def set_meta(self, key: str, value: Any) -> None:
-        """Record something about the run as a whole."""
-        self._put(Batch.set_meta, key, encode(value))
+    def set_meta(self, key: str, value: Any) -> int:
+        """Record something about the run as a whole; return how many characters that are."""
+        text = encode(value)
+        self._put(Batch.set_meta, key, text)
+        return len(text)
 
     def add_trial(
         self,

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
+from adaptive_searchers import decisions_of
 
 import cerebro
 from cerebro import replay
-from cerebro.searchers import ASHA, PBT, TPE, Hyperband, MedianStopping, SuccessiveHalving
+from cerebro.errors import InputError
+from cerebro.searchers import (
+    ASHA,
+    PBT,
+    TPE,
+    GaussianProcess,
+    Hyperband,
+    MedianStopping,
+    SuccessiveHalving,
+)
 
 EPOCHS = 4
 SPACE = {"lr": cerebro.loguniform(0.003, 0.5), "batch_size": [5, 10]}
+GRID = {"lr": [0.01, 0.1, 0.5], "batch_size": [5, 10]}
 SEARCHERS = {
+    "random": "random",
+    "grid": "grid",
     "quasirandom": "quasirandom",
     "successive halving": lambda: SuccessiveHalving(1, 2),
     "hyperband": lambda: Hyperband(1, 2),
@@ -20,8 +38,9 @@ SEARCHERS = {
     "median": lambda: MedianStopping(1, 2),
     "pbt": lambda: PBT(1, 0.34),
     "tpe": lambda: TPE(2),
+    "gp": lambda: GaussianProcess(5),
 }
-NEEDS = {"quasirandom": "scipy", "tpe": "optuna"}
+NEEDS = {"quasirandom": ["scipy"], "tpe": ["optuna"], "gp": ["optuna", "scipy", "torch"]}
 
 
 class LeastSquares:
@@ -61,11 +80,13 @@ def data(tmp_path_factory):
 
 
 def run(data, folder, name, **settings):
-    pytest.importorskip(NEEDS.get(name, "cerebro"))
+    for package in NEEDS.get(name, ()):
+        pytest.importorskip(package)
     searcher = SEARCHERS[name]
     options = {"epochs": EPOCHS, "n_trials": 6, "validation": 0.25, "workers": 0, "seed": 3}
     return cerebro.search(
-        LeastSquares, SPACE, data, searcher=searcher if isinstance(searcher, str) else searcher(),
+        LeastSquares, GRID if name == "grid" else SPACE, data,
+        searcher=searcher if isinstance(searcher, str) else searcher(),
         run=folder, progress=False, **{**options, **settings},
     )  # fmt: skip
 
@@ -117,6 +138,87 @@ def test_the_same_search_after_interruptions(data, tmp_path, name):
             continue
     assert result.status == "finished"
     assert everything(result) == everything(undisturbed)
+
+
+SCRIPT = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+import cerebro, test_library_searchers
+from cerebro.searchers import notes
+
+notes.SMALL_STATE = 0
+notes.CHARACTERS_PER_WORD = 1  # the searcher's state is seldom written down
+
+class Killed:
+    epochs = 0
+
+    def on_epoch_end(self, trial, metrics):
+        self.epochs += 1
+        if self.epochs == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+data, folder, name = cerebro.Dataset(sys.argv[2]), sys.argv[3], sys.argv[4]
+test_library_searchers.run(data, folder, name, width=3, workers=2, callbacks=[Killed()])
+"""
+
+
+@pytest.mark.parametrize("name", SEARCHERS)
+def test_the_same_search_after_a_kill(data, tmp_path, name):
+    """Killed for good in its seventh epoch, and gone on with by other numbers of workers."""
+    undisturbed = run(data, tmp_path / "undisturbed", name, width=3)
+    folder = tmp_path / "run"
+    arguments = [str(Path(__file__).parent), str(data.path), str(folder), name]
+    killed = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *arguments], timeout=120, check=False, capture_output=True
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    result = run(data, folder, name, width=3, workers=5, if_exists="resume")
+    assert result.status == "finished"
+    assert everything(result) == everything(undisturbed)
+    assert decisions_of(result) == decisions_of(undisturbed)
+    assert result.saved.meta["searcher"] == undisturbed.saved.meta["searcher"]
+
+
+def test_a_searcher_that_does_not_say_again_what_it_said_is_refused(data, tmp_path, monkeypatch):
+    from cerebro.searchers import notes
+
+    monkeypatch.setattr(notes, "SMALL_STATE", 0)
+    monkeypatch.setattr(notes, "CHARACTERS_PER_WORD", 1)
+
+    class Interrupt:
+        def on_epoch_end(self, trial, metrics):
+            if trial.number == 4:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(data, tmp_path / "run", "asha", width=3, callbacks=[Interrupt()])
+    monkeypatch.setattr(ASHA, "_promoted", lambda self: None)
+    with pytest.raises(InputError, match=r"ASHA does not say again what is on record: it said res"):
+        run(data, tmp_path / "run", "asha", width=3, if_exists="resume")
+
+
+@pytest.mark.parametrize("name", ["asha", "hyperband", "median", "pbt"])
+def test_trials_that_stop_early_change_nothing_of_that(data, tmp_path, name):
+    """The same search with any number of workers and after interruptions, with a rule."""
+    rule = cerebro.EarlyStopping("val_loss", patience=1, min_delta=0.05)
+    found = [
+        run(data, tmp_path / f"run-{workers}", name, workers=workers, width=3, stop=rule)
+        for workers in (0, 2)
+    ]
+    assert everything(found[0]) == everything(found[1])
+    short = [t for t in found[0].trials if rule.should_stop(t.history) and t.epoch < EPOCHS]
+    assert short and {trial.status for trial in short} == {"stopped"}
+
+    class Interrupt:
+        def on_epoch_end(self, trial, metrics):
+            if trial.number == short[0].number:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        callbacks = [Interrupt()]
+        run(data, tmp_path / "run", name, width=3, stop=rule, callbacks=callbacks)
+    again = run(data, tmp_path / "run", name, width=3, stop=rule, if_exists="resume")
+    assert everything(again) == everything(found[0])
 
 
 @pytest.mark.parametrize("name", ["successive halving", "hyperband", "pbt"])
