@@ -55,7 +55,7 @@ from cerebro.space import Space, choice, integer, loguniform, normal, uniform, w
 from cerebro.stopping import EarlyStopping
 
 if TYPE_CHECKING:
-    from cerebro import optuna, sklearn, testing, torch
+    from cerebro import optuna, ray, sklearn, testing, torch
 
 __version__ = version()
 
@@ -99,6 +99,7 @@ __all__ = [
     "open",
     "optuna",
     "plan",
+    "ray",
     "replay",
     "resume",
     "search",
@@ -113,7 +114,7 @@ __all__ = [
     "when",
 ]
 
-_LAZY = ("optuna", "sklearn", "testing", "torch")
+_LAZY = ("optuna", "ray", "sklearn", "testing", "torch")
 
 
 def __getattr__(name: str) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 
 from cerebro import _core, control
 from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
-from cerebro.executors.base import Executor, wait_for, waker
+from cerebro.executors.base import Executor, placing, wait_for, waker
 from cerebro.failures import (
     ALIKE_FAILURES,
     missing_metric,
@@ -38,7 +38,21 @@ from cerebro.searchers.base import Searcher, Suggestion, expected_trials
 from cerebro.settings import Settings
 from cerebro.store import Store
 from cerebro.trial import ENDED, EpochRecord, Status
-from cerebro.unit import RunContext, Task, UnitDone, UnitFailed, WarmTask, WorkerLost
+from cerebro.unit import (
+    CheckDone,
+    News,
+    Note,
+    RunContext,
+    ShardsPlaced,
+    StateKept,
+    StateLost,
+    Task,
+    UnitDone,
+    UnitFailed,
+    WarmTask,
+    WorkerJoined,
+    WorkerLost,
+)
 
 MAX_PATIENCE = 86_400.0
 """Seconds; the system's own waits end at some 24 days."""
@@ -71,6 +85,7 @@ class Coordinator:
         self._restored = restored
         self._hooks = Hooks(settings.callbacks, result.trial_of)
         self._meter = Meter(settings, progress, self._now)
+        self._places = placing(executor)  # None: every worker reads every shard
         self._schedule = self._make_schedule()
         self._trials = LiveTrials(
             *(settings, context, store, self._schedule, self._meter, self._hooks),
@@ -81,6 +96,7 @@ class Coordinator:
         self._schedule_worker: dict[int, int] = {}
         self._executor_worker: dict[int, int] = {}
         self._in_flight: dict[int, Task] = {}
+        self._unkept: dict[int, UnitDone] = {}  # ends of epochs whose states are on their way
         self._warming: set[int] = set()  # workers that are not ready for units yet
         self._libraries: set[str] = set()
         self._losses = Losses(settings.max_retries)
@@ -124,24 +140,30 @@ class Coordinator:
             self._check_time()
             self._obey()
             self._dispatch()
-            if not self._in_flight and not self._awaits_worker():
+            if not self._in_flight and not self._unkept and not self._awaits_worker():
                 if not self._advance() and (self.is_stopped or not self._rest()):
                     break
                 continue
             if self._remote.gave_up:
                 break
             for event in self._wait(self._patience(), self._remote.wake):
-                if isinstance(event, UnitDone):
-                    self._unit_done(event)
-                elif isinstance(event, UnitFailed):
-                    self._unit_failed(event)
-                elif isinstance(event, WorkerLost):
-                    self._worker_lost(event)
-                elif event.worker in self._warming:
-                    self._warming.remove(event.worker)
-                    self._join(event.worker)
+                self._hear(event)
             self._advance()
             self._meter.show(self.trials.values(), len(self._schedule_worker))
+
+    def _hear(self, event: News) -> None:
+        if isinstance(event, UnitDone):
+            self._unit_done(event)
+        elif isinstance(event, UnitFailed):
+            self._unit_failed(event)
+        elif isinstance(event, WorkerLost):
+            self._worker_lost(event)
+        elif isinstance(event, CheckDone):
+            if event.worker in self._warming:
+                self._warming.remove(event.worker)
+                self._join(event.worker)
+        else:
+            self._hear_of_machines(event)
 
     @property
     def status(self) -> str:
@@ -249,7 +271,7 @@ class Coordinator:
 
     def _settle(self, trial: LiveTrial) -> None:
         """Do what the user wants of a trial, unless a unit of it runs."""
-        if trial.worker is not None or trial.record.status in ENDED:
+        if trial.worker is not None or trial.unkept or trial.record.status in ENDED:
             return
         if trial.stopping:
             self._end_trial(trial, "stopped")
@@ -288,7 +310,11 @@ class Coordinator:
             command = self._schedule.next(self._now())
             if command is None:
                 return
-            assert command[0] == "run", "shards are shared: there is nothing to load"
+            if command[0] == "load":
+                assert self._places is not None, "shards are shared: there is nothing to load"
+                self._places.load(self._executor_worker[command[1]], command[2])
+                self._place()
+                continue
             _, worker, trial_number, epoch, step, shard, attempt = command
             trial = self.trials[trial_number]
             self._trials.start(trial)
@@ -318,6 +344,14 @@ class Coordinator:
         ours = self._schedule.add_worker(self._now())
         self._schedule_worker[worker] = ours
         self._executor_worker[ours] = worker
+        self._place()
+
+    def _place(self) -> None:
+        """Tell the scheduler which workers hold which shards, where not all hold all."""
+        holders = None if self._places is None else self._places.holders()
+        for shard, workers in (holders or {}).items():
+            there = [self._schedule_worker[w] for w in workers if w in self._schedule_worker]
+            self._schedule.set_holders(shard, there)
 
     # --- events ----------------------------------------------------------
 
@@ -353,8 +387,11 @@ class Coordinator:
         self._watch_memory(event)
         means = {name: s / w for name, (s, w) in event.sums.items() if w}
         self._hooks.tell_of(trial.record, "on_unit_end", means)
-        if event.metrics is not None:
+        if event.metrics is not None and event.is_kept:
             self._epoch_done(trial, event)
+        elif event.metrics is not None:
+            self._unkept[task.trial] = event
+            self._trials.await_state(trial, True)
         trial.worker = None
         self._settle(trial)
 
@@ -419,6 +456,41 @@ class Coordinator:
         status: Status = "diverged" if event.kind == "diverged" else "failed"
         self._end_trial(trial, status, event.message, event.traceback)
 
+    def _hear_of_machines(
+        self, event: WorkerJoined | ShardsPlaced | StateKept | StateLost | Note
+    ) -> None:
+        """What only executors tell that have other machines than this one."""
+        if isinstance(event, WorkerJoined):
+            self.store.add_event(self._now(), "worker joined", f"worker {event.worker}")
+            self._warm(event.worker)
+        elif isinstance(event, ShardsPlaced):
+            self._place()
+        elif isinstance(event, StateKept):
+            trial = self.trials[event.trial]
+            self._epoch_done(trial, self._unkept.pop(event.trial))
+            self._trials.await_state(trial, False)
+            self._settle(trial)
+        elif isinstance(event, StateLost):
+            self._state_lost(event)
+        else:
+            self.store.add_event(self._now(), event.kind, event.text)
+            warnings.warn(event.text, stacklevel=2)
+
+    def _state_lost(self, event: StateLost) -> None:
+        trial = self.trials[event.trial]
+        if event.worker is not None:
+            worker = self._schedule_worker[event.worker]
+            self._release(event.worker)
+            self._schedule.unit_failed(worker, self._now())
+            trial.worker = None
+        self._unkept.pop(event.trial, None)
+        before = trial.position
+        self._trials.go_back(trial, event.position)
+        lost = before - trial.position
+        text = f"{event.reason}; {lost} unit(s) of trial {event.trial} are trained again"
+        self.store.add_event(self._now(), "state lost", text, event.trial)
+        self._settle(trial)
+
     def _awaits_worker(self) -> bool:
         """Whether there are units to run, and a worker that will soon be there for them."""
         halted = self.is_stopped or self._remote.paused
@@ -452,9 +524,11 @@ class Coordinator:
         if self._losses.may_replace:
             try:
                 worker = self.executor.replace(lost.worker)
-                # Until it can begin, its predecessor's unit is better off with another one.
-                self.executor.submit(worker, WarmTask(tuple(sorted(self._libraries))))
-                self._warming.add(worker)
+                if self._places is None:
+                    # Until it can begin, its predecessor's unit is better off with another one.
+                    self._warm(worker)
+                else:  # to wait for it is quicker than to load its shards elsewhere
+                    self._join(worker)
                 return
             except WorkerError as error:
                 cause = text_of(error)
@@ -463,6 +537,11 @@ class Coordinator:
         text = f"a worker process is missing from now on: {cause}"
         self.store.add_event(self._now(), "worker not replaced", text)
         warnings.warn(text, stacklevel=2)
+
+    def _warm(self, worker: int) -> None:
+        """Have a new worker import what units will need, before it is given any."""
+        self.executor.submit(worker, WarmTask(tuple(sorted(self._libraries))))
+        self._warming.add(worker)
 
     def _release(self, worker: int) -> None:
         del self._in_flight[worker]
@@ -512,6 +591,7 @@ class Coordinator:
         train, validation = self.context.train, self.context.validation
         return _core.Schedule(
             shards=[float(rows) for rows in train.shard_rows()],
+            exclusive=self._places is not None,
             stagger=self.context.stagger,
             # Evaluating a row costs about a third of training on it.
             eval_cost=0.0 if validation is None else validation.num_rows / 3,

@@ -10,7 +10,7 @@ from cerebro.settings import Settings
 from cerebro.state_files import remove_slots, unpublished
 from cerebro.store import Store
 from cerebro.trial import EpochRecord, TrialRecord
-from cerebro.unit import CloneOf, RunContext
+from cerebro.unit import CloneOf, KeptState, RunContext
 
 
 class KeptStates:
@@ -50,6 +50,13 @@ class KeptStates:
             raise StateError(f"trial {record.number} has no state of epoch {epoch}: it was deleted")
         self._needed[record.number, epoch] += 1
         return CloneOf(str(self._folder / found.state_file), found.state_hash)
+
+    def kept(self, record: TrialRecord) -> KeptState | None:
+        """Return the state of a trial's last epoch, which always stays; None before the first."""
+        if not record.epochs or record.epochs[-1].state_file is None:
+            return None
+        last = record.epochs[-1]
+        return KeptState(str(self._folder / str(last.state_file)), last.state_hash)
 
     def release(self, record: TrialRecord, epoch: int, told: int | None) -> None:
         """Let go of a state that a clone no longer needs: it has one of its own."""

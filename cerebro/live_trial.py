@@ -30,6 +30,8 @@ class LiveTrial:
     """Stopped by the user: it ends with the unit that runs."""
     asleep: bool = False
     """Paused by the searcher, which may suggest it again."""
+    unkept: bool = False
+    """The state of its last epoch is on its way to where it is kept; see `UnitDone.is_kept`."""
     reported: int = -1
     """The last epoch that the searcher has heard of, also one that the trial did not train."""
     clone_of: CloneOf | None = None

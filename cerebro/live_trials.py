@@ -196,9 +196,39 @@ class LiveTrials:
         if trial.record.status == "paused" and not trial.asleep:
             self.set_status(trial, "waiting")
 
+    def await_state(self, trial: LiveTrial, awaited: bool) -> None:
+        """Let a trial rest until the state of its last epoch is where it is kept."""
+        trial.unkept = awaited
+        if trial.record.status not in ENDED:
+            self._hold_or_release(trial)
+
+    def go_back(self, trial: LiveTrial, position: int | None) -> None:
+        """Take a trial back to a state that there still is: the others are lost.
+
+        Parameters
+        ----------
+        position
+            Units behind that state; None, or before its last epoch's end: that one is where
+            it goes back to, or to its beginning.
+        """
+        record, units = trial.record, self._context.units_per_epoch
+        kept = record.done * units if record.epochs else trial.first_position
+        if position is None or position < kept:
+            position = kept
+            trial.origin = self.states.kept(record)
+            trial.epoch_seconds = 0.0
+        trial.unkept = False
+        if record.status in ENDED:
+            return
+        self._meter.units_done -= trial.position - position
+        trial.position = position
+        epoch, step = divmod(position, units)
+        self._schedule.rewind_trial(record.number, epoch=epoch, step=step)
+        self._hold_or_release(trial)
+
     def _hold_or_release(self, trial: LiveTrial) -> None:
-        """Tell the scheduler whether the trial rests, for the user or for the searcher."""
-        if trial.held or trial.asleep:
+        """Tell the scheduler whether the trial rests, for whatever reason."""
+        if trial.held or trial.asleep or trial.unkept:
             self._schedule.hold_trial(trial.record.number)
         else:
             self._schedule.release_trial(trial.record.number)

@@ -43,6 +43,9 @@ class Losses:
 
     def add(self, event: WorkerLost, task: Task | None) -> Loss:
         """Note a loss; `task` is what the worker had been given."""
+        if event.with_machine:
+            where = "" if task is None else f", which was training trial {task.trial}"
+            return Loss(f"{event.reason}{where}")
         self._last_lost = max(self._last_lost, event.worker)
         if task is None or not event.began:
             self._lost_at_start += 1

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import cerebro.environment as environment
 from cerebro.conduct import Opened, conduct, run_context
 from cerebro.errors import InputError
+from cerebro.executors.base import Executor
 from cerebro.leftovers import sweep
 from cerebro.live_trial import LiveTrial
 from cerebro.new_run import claim_state_dir, make_folders
@@ -27,7 +28,7 @@ from cerebro.saved_run import SavedRun
 from cerebro.searchers import set_up
 from cerebro.searchers.base import Searcher
 from cerebro.searchers.description import NoSearcher, make_again
-from cerebro.settings import Settings, whole_number
+from cerebro.settings import Settings, check_executor, whole_number
 from cerebro.space import Space
 from cerebro.store import (
     FILE,
@@ -73,6 +74,7 @@ def resume(
     workers: int | None = None,
     callbacks: Sequence[Any] = (),
     progress: Literal["auto", "table", "lines"] | bool = "auto",
+    executor: Executor | None = None,
 ) -> Result:
     """Go on with a run: after Ctrl-C, a crash or a loss of power, or to train it further.
 
@@ -99,7 +101,7 @@ def resume(
     workers
         Worker processes, 0 for none; default: as many as the run had. Compute threads
         remain those of the run, because they change the bits.
-    callbacks, progress
+    callbacks, progress, executor
         As for `cerebro.search`.
 
     Returns
@@ -137,6 +139,7 @@ def resume(
             callbacks=callbacks,
             progress=progress,
         )
+        settings = replace(settings, executor=check_executor(executor))
         return go_on(saved, owner, with_epochs(settings, wish), wish, None)
 
 

@@ -39,7 +39,7 @@ from cerebro.settings import (
 from cerebro.space import Space, as_space
 from cerebro.stopping import EarlyStopping
 from cerebro.store import FILE
-from cerebro.unit import CheckDone, CheckTask, RunContext
+from cerebro.unit import CheckDone, CheckTask, Event, RunContext
 from cerebro.worker import batch_size_of
 
 MAX_START_LOSSES = 2
@@ -177,7 +177,7 @@ def search(
     progress
         ``"table"``, ``"lines"``, False, or ``"auto"`` by what the output is.
     executor
-        Something else than this machine to run on.
+        Something else than this machine to run on, such as `cerebro.ray.Executor`.
 
     Returns
     -------
@@ -206,6 +206,8 @@ def search(
     goes_on = if_exists == "resume" and (folder / FILE).exists()
     the_space, the_searcher = as_space(space), make_searcher(searcher)
     the_threads = whole_number("threads", threads, 1, MAX_THREADS) or 1
+    if workers is None:
+        workers = getattr(executor, "workers", None)
     the_workers = worker_count(workers, the_threads)
     settings = Settings(
         build=build,
@@ -308,6 +310,8 @@ def check_first(
         executor.submit(worker, task)
     while pending:
         for event in executor.wait(None):
+            if not isinstance(event, Event):  # before any training nothing else is to be told
+                continue
             given = pending.pop(event.worker, None)
             if isinstance(event, CheckDone):
                 ready.append(event.worker)

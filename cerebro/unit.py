@@ -170,6 +170,11 @@ class UnitDone:
     """Bytes of memory that the worker's process holds; 0 where that is not known."""
     grown: int = 0
     """Bytes by which it grew without a reason; see `cerebro.growth`."""
+    packed_hash: str = ""
+    """Hash of the state that the unit has left."""
+    is_kept: bool = True
+    """False where the state at an epoch's end is still on its way to ``epoch_dir``:
+    `StateKept` or `StateLost` will tell."""
 
 
 @dataclass(frozen=True)
@@ -210,6 +215,52 @@ class WorkerLost:
     """Whether it had begun what it was given: if not, that is not to blame."""
     traced: bool = False
     """Whether it has left the traceback of its end in the trial's log."""
+    with_machine: bool = False
+    """Whether the machine that it ran on is gone: no trial is to blame."""
+
+
+# --- what only executors tell that have other machines ------------------------------
+
+
+@dataclass(frozen=True)
+class WorkerJoined:
+    """A worker that has come while the run goes on."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class ShardsPlaced:
+    """Which workers can read which shards is not what it was."""
+
+
+@dataclass(frozen=True)
+class StateKept:
+    """The state at the end of a trial's epoch lies in ``epoch_dir``; see `UnitDone.is_kept`."""
+
+    trial: int
+
+
+@dataclass(frozen=True)
+class StateLost:
+    """The machine is gone that held a trial's newest state: the trial goes back."""
+
+    trial: int
+    reason: str
+    worker: int | None = None
+    """Who was to train its next unit."""
+    position: int | None = None
+    """Units behind the newest state that there still is; None: only kept ones are left."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something that belongs into the run's record."""
+
+    kind: str
+    text: str
 
 
 Event = UnitDone | UnitFailed | CheckDone | WorkerLost
+News = Event | WorkerJoined | ShardsPlaced | StateKept | StateLost | Note
+"""What an executor tells."""

@@ -123,7 +123,7 @@ class UnitRunner:
         self._clock = clock
         self._live: OrderedDict[int, LiveModel] = OrderedDict()
         self._slots: OrderedDict[int, _core.Slots] = OrderedDict()
-        self._loaders: OrderedDict[tuple[bool, int, str], _core.Loader] = OrderedDict()
+        self._loaders: OrderedDict[tuple[bool, int, str, int], _core.Loader] = OrderedDict()
         self._verified: set[tuple[bool, int]] = set()
         self._last_trial: int | None = None  # whose generators are in place
         set_torch_flags(context.torch_flags)
@@ -226,12 +226,13 @@ class UnitRunner:
             libraries=tuple(name for name in LIBRARIES if name in sys.modules),
             resident=0 if after is None else after.resident,
             grown=growth.unexplained(before, after, loaded=loaded, state_bytes=live.state_bytes),
+            packed_hash=packed_hash,
         )
 
     def _train(self, live: LiveModel, task: Task) -> UnitSums:
         batch_size = batch_size_of(task.config, self.context.batch_size)
-        loader = self.loader(live.model, batch_size, training=True)
         self._verify(True, task.shard)
+        loader = self.loader(live.model, batch_size, training=True)
         loader.begin([task.shard], task.epoch)
         result = _core.run_unit(loader, live.model.train_batch, beat=self._beat)
         sums = UnitSums(result.rows, result.batches, result.sums)
@@ -248,10 +249,10 @@ class UnitRunner:
         context = self.context
         assert context.validation is not None
         batch_size = context.eval_batch_size or batch_size_of(task.config, context.batch_size)
-        loader = self.loader(live.model, batch_size, training=False)
         shards = range(context.validation.num_shards)
         for shard in shards:
             self._verify(False, shard)
+        loader = self.loader(live.model, batch_size, training=False)
         loader.begin(shards, 0)
         seed = evaluation_seed(context.seed, task.trial, task.epoch)
         with generators.preserved(live.torch, seed):
@@ -381,11 +382,11 @@ class UnitRunner:
         """Return a loader; a few are kept, because their buffers are warm."""
         context = self.context
         framework = getattr(model, "framework", "dlpack")
-        key = (training, batch_size, framework)
+        data = context.train if training else context.validation
+        assert data is not None
+        key = (training, batch_size, framework, data.generation)
         loader = self._loaders.pop(key, None)
         if loader is None:
-            data = context.train if training else context.validation
-            assert data is not None
             loader = make_loader(
                 data,
                 batch_size,

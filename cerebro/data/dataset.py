@@ -436,9 +436,19 @@ class Dataset:
 
     # --- for the rest of the library: no part of the public interface ----------------------------
 
+    @property
+    def manifest(self) -> Manifest:
+        """What the whole data set is made of."""
+        return self._manifest
+
     def parts(self) -> list[tuple[_core.ShardReader, Part]]:
         """Each shard's reader, and the view's rows in it: a range or uint32 row numbers."""
         return list(zip(self._readers, self._rows, strict=True))
+
+    @property
+    def generation(self) -> int:
+        """Another number where `parts` has others than before; see `cerebro.data.placed`."""
+        return 0
 
     def first_rows(self) -> list[int]:
         """The number in the whole data set of each shard's first row."""

@@ -2,17 +2,17 @@
 
 The coordinator decides what runs where; an executor only carries it out. The
 same protocol stands for this process (`inline`), for processes on this machine
-(`local`) and for actors on a cluster.
+(`local`) and for actors on a cluster (`cerebro.ray`).
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import wait as wait_for_any
 from typing import Protocol
 
-from cerebro.unit import Event, Job, RunContext
+from cerebro.unit import Job, News, RunContext
 
 LOOK_SECONDS = 1.0
 """How long an executor that cannot be woken is left waiting."""
@@ -39,7 +39,7 @@ class Executor(Protocol):
     def submit(self, worker: int, task: Job) -> None:
         """Start a task on an idle worker; returns at once."""
 
-    def wait(self, timeout: float | None = None, wake: Wake | None = None) -> list[Event]:
+    def wait(self, timeout: float | None = None, wake: Wake | None = None) -> Sequence[News]:
         """Return what happened, waiting until something has or `timeout` seconds passed.
 
         Returns early when `wake` becomes readable. An executor without this parameter
@@ -53,7 +53,26 @@ class Executor(Protocol):
         """End the run: no worker goes on with it. `kill` does not wait for units in flight."""
 
     # An executor may also have `cancel(worker)`, which ends the worker's unit at its
-    # next batch with `UnitFailed` of the kind "cancelled".
+    # next batch with `UnitFailed` of the kind "cancelled", and be a `PlacingExecutor`.
+
+
+class PlacingExecutor(Executor, Protocol):
+    """An executor whose workers do not all read every shard."""
+
+    def holders(self) -> Mapping[int, Sequence[int]] | None:
+        """Return the workers that can read each shard, by shard.
+
+        None once and for all: every worker reads all. `ShardsPlaced` says that it has changed.
+        """
+
+    def load(self, worker: int, shard: int) -> None:
+        """Make a shard readable for a worker; returns at once, its units may be submitted."""
+
+
+def placing(executor: Executor) -> PlacingExecutor | None:
+    """Return the executor if its workers read different shards; it has been started."""
+    holders = getattr(executor, "holders", None)
+    return executor if holders is not None and holders() is not None else None  # type: ignore[return-value]
 
 
 def wait_for(wake: Wake | None, timeout: float | None) -> None:
@@ -61,14 +80,14 @@ def wait_for(wake: Wake | None, timeout: float | None) -> None:
     wait_for_any([] if wake is None else [wake.fileno()], timeout)
 
 
-def waker(executor: Executor) -> Callable[[float | None, Wake | None], list[Event]]:
+def waker(executor: Executor) -> Callable[[float | None, Wake | None], Sequence[News]]:
     """Return `executor.wait`, which is woken as well as it can be."""
-    wait: Callable[..., list[Event]] = executor.wait
+    wait: Callable[..., Sequence[News]] = executor.wait
     parameters = inspect.signature(wait).parameters.values()
     if any(p.name == "wake" or p.kind is p.VAR_KEYWORD for p in parameters):
         return lambda timeout, wake: wait(timeout, wake=wake)
 
-    def wait_in_steps(timeout: float | None, wake: Wake | None) -> list[Event]:
+    def wait_in_steps(timeout: float | None, wake: Wake | None) -> Sequence[News]:
         steps = wake is not None and (timeout is None or timeout > LOOK_SECONDS)
         return wait(LOOK_SECONDS if steps else timeout)
 

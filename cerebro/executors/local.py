@@ -76,7 +76,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
 
-def packed(context: RunContext) -> bytes:
+def packed(context: object) -> bytes:
     """Pickle what workers are told about the run, ``build`` included.
 
     Raises

@@ -523,6 +523,39 @@ cer_schedule_finished(const cer_schedule *s)
     return s->n_active == 0;
 }
 
+cer_status
+cer_schedule_rewind_trial(cer_schedule *s, uint32_t trial, uint32_t epoch,
+                          uint32_t step, cer_error *err)
+{
+    uint32_t slot;
+    cer_status status = schedule_find_trial(s, trial, &slot, err);
+    schedule_trial *t;
+
+    if (status != CER_OK)
+        return status;
+    t = &s->trials[slot];
+    if (t->status == CER_TRIAL_DROPPED || t->status == CER_TRIAL_RUNNING)
+        return cer_fail(err, CER_INVALID, "trial %u is running or was dropped",
+                        trial);
+    if (epoch > t->epoch || (epoch == t->epoch && step > t->step))
+        return cer_fail(err, CER_INVALID,
+                        "trial %u is at epoch %u, step %u and cannot go back "
+                        "to epoch %u, step %u",
+                        trial, t->epoch, t->step, epoch, step);
+    status = check_position(s, trial, t->epochs, epoch, step, err);
+    if (status != CER_OK)
+        return status;
+    if (t->queue != NONE)
+        schedule_dequeue(s, slot);
+    schedule_wave_leave(s, t);
+    schedule_forget_everywhere(s, slot);
+    t->epoch = epoch;
+    t->step = step;
+    t->attempt++;
+    settle(s, slot);
+    return CER_OK;
+}
+
 /* --- steps ---------------------------------------------------------------- */
 
 bool

@@ -109,6 +109,11 @@ cer_status cer_schedule_hold_trial(cer_schedule *schedule, uint32_t trial,
                                    cer_error *err);
 cer_status cer_schedule_release_trial(cer_schedule *schedule, uint32_t trial,
                                       cer_error *err);
+/* Takes a trial that does not run back to an earlier position: the states
+ * after it are lost. */
+cer_status cer_schedule_rewind_trial(cer_schedule *schedule, uint32_t trial,
+                                     uint32_t epoch, uint32_t step,
+                                     cer_error *err);
 /* Adds `child`, which begins after the epochs that `parent` has done. */
 cer_status cer_schedule_fork_trial(cer_schedule *schedule, uint32_t parent,
                                    uint32_t child, uint32_t epochs,

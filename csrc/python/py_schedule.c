@@ -403,6 +403,31 @@ release_trial(PyObject *self, PyObject *trial_arg)
         self, cer_schedule_release_trial(schedule_of(self), trial, &err), &err);
 }
 
+PyDoc_STRVAR(
+    rewind_trial_doc,
+    "rewind_trial(trial, *, epoch, step)\n--\n\n"
+    "Take a trial that does not run back to an earlier unit: its state after\n"
+    "that is lost.");
+
+static PyObject *
+rewind_trial(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"trial", "epoch", "step", NULL};
+    PyObject *trial_arg, *epoch_arg, *step_arg;
+    uint32_t trial, epoch, step;
+    cer_error err;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O$OO:rewind_trial", names,
+                                     &trial_arg, &epoch_arg, &step_arg) ||
+        !to_number(trial_arg, &trial) || !to_number(epoch_arg, &epoch) ||
+        !to_number(step_arg, &step))
+        return NULL;
+    return none_or_raise(
+        self,
+        cer_schedule_rewind_trial(schedule_of(self), trial, epoch, step, &err),
+        &err);
+}
+
 PyDoc_STRVAR(fork_trial_doc,
              "fork_trial(parent, child, *, epochs)\n--\n\n"
              "Add `child`, which begins after the epochs `parent` has done.");
@@ -625,6 +650,7 @@ static PyMethodDef schedule_methods[] = {
     {"forget_trial", forget_trial, METH_O, forget_trial_doc},
     {"hold_trial", hold_trial, METH_O, hold_trial_doc},
     {"release_trial", release_trial, METH_O, release_trial_doc},
+    WITH_KEYWORDS(rewind_trial),
     WITH_KEYWORDS(fork_trial),
     {"trial_status", trial_status, METH_O, trial_status_doc},
     {"trial_position", trial_position, METH_O, trial_position_doc},

@@ -173,6 +173,25 @@ test_orphaned_shards_are_loaded_by_the_worker_with_the_fewest(void)
 }
 
 static void
+test_a_trial_goes_back(void)
+{
+    cer_schedule *s = make(2, 1, 1, 1);
+    cer_command c;
+    cer_unit unit;
+
+    CHECK(cer_schedule_next(s, 0.0, &c));
+    CHECK_EQ_INT(cer_schedule_rewind_trial(s, 0, 0, 0, &err), CER_INVALID);
+    OK(cer_schedule_unit_done(s, 0, 1.0, &unit, &err));
+    CHECK_EQ_INT(cer_schedule_rewind_trial(s, 0, 0, 2, &err), CER_INVALID);
+    OK(cer_schedule_rewind_trial(s, 0, 0, 0, &err));
+    CHECK(cer_schedule_next(s, 1.0, &c));
+    CHECK_EQ_INT(c.unit.epoch, 0);
+    CHECK_EQ_INT(c.unit.step, 0);
+    CHECK_EQ_INT(c.unit.attempt, 1);
+    cer_schedule_free(s);
+}
+
+static void
 test_a_held_trial_goes_on_where_it_was(void)
 {
     cer_schedule *s = make(2, 1, 2, 1);
@@ -517,7 +536,7 @@ CHECK_MAIN(test_oldest_trial_first_and_it_stays_on_its_worker,
            test_choice_of_the_worker, test_urgent_trial_goes_before_older_ones,
            test_live_models_are_the_recently_used,
            test_orphaned_shards_are_loaded_by_the_worker_with_the_fewest,
-           test_a_held_trial_goes_on_where_it_was,
+           test_a_trial_goes_back, test_a_held_trial_goes_on_where_it_was,
            test_a_dropped_trial_keeps_its_worker_until_its_unit_ends,
            test_forgotten_trials_leave_their_room,
            test_only_dropped_trials_are_forgotten,

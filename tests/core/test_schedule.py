@@ -136,6 +136,43 @@ def test_a_held_trial_is_waiting_and_keeps_its_worker() -> None:
         schedule.release_trial(5)
 
 
+@pytest.mark.parametrize("options", [{}, {"exclusive": True}, {"stagger": False}])
+def test_a_trial_goes_back_to_an_earlier_unit(options: dict[str, bool]) -> None:
+    schedule = new(2, shards=4, **options)
+    units: dict[int, list[tuple[int, int]]] = {0: [], 1: [], 2: []}
+    rewound = False
+    for trial in units:
+        schedule.add_trial(trial, epochs=2)
+    while not schedule.finished or not rewound:
+        running = []
+        while (command := schedule.next(0.0)) is not None:
+            if command[0] == "run":
+                running.append(command[1])
+                units[command[2]].append((command[3], command[4]))
+        for worker in running:
+            schedule.unit_done(worker, 1.0)
+        if not rewound and schedule.trial_position(1)[:2] == (1, 2):
+            schedule.rewind_trial(1, epoch=0, step=3)
+            rewound = True
+    every = [(epoch, step) for epoch in range(2) for step in range(4)]
+    assert units[0] == units[2] == every
+    assert units[1] == every[:6] + every[3:]
+    assert schedule.remaining() == 0.0
+
+
+def test_a_trial_goes_back_only_at_rest_and_never_forward() -> None:
+    schedule = new(1, shards=2)
+    schedule.add_trial(0, epochs=2)
+    assert schedule.next(0.0) is not None
+    with pytest.raises(ValueError, match="trial 0 is running or was dropped"):
+        schedule.rewind_trial(0, epoch=0, step=0)
+    schedule.unit_done(0, 1.0)
+    with pytest.raises(ValueError, match="cannot go back to epoch 1, step 0"):
+        schedule.rewind_trial(0, epoch=1, step=0)
+    schedule.rewind_trial(0, epoch=0, step=0)
+    assert schedule.next(1.0) == ("run", 0, 0, 0, 0, 0, 1)
+
+
 def test_failed_and_lost_units_run_again_with_the_next_attempt() -> None:
     schedule = new(2, shards=2)
     schedule.add_trial(0, epochs=1)

@@ -1,0 +1,175 @@
+"""Data sets in parts: of which only some shards are here, or only the rows of a view.
+
+On a cluster a node holds some shards of the training data. `PlacedDataset` opens
+those, and any other when it has come. Evaluation needs all rows of the validation
+data, which are often a view's: a slice of every shard. `write_view` makes a data set
+of them, so that nobody needs the shards for it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cerebro import _core
+from cerebro.data.dataset import Dataset, RaggedRows
+from cerebro.data.dtypes import Array
+from cerebro.data.manifest import (
+    FILE_NAME,
+    Column,
+    FileEntry,
+    Manifest,
+    ShardEntry,
+    read_manifest,
+    shard_folder,
+)
+from cerebro.data.select import Part
+from cerebro.environment import version
+from cerebro.errors import CorruptDataError, InputError
+
+
+class PlacedDataset(Dataset):
+    """A view of a data set of which some shards are in its folder, whole.
+
+    It has the rows and shards of the whole view; only to read a shard that is not here is an
+    error. A shard is opened when it is checked for the first time. Made by `from_spec`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path).absolute()
+        self._manifest = read_manifest(self._path)
+        self._here: dict[int, _core.ShardReader] = {}
+        self._generation = 0
+        self._readers = _Readers(self)  # type: ignore[assignment]
+        self._rows: list[Part] = [(0, shard.rows) for shard in self._manifest.shards]
+        self._transforms = {}
+        self._operations = ()
+        for shard in range(self.num_shards):
+            if (self._path / shard_folder(shard)).is_dir():
+                self._here[shard] = self._open_shard(shard)
+
+    @property
+    def generation(self) -> int:
+        return self._generation
+
+    def parts(self) -> list[tuple[_core.ShardReader, Part]]:
+        """Each shard's reader and rows; a shard that is not here has none.
+
+        Its place is kept, because a shard's number is a key of its rows' order.
+        """
+        if not self._here:
+            raise InputError(f"no shard of the data set is in {self._path}")
+        other = next(iter(self._here.values()))
+        return [
+            (self._here[shard], part) if shard in self._here else (other, (0, 0))
+            for shard, part in enumerate(self._rows)
+        ]
+
+    def verify_shard(self, shard: int) -> None:
+        super().verify_shard(shard)
+        if shard not in self._here:
+            self._here[shard] = self._open_shard(shard)
+            self._generation += 1
+
+    def check_sizes(self, shard: int) -> None:
+        try:
+            super().check_sizes(shard)
+        except CorruptDataError:
+            self._here.pop(shard, None)  # whoever brings it again brings other files
+            raise
+        if shard not in self._here:
+            self.verify_shard(shard)
+
+    def reader(self, shard: int) -> _core.ShardReader:
+        """Return a shard's reader.
+
+        Raises
+        ------
+        InputError
+            If the shard is not here.
+        """
+        found = self._here.get(shard)
+        if found is None:
+            raise InputError(
+                f"shard {shard} of the data is on another node: compute what needs all rows "
+                "before the search, or give every node all shards (shared_path= or replicas=)"
+            )
+        return found
+
+    def __reduce__(self) -> tuple[Callable[[Mapping[str, Any]], Dataset], tuple[dict[str, Any]]]:
+        return PlacedDataset.from_spec, (self.spec(),)
+
+    def _view(self, rows: Any, operation: dict[str, Any]) -> Dataset:
+        raise InputError(
+            "the data of a search on a cluster lie in parts on its nodes: make views of them "
+            "before the search"
+        )
+
+
+class _Readers:
+    """Looks like the list of a data set's readers; some are missing."""
+
+    def __init__(self, data: PlacedDataset) -> None:
+        self._data = data
+
+    def __getitem__(self, shard: int) -> _core.ShardReader:
+        return self._data.reader(shard)
+
+
+# --- the rows of a view -----------------------------------------------------------
+
+
+def write_view(view: Dataset, folder: Path) -> Dataset:
+    """Write the rows of a view as a data set of their own; return it with the view's transforms.
+
+    Shards stay apart, so that its batches are the view's; those without rows are left out.
+
+    Parameters
+    ----------
+    folder
+        Where to: an empty folder.
+    """
+    shards: list[ShardEntry] = []
+    for rows, index in ((rows, i) for i, rows in enumerate(view.shard_rows()) if rows):
+        place = folder / shard_folder(len(shards))
+        place.mkdir()
+        files: dict[str, FileEntry] = {}
+        for name, values in view.shard(index).items():
+            files.update(_write_column(view.columns[name], values, place))
+        shards.append(ShardEntry(rows, files))
+    manifest = Manifest(
+        columns=tuple(view.columns.values()),
+        shards=tuple(shards),
+        arguments={},
+        source={"kind": "view", "fingerprint": view.checksum},
+        library=version(),
+    )
+    _core.replace_file(folder / FILE_NAME, manifest.to_bytes())
+    return Dataset(folder).with_transforms(view.transforms)
+
+
+def _write_column(column: Column, values: Any, folder: Path) -> dict[str, FileEntry]:
+    if not isinstance(values, RaggedRows):
+        (name,) = column.file_names
+        return {name: _write_file(folder / name, column.dtype, column.shape, values)}
+    values_name, offsets_name = column.file_names
+    return {
+        values_name: _write_file(
+            folder / values_name, column.dtype, column.shape, np.asarray(values.values)
+        ),
+        offsets_name: _write_file(folder / offsets_name, "int64", (), values.offsets),
+    }
+
+
+def _write_file(path: Path, dtype: str, shape: tuple[int, ...], values: Array) -> FileEntry:
+    writer = _core.NpyWriter(os.fspath(path), dtype, shape, len(values))
+    try:
+        writer.write(np.ascontiguousarray(values))
+        return FileEntry(*writer.close())
+    except BaseException:
+        writer.abort()
+        raise

@@ -1,0 +1,973 @@
+"""Runs units on the nodes of a Ray cluster: `cerebro.ray.Executor`.
+
+One actor for each worker, one worker process for each actor. Ray starts them, carries
+their messages and holds their states; what it does about failures is turned off, because
+only the coordinator knows what a unit is: actors are not restarted and calls not
+repeated. See docs/design/ray.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from multiprocessing.connection import wait as wait_for_any
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cerebro.environment as environment
+from cerebro import _core
+from cerebro.data import Dataset
+from cerebro.data.placed import write_view
+from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
+from cerebro.executors.base import Wake
+from cerebro.executors.local import packed as pickled
+from cerebro.plain_files import open_plain
+from cerebro.ray import shipping
+from cerebro.ray.actor import STATE_SECONDS, WorkerActor
+from cerebro.ray.cache import cache_folder
+from cerebro.ray.connection import Connection, Node, alive_nodes, connect, is_reachable, spread
+from cerebro.ray.likeness import differences
+from cerebro.ray.mailbox import Mailbox
+from cerebro.ray.messages import Answer, Begin, DataAt, NodeReport, StateIn, Traffic
+from cerebro.ray.placement import Pace, Placement
+from cerebro.ray.shipping import Source
+from cerebro.ray.states import HeldState, HeldStates
+from cerebro.settings import MAX_WORKERS, whole_number
+from cerebro.state_files import epoch_state_file, read_state, unpublished
+from cerebro.trial_log import APPEND, log_path
+from cerebro.unit import (
+    CheckDone,
+    Job,
+    News,
+    Note,
+    RunContext,
+    ShardsPlaced,
+    StateKept,
+    StateLost,
+    Task,
+    UnitDone,
+    UnitFailed,
+    WorkerJoined,
+    WorkerLost,
+)
+
+START_SECONDS = 120.0
+"""How long a node may take to start a worker."""
+END_SECONDS = 10.0
+LOOK_SECONDS = 5.0
+"""How often the cluster is asked for new nodes, and busy workers for a sign of life."""
+SILENT_LOOKS = 6
+"""Looks in a row without a sign of life after which a worker is given up."""
+
+
+@dataclass
+class Hand:
+    """A worker as the coordinator sees it."""
+
+    number: int
+    actor: Any
+    node: Node
+    name: str
+    """The node's, for people."""
+    place: str
+    reads_all: bool
+    """Whether it reads all shards where they are."""
+    begin: Begin
+    stale: set[int] = field(default_factory=set)
+    """Trials of which another worker has made a newer state."""
+    silent_looks: int = 0
+    is_gone: bool = False
+    """Whether the actor, and not only its process, is lost."""
+    node_is_gone: bool = False
+
+
+@dataclass
+class Call:
+    """What a worker has been given."""
+
+    serial: int
+    job: Job
+    packed: Any = None
+    """Reference to the state that it will leave."""
+    reloaded: bool = False
+    """Whether its shard was damaged on the node and has been sent again."""
+
+
+class Executor:
+    """Runs a search on a Ray cluster; give it to `cerebro.search` as ``executor=``.
+
+    Parameters
+    ----------
+    address
+        ``"auto"`` or ``"host:port"`` of a cluster; None: the one that this process belongs to
+        or ``$RAY_ADDRESS`` names, else a new one on this machine, which ends with the search.
+    workers
+        How many, dealt over the nodes in turn; None: as many as fit. New nodes are used when
+        they come, up to this number.
+    resources
+        Ray resources of each worker, such as ``{"GPU": 1}``; ``"CPU"`` is the search's
+        ``threads`` unless given.
+    replicas
+        On how many nodes each shard is to lie. With more than one, the loss of a node needs
+        no copying, and slow nodes get less work at once.
+    shared_path
+        Where all nodes read the data, such as a network file system: the data set's folder,
+        or one that it is in. Nothing is copied then. None: nodes are sent the shards that they
+        work on, once, and keep them for later searches.
+
+    Attributes
+    ----------
+    traffic
+        What was moved, in bytes; see `cerebro.ray.messages.Traffic`.
+
+    Raises
+    ------
+    InputError
+        For arguments that are wrong, here; when a search begins, if Ray is not installed,
+        there is no cluster, workers do not fit on it, nodes differ in what changes results,
+        or a node cannot read the data.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        workers: int | None = None,
+        resources: Mapping[str, float] | None = None,
+        replicas: int = 1,
+        shared_path: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if address is not None and (not isinstance(address, str) or not address):
+            raise InputError(f"address must be 'auto', 'host:port' or None, not {address!r}")
+        self._address = address
+        self.workers = whole_number("workers", workers, 1, MAX_WORKERS, optional=True)
+        self._resources = check_resources(resources)
+        self._replicas = whole_number("replicas", replicas, 1) or 1
+        self._shared_path = None if shared_path is None else Path(shared_path).absolute()
+        self._connection: Connection | None = None
+        self._reset()
+
+    def __repr__(self) -> str:
+        return (
+            f"cerebro.ray.Executor(address={self._address!r}, workers={self.workers!r}, "
+            f"resources={self._resources!r}, replicas={self._replicas!r}, "
+            f"shared_path={None if self._shared_path is None else str(self._shared_path)!r})"
+        )
+
+    def _reset(self) -> None:
+        self.traffic = Traffic()
+        self._hands: dict[int, Hand] = {}
+        self._lost: dict[int, Hand] = {}
+        self._out: dict[int, Call] = {}
+        self._parked: dict[tuple[str, int], list[int]] = {}  # workers whose shard is coming
+        self._loading: set[tuple[str, int]] = set()
+        self._arrived: dict[str, set[int]] = {}
+        self._placement: Placement | None = None
+        self._pace = Pace()
+        self._states = HeldStates()
+        self._keeping: dict[int, int] = {}  # trial -> position of a state on its way to the disk
+        self._events: list[News] = []
+        self._later: list[News] = []  # for when training has begun
+        self._trouble: BaseException | None = None
+        self._is_training = False
+        self._next = 0
+        self._serial = 0
+        self._known: set[str] = set()
+        self._next_look = 0.0
+        self._written: Dataset | None = None  # the rows of the validation view
+        self._lock = threading.Lock()
+
+    # --- the protocol ------------------------------------------------------
+
+    def start(self, context: RunContext) -> list[int]:
+        if self._connection is not None:
+            raise InputError("this executor runs another search: make one for each")
+        self._reset()
+        self._context = context
+        self._build = pickled(context.build)
+        self._needs = {"CPU": float(context.threads), **self._resources}
+        cpus = None if self.workers is None else self.workers * self._needs["CPU"]
+        self._mailbox = Mailbox()
+        self._porters = ThreadPoolExecutor(4, "cerebro-ray")
+        self._connection = connect(self._address, cpus)
+        try:
+            self._start()
+        except BaseException:
+            self.close(kill=True)
+            raise
+        return sorted(self._hands)
+
+    def submit(self, worker: int, task: Job) -> None:
+        self._serial += 1
+        call = self._out[worker] = Call(self._serial, task)
+        hand = self._hands.get(worker)
+        if hand is None:  # lost, which the caller has not heard yet
+            return
+        if isinstance(task, Task):
+            self._is_training = True
+            for trial in task.ended:
+                self._states.forget(trial)
+        self._send_when_loaded(hand, call)
+
+    def wait(self, timeout: float | None = None, wake: Wake | None = None) -> Sequence[News]:
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self._open_mail()
+            if self._events or not (self._out or self._keeping or wake is not None):
+                break
+            now = time.monotonic()
+            if end is not None and now >= end:
+                break
+            if now >= self._next_look:
+                self._look()
+            due = min(self._next_look, self._next_look if end is None else end)
+            descriptors = [self._mailbox.fileno()] + ([] if wake is None else [wake.fileno()])
+            ready = wait_for_any(descriptors, max(0.0, due - now))
+            if wake is not None and wake.fileno() in ready:
+                self._open_mail()
+                break
+        events, self._events = self._events, []
+        return events
+
+    def cancel(self, worker: int) -> None:
+        """Tell a worker to stop its unit at the next batch."""
+        hand = self._hands.get(worker)
+        if hand is not None:
+            hand.actor.cancel.options(concurrency_group="control").remote()
+
+    def replace(self, worker: int) -> int:
+        hand = self._lost.pop(worker)
+        if hand.node_is_gone or hand.node.id not in {n.id for n in alive_nodes(self._ray)}:
+            raise WorkerError(f"node {hand.name} is gone")
+        actor = hand.actor
+        if hand.is_gone:
+            actor = self._hire(hand.node)
+            actor.begin.remote(hand.begin)
+        else:
+            actor.restart.remote()
+        new = self._take_on(
+            Hand(-1, actor, hand.node, hand.name, hand.place, hand.reads_all, hand.begin)
+        )
+        return new.number
+
+    def holders(self) -> Mapping[int, Sequence[int]] | None:
+        """Return the workers that can read each shard; None: all read all."""
+        return None if self._placement is None else self._placement.holders()
+
+    def load(self, worker: int, shard: int) -> None:
+        """Make a shard readable for a worker, and so for all on its node."""
+        hand = self._hands.get(worker)
+        if hand is not None and self._placement is not None:
+            self._placement.add_shard(hand.place, shard)
+            self._fetch_shard(hand, shard)
+
+    def close(self, *, kill: bool = False) -> None:
+        if self._connection is None:
+            return
+        ray = self._ray
+        hands = [*self._hands.values(), *(h for h in self._lost.values() if not h.is_gone)]
+        self._out.clear()
+        if not kill:
+            ends = [h.actor.end.remote() for h in hands]
+            with contextlib.suppress(Exception):
+                ray.wait(ends, num_returns=max(1, len(ends)), timeout=END_SECONDS)
+        for hand in hands:
+            with contextlib.suppress(Exception):
+                ray.kill(hand.actor, no_restart=True)
+        self._porters.shutdown(wait=False, cancel_futures=True)
+        with contextlib.suppress(Exception):
+            self._connection.close()
+        self._connection = None
+        self._mailbox.close()
+        if self._written is not None:
+            shutil.rmtree(self._written.path, ignore_errors=True)
+        traffic = self.traffic
+        self._reset()
+        self.traffic = traffic
+
+    def processes(self) -> dict[int, Any]:
+        """Return the node of each worker."""
+        return {number: hand.node.id for number, hand in sorted(self._hands.items())}
+
+    @property
+    def _ray(self) -> Any:
+        assert self._connection is not None, "the executor has not been started"
+        return self._connection.ray
+
+    # --- starting ----------------------------------------------------------
+
+    def _start(self) -> None:
+        assert self._connection is not None
+        nodes = alive_nodes(self._ray)
+        self._known = {node.id for node in nodes}
+        chosen = spread(nodes, self._needs, self.workers, self._connection.node)
+        hired = [(node, self._hire(node)) for node in chosen]
+        try:
+            with run_token(self._context) as token:
+                reports = self._reports(hired, token)
+            self._check(reports)
+            hands = self._brief(hired, reports)
+            for hand in hands:
+                hand.actor.begin.remote(hand.begin)
+                self._take_on(hand)
+        except BaseException:
+            for _, actor in hired:
+                self._ray.kill(actor, no_restart=True)
+            raise
+        self._next_look = time.monotonic() + LOOK_SECONDS
+
+    def _hire(self, node: Node) -> Any:
+        """Start an actor on a node; returns before it is there."""
+        ray = self._ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        needs = dict(self._needs)
+        options = {"num_cpus": needs.pop("CPU"), "num_gpus": needs.pop("GPU", 0)}
+        actor = ray.remote(concurrency_groups={"control": 2})(WorkerActor).options(
+            **options,
+            resources=needs or None,
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
+        )
+        return actor.remote()
+
+    def _reports(
+        self, hired: Sequence[tuple[Node, Any]], token: tuple[str, str]
+    ) -> list[NodeReport]:
+        """Ask new actors where they are.
+
+        Raises
+        ------
+        InputError
+            If one does not start.
+        """
+        ray = self._ray
+        sets = self._data_sets()
+        asked = [
+            actor.report.remote(
+                self._context.threads,
+                token,
+                [(self._paths(node, data), data.manifest.checksum) for data in sets],
+            )
+            for node, actor in hired
+        ]
+        _, late = ray.wait(asked, num_returns=len(asked), timeout=START_SECONDS)
+        if late:
+            node = hired[asked.index(late[0])][0]
+            raise InputError(
+                f"node {node.address} ({node.id[:8]}) has not started a worker in "
+                f"{START_SECONDS:g} s: are its {self._needs['CPU']:g} CPU(s) in use by others? Ask "
+                "for fewer workers=, or free some"
+            )
+        reports = []
+        for (node, _), answer in zip(hired, asked, strict=True):
+            try:
+                reports.append(ray.get(answer))
+            except ray.exceptions.RayError as error:
+                raise InputError(
+                    f"node {node.address} ({node.id[:8]}) cannot start a worker: "
+                    f"{_cause_of(error)}: install the same Cerebro there as here, and see that its "
+                    f"cache folder ($CEREBRO_CACHE) can be written"
+                ) from error
+        return reports
+
+    def _check(self, reports: Sequence[NodeReport]) -> None:
+        """Refuse nodes that would compute other bits; note what is likely to do no harm."""
+        here = environment.describe(self._context.threads)
+        for name, report in {r.name: r for r in reports}.items():
+            refused, noted = differences(here, report.environment)
+            if refused:
+                raise InputError(
+                    f"node {name} would compute other results than this one: {'; '.join(refused)}. "
+                    "Install the same on every node, or choose nodes of one kind with resources="
+                )
+            if noted:
+                text = f"node {name} is not quite like this one: {'; '.join(noted)}"
+                self._later.append(Note("node differs", text))
+
+    # --- data --------------------------------------------------------------
+
+    def _data_sets(self) -> list[Dataset]:
+        context = self._context
+        return [context.train, *([] if context.validation is None else [context.validation])]
+
+    def _paths(self, node: Node, data: Dataset) -> list[str]:
+        """Where a node may find a data set without being sent it."""
+        assert self._connection is not None
+        paths = []
+        shared = self._shared_path
+        if shared is not None:
+            paths = [shared, shared / data.path.name]
+            if shared in data.path.parents:
+                paths.insert(0, data.path)
+        if node.id == self._connection.node:
+            paths.append(data.path)
+        return [str(path) for path in paths]
+
+    def _brief(
+        self, hired: Sequence[tuple[Node, Any]], reports: Sequence[NodeReport]
+    ) -> list[Hand]:
+        """Place the data, and say to every worker what it needs to know."""
+        self._shares_run = all(report.reads_run for report in reports)
+        if self._shared_path is not None:
+            for report in reports:
+                self._check_reads(report)
+        hands = [
+            self._hand(node, actor, report, sum(r.node == report.node for r in reports))
+            for (node, actor), report in zip(hired, reports, strict=True)
+        ]
+        senders = {hand.place: hand for hand in reversed(hands) if not hand.reads_all}
+        asked = {p: self._porters.submit(self._introduce, hand) for p, hand in senders.items()}
+        cached = {place: self._finished(job) for place, job in asked.items()}
+        if cached:
+            placement = Placement(self._context.train.shard_rows())
+            for number, hand in enumerate(hands):
+                placement.add_worker(number, hand.place)
+            dealt = placement.deal(self._replicas, cached)
+            missing = {p: sorted({*dealt[p]} - {*have}) for p, have in cached.items()}
+            jobs = [
+                self._porters.submit(self._send_shards, senders[place], shards)
+                for place, shards in missing.items()
+            ]
+            for job in jobs:
+                self._finished(job)
+            for place, have in cached.items():
+                self._arrived[place] = {*have, *dealt[place]}
+            every = set(range(self._context.train.num_shards))
+            if any(placement.shards[place] != every for place in placement.shards):
+                placement.workers.clear()  # each is added when it gets its number
+                self._placement = placement
+        return [self._with_data(hand) for hand in hands]
+
+    def _check_reads(self, report: NodeReport) -> None:
+        for data, found in zip(self._data_sets(), report.at, strict=True):
+            if found is None:
+                raise InputError(
+                    f"node {report.name} does not find the data set {data.path.name} at "
+                    f"shared_path={str(self._shared_path)!r}: mount the same folder on every node, "
+                    "or leave shared_path= out to have the data copied"
+                )
+
+    def _hand(self, node: Node, actor: Any, report: NodeReport, workers_here: int) -> Hand:
+        reads_all = all(path is not None for path in report.at)
+        begin = Begin(
+            build=self._build,
+            settings=self._settings,
+            train=DataAt({**self._context.train.spec(), "path": report.at[0] or ""}, not reads_all),
+            validation=None
+            if self._context.validation is None
+            else DataAt({**self._context.validation.spec(), "path": report.at[1] or ""}, False),
+            shares_run=self._shares_run,
+            path=tuple(sys.path),
+            directory=os.getcwd(),  # noqa: PTH109
+            workers_here=workers_here,
+        )
+        place = f"{report.node} itself" if reads_all else report.place
+        return Hand(-1, actor, node, report.name, place, reads_all, begin)
+
+    def _with_data(self, hand: Hand) -> Hand:
+        """Say where the data are that the node was sent."""
+        if hand.reads_all:
+            return hand
+        train, validation = self._train, self._validation
+        checksums = [source.checksum for source in (train, validation) if source is not None]
+        folders = self._ray.get(hand.actor.data_folders.remote(checksums))
+        hand.begin = replace(
+            hand.begin,
+            train=DataAt(train.spec_at(folders[0]), True),
+            validation=None
+            if validation is None
+            else DataAt(validation.spec_at(folders[-1]), False),
+        )
+        return hand
+
+    @property
+    def _train(self) -> Source:
+        """What nodes are sent of the training data: its shards, whole."""
+        return Source(self._context.train)
+
+    @property
+    def _validation(self) -> Source | None:
+        """What nodes are sent for validation: the rows of its view, and nothing else."""
+        view = self._context.validation
+        if view is None:
+            return None
+        if view.is_whole():
+            return Source(view)
+        with self._lock:
+            if self._written is None:
+                cache = cache_folder()
+                cache.mkdir(parents=True, exist_ok=True)
+                folder = Path(tempfile.mkdtemp(prefix="view-", dir=cache))
+                self._written = write_view(view, folder)
+        return Source(self._written)
+
+    def _introduce(self, hand: Hand) -> list[int]:
+        """Send a node the manifests and the validation rows; return its shards of earlier runs."""
+        validation = self._validation
+        if validation is not None:
+            have = shipping.begin(self._ray, hand.actor, validation, START_SECONDS)
+            missing = [shard for shard in validation.shards if shard not in have]
+            sent = shipping.send(self._ray, hand.actor, validation, missing)
+            self._note_traffic(hand.place, [-1] if missing else [], sent)
+        return shipping.begin(self._ray, hand.actor, self._train, START_SECONDS)
+
+    def _send_shards(self, hand: Hand, shards: Sequence[int]) -> None:
+        """Send shards to a node; in a thread of its own."""
+        sent = shipping.send(self._ray, hand.actor, self._train, shards)
+        self._note_traffic(hand.place, shards, sent)
+
+    def _note_traffic(self, place: str, shards: Sequence[int], sent: int) -> None:
+        with self._lock:
+            for shard in shards:
+                key = place, shard
+                self.traffic.shards[key] = self.traffic.shards.get(key, 0) + 1
+            self.traffic.data_bytes += sent
+
+    def _finished(self, job: Any) -> Any:
+        """Wait for data that are on their way; returns what `job` does.
+
+        Raises
+        ------
+        InputError
+            If a node cannot take them.
+        """
+        ray = self._ray
+        try:
+            return job.result()
+        except ray.exceptions.RayError as error:
+            raise InputError(
+                f"a node cannot be sent the data: {_cause_of(error)}: is there room in its cache "
+                "folder ($CEREBRO_CACHE)?"
+            ) from error
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """What workers are told of the run besides its data and ``build``."""
+        left_out = {"build", "train", "validation", "live_bytes", "loader_threads"}
+        names = [f.name for f in fields(RunContext) if f.name not in left_out]
+        return {name: getattr(self._context, name) for name in names}
+
+    def _take_on(self, hand: Hand) -> Hand:
+        """Give a worker its number."""
+        hand.number = self._next
+        self._next += 1
+        self._hands[hand.number] = hand
+        if self._placement is not None:
+            self._placement.add_worker(hand.number, hand.place)
+        return hand
+
+    # --- giving out ----------------------------------------------------------
+
+    def _send_when_loaded(self, hand: Hand, call: Call) -> None:
+        job = call.job
+        if isinstance(job, Task) and job.shard >= 0 and not self._is_there(hand, job.shard):
+            self._parked.setdefault((hand.place, job.shard), []).append(hand.number)
+            self._fetch_shard(hand, job.shard)
+        else:
+            self._send(hand, call)
+
+    def _is_there(self, hand: Hand, shard: int) -> bool:
+        return hand.reads_all or shard in self._arrived.get(hand.place, ())
+
+    def _fetch_shard(self, hand: Hand, shard: int) -> None:
+        """Have a shard sent to a worker's node, unless it is there or on its way."""
+        key = hand.place, shard
+        if self._is_there(hand, shard) or key in self._loading:
+            return
+        self._loading.add(key)
+        job = self._porters.submit(self._send_shards, hand, [shard])
+        job.add_done_callback(lambda done: self._mailbox.put(partial(self._loaded, key, done)))
+
+    def _send(self, hand: Hand, call: Call) -> None:
+        job, state = call.job, None
+        if isinstance(job, Task):
+            try:
+                state = self._state_for(job)
+            except LookupError as error:
+                self._lose_state(hand.number, job, str(error))
+                return
+            ended = {*job.ended, *hand.stale} - {job.trial}
+            hand.stale.clear()
+            keep = job.keep_state and self._shares_run
+            job = replace(job, ended=tuple(sorted(ended)), keep_state=keep)
+        answer, call.packed = hand.actor.run.options(num_returns=2).remote(job, state)
+        serial = call.serial
+        answer.future().add_done_callback(
+            lambda done: self._mailbox.put(partial(self._answered, hand.number, serial, done))
+        )
+
+    def _state_for(self, task: Task) -> StateIn | None:
+        """What a unit begins with, if it is not read from the run's folder.
+
+        Raises
+        ------
+        LookupError
+            If it is lost.
+        """
+        kept = task.clone_of or task.origin
+        if kept is not None:
+            if self._shares_run:
+                return None
+            ref = self._ray.put(np.frombuffer(read_state(kept), np.uint8))
+            return StateIn((ref,), kept.state_hash, is_clone=task.clone_of is not None)
+        if task.position == 0:
+            return None
+        held = self._states.at(task.trial, task.position)
+        if held is None:
+            raise LookupError("its state was lost with a node")
+        return StateIn((held.ref,), held.state_hash)
+
+    # --- hearing -------------------------------------------------------------
+
+    def _open_mail(self) -> None:
+        for letter in self._mailbox.take():
+            letter()
+        if self._is_training and self._later:
+            self._events += self._later
+            self._later = []
+        if self._trouble is not None:
+            trouble, self._trouble = self._trouble, None
+            raise trouble
+
+    def _answered(self, worker: int, serial: int, done: Any) -> None:
+        call, hand = self._out.get(worker), self._hands.get(worker)
+        if call is None or hand is None or call.serial != serial:
+            return  # it comes too late: the worker was given up
+        hand.silent_looks = 0
+        error = done.exception()
+        if error is not None:
+            self._actor_failed(hand, error)
+            return
+        answer: Answer = done.result()
+        self.traffic.state_bytes += answer.fetched
+        self.traffic.states += answer.fetched > 0
+        event, job = answer.event, call.job
+        if answer.log and isinstance(job, Task):
+            self._write_log(job.trial, answer.log)
+        if event is None:
+            assert isinstance(job, Task)
+            self._lose_state(worker, job, f"its state cannot be fetched ({answer.missing})")
+        elif isinstance(event, UnitFailed) and self._reload(hand, call, event):
+            return
+        else:
+            self._out.pop(worker)
+            if isinstance(event, UnitDone):
+                self._unit_done(hand, call, event)
+            elif isinstance(event, UnitFailed):
+                self._events.append(replace(event, worker=worker, task=call.job))  # type: ignore[arg-type]
+            elif isinstance(event, CheckDone):
+                self._events.append(replace(event, worker=worker))
+            else:
+                self._lose(hand, replace(event, worker=worker))
+
+    def _unit_done(self, hand: Hand, call: Call, event: UnitDone) -> None:
+        task = call.job
+        assert isinstance(task, Task)
+        before = self._states.newest(task.trial)
+        if before is not None and before.worker != hand.number and before.worker in self._hands:
+            self._hands[before.worker].stale.add(task.trial)
+        held = HeldState(
+            position=task.position + 1,
+            ref=call.packed,
+            node=hand.node.id,
+            worker=hand.number,
+            state_hash=event.packed_hash,
+            nbytes=event.state_bytes,
+        )
+        self._states.add(task.trial, held)
+        self._pace.add(hand.number, task.trial, event.rows, event.seconds)
+        # Clocks of nodes differ; the coordinator's tells when a unit was.
+        event = replace(event, worker=hand.number, task=task, started=time.time() - event.seconds)
+        if event.metrics is not None and task.keep_state and not self._shares_run:
+            file = epoch_state_file(task.trial, task.epoch)
+            event = replace(event, state_file=file, is_kept=False)
+            self._keep(task.trial, held, file)
+        self._events.append(event)
+
+    def _keep(self, trial: int, held: HeldState, file: str) -> None:
+        """Bring the state at an epoch's end to this machine's disk, beside the training."""
+        self._keeping[trial] = held.position
+        path = Path(self._context.epoch_dir, unpublished(file, held.state_hash))
+        job = self._porters.submit(fetch_to_file, self._ray, held, path)
+        job.add_done_callback(
+            lambda done: self._mailbox.put(partial(self._kept, trial, held, done))
+        )
+
+    def _kept(self, trial: int, held: HeldState, done: Any) -> None:
+        if self._keeping.get(trial) != held.position:
+            return
+        del self._keeping[trial]
+        error = done.exception()
+        if error is None:
+            self.traffic.kept_bytes += held.nbytes
+            self._events.append(StateKept(trial))
+        elif isinstance(error, OSError):
+            self._trouble = error  # the run's disk
+        else:
+            position = self._states.lose(trial, held.position)
+            reason = f"the state at its epoch's end was lost with a node ({type(error).__name__})"
+            self._events.append(StateLost(trial, reason, position=position))
+
+    def _lose_state(self, worker: int, task: Task, reason: str) -> None:
+        """The state that a unit was to begin with is gone."""
+        del self._out[worker]
+        position = self._states.lose(task.trial, task.position)
+        self._events.append(StateLost(task.trial, reason, worker, position))
+
+    def _write_log(self, trial: int, text: bytes) -> None:
+        try:
+            with os.fdopen(open_plain(log_path(self._context.log_dir, trial), APPEND), "ab") as log:
+                log.write(text)
+        except OSError as error:
+            self._trouble = error
+
+    # --- data that come while the run goes on ----------------------------------
+
+    def _loaded(self, key: tuple[str, int], done: Any) -> None:
+        """A shard has come to a place, or not."""
+        self._loading.discard(key)
+        place, shard = key
+        error = done.exception()
+        if error is None:
+            self._arrived.setdefault(place, set()).add(shard)
+            if self._placement is not None and not self._placement.has(place, shard):
+                self._placement.add_shard(place, shard)
+                self._events.append(ShardsPlaced())
+        for worker in self._parked.pop(key, ()):
+            hand, call = self._hands.get(worker), self._out.get(worker)
+            if hand is None or call is None:
+                continue
+            if error is None:
+                self._send(hand, call)
+            elif isinstance(error, (CorruptDataError, OSError)):
+                self._trouble = CorruptDataError(text_of(error))
+            else:
+                self._actor_failed(hand, error)
+
+    def _reload(self, hand: Hand, call: Call, event: UnitFailed) -> bool:
+        """Send a shard again that is damaged on a node, once; False: that is no help."""
+        job = call.job
+        assert isinstance(job, Task)
+        if event.kind != "data" or hand.reads_all or job.shard < 0 or call.reloaded:
+            return False
+        call.reloaded = True
+        checksum = self._train.checksum
+        hand.actor.forget.options(concurrency_group="control").remote(checksum, job.shard)
+        self._arrived[hand.place].discard(job.shard)
+        text = f"node {hand.name}: {event.message}: shard {job.shard} is sent again"
+        self._events.append(Note("shard damaged", text))
+        self._send_when_loaded(hand, call)
+        return True
+
+    # --- losing --------------------------------------------------------------
+
+    def _actor_failed(self, hand: Hand, error: BaseException) -> None:
+        """An actor is gone, or cannot go on."""
+        hand.is_gone = True
+        hand.node_is_gone = not is_reachable(self._ray, hand.node.id)
+        reason = f"worker {hand.number} on node {hand.name} is gone: {_cause_of(error)}"
+        if hand.node_is_gone:
+            reason = f"node {hand.name} is gone"
+            self._states.lose_node(hand.node.id)
+        with contextlib.suppress(Exception):
+            self._ray.kill(hand.actor, no_restart=True)
+        began = not isinstance(getattr(error, "cause", None), WorkerError)
+        self._out.pop(hand.number, None)
+        self._lose(
+            hand,
+            WorkerLost(hand.number, reason, began=began, with_machine=hand.node_is_gone),
+        )
+
+    def _lose(self, hand: Hand, event: WorkerLost) -> None:
+        del self._hands[hand.number]
+        self._lost[hand.number] = hand
+        self._pace.forget(hand.number)
+        if self._placement is not None:
+            self._placement.remove_worker(hand.number)
+            if hand.node_is_gone:
+                self._placement.remove_place(hand.place)
+        if hand.node_is_gone:
+            self._arrived.pop(hand.place, None)
+        self._events.append(event)
+
+    # --- looking around --------------------------------------------------------
+
+    def _look(self) -> None:
+        """Ask busy workers for a sign of life, and the cluster for nodes that are new or gone."""
+        self._next_look = time.monotonic() + LOOK_SECONDS
+        for worker in list(self._out):
+            hand = self._hands.get(worker)
+            if hand is not None:
+                self._ask(hand)
+        alive = {node.id: node for node in alive_nodes(self._ray)}
+        for hand in [h for h in self._hands.values() if h.node.id not in alive]:
+            self._actor_failed(hand, WorkerError("its node has left the cluster"))
+        for node in alive.values():
+            if node.id not in self._known:
+                self._known.add(node.id)
+                self._greet(node)
+        self._relieve()
+
+    def _ask(self, hand: Hand) -> None:
+        hand.silent_looks += 1
+        if hand.silent_looks > SILENT_LOOKS:
+            seconds = SILENT_LOOKS * LOOK_SECONDS
+            self._actor_failed(hand, WorkerError(f"no sign of life for {seconds:g} seconds"))
+            return
+
+        def heard() -> None:
+            hand.silent_looks = 0
+
+        answer = hand.actor.ping.options(concurrency_group="control").remote()
+        answer.future().add_done_callback(
+            lambda done: self._mailbox.put(heard) if done.exception() is None else None
+        )
+
+    def _relieve(self) -> None:
+        """Copy a shard to where it is of use, one at a time."""
+        if self._placement is None or self._loading or not self._is_training:
+            return
+        wish = self._placement.relief(self._pace.speeds())
+        if wish is not None:
+            shard, place = wish
+            hand = next(h for h in self._hands.values() if h.place == place)
+            if self._is_there(hand, shard):
+                self._placement.add_shard(place, shard)
+                self._events.append(ShardsPlaced())
+            else:
+                self._fetch_shard(hand, shard)
+
+    def _greet(self, node: Node) -> None:
+        """Take in a node that has joined the cluster."""
+        room = node.room_for(self._needs)
+        if self.workers is not None:
+            room = min(room, self.workers - len(self._hands))
+        if room > 0:
+            job = self._porters.submit(self._admit, node, room)
+            job.add_done_callback(
+                lambda done: self._mailbox.put(partial(self._admitted, node, done))
+            )
+
+    def _admit(self, node: Node, count: int) -> list[Hand]:
+        """Start workers on a new node and send it what all nodes have; in a thread of its own."""
+        hired = [(node, self._hire(node)) for _ in range(count)]
+        try:
+            with run_token(self._context) as token:
+                reports = self._reports(hired, token)
+            self._check(reports)
+            if self._shares_run and not all(report.reads_run for report in reports):
+                raise InputError(f"node {reports[0].name} does not see the run's folder")
+            if self._shared_path is not None:
+                self._check_reads(reports[0])
+            hands = [
+                self._hand(node, actor, report, count)
+                for (_, actor), report in zip(hired, reports, strict=True)
+            ]
+            if not hands[0].reads_all:
+                have = self._introduce(hands[0])
+                if self._placement is None:
+                    self._send_shards(
+                        hands[0],
+                        [s for s in range(self._context.train.num_shards) if s not in have],
+                    )
+                    have = list(range(self._context.train.num_shards))
+                self._arrived[hands[0].place] = set(have)
+            for hand in hands:
+                self._with_data(hand).actor.begin.remote(hand.begin)
+            return hands
+        except BaseException:
+            for _, actor in hired:
+                self._ray.kill(actor, no_restart=True)
+            raise
+
+    def _admitted(self, node: Node, done: Any) -> None:
+        error = done.exception()
+        if error is not None:
+            text = f"node {node.address} ({node.id[:8]}) has joined and is not used: "
+            self._later.append(Note("node not used", text + text_of(error)))
+            return
+        for hand in done.result():
+            self._take_on(hand)
+            if self._placement is not None:
+                for shard in self._arrived.get(hand.place, ()):
+                    self._placement.add_shard(hand.place, shard)
+            self._later.append(WorkerJoined(hand.number))
+
+
+# --- pieces ----------------------------------------------------------------------
+
+
+def check_resources(resources: Any) -> dict[str, float]:
+    """Resources are a mapping of names to positive numbers."""
+    if resources is None:
+        return {}
+    good = isinstance(resources, Mapping) and all(
+        isinstance(name, str)
+        and isinstance(need, (int, float))
+        and not isinstance(need, bool)
+        and need > 0
+        for name, need in resources.items()
+    )
+    if not good:
+        raise InputError(
+            f"resources must be a mapping of Ray's resource names to positive numbers, such as "
+            f"{{'GPU': 1}}, not {resources!r}"
+        )
+    return {name: float(need) for name, need in resources.items()}
+
+
+@contextlib.contextmanager
+def run_token(context: RunContext) -> Iterator[tuple[str, str]]:
+    """Leave a file beside the run's folder for a while: who reads it sees the same folder."""
+    folder = Path(context.epoch_dir)
+    while not folder.is_dir():
+        folder = folder.parent
+    text = uuid.uuid4().hex
+    file = folder / f".cerebro-{text}"
+    try:
+        with contextlib.suppress(OSError):
+            file.write_text(text)
+        yield str(file), text
+    finally:
+        with contextlib.suppress(OSError):
+            file.unlink(missing_ok=True)
+
+
+def fetch_to_file(ray: Any, held: HeldState, path: Path) -> None:
+    """Write a state from the object store to a file.
+
+    Raises
+    ------
+    RayError, CorruptDataError
+        If it is gone, or is not what it was.
+    OSError
+        If it cannot be written.
+    """
+    packed = ray.get(held.ref, timeout=STATE_SECONDS)
+    if _core.hash_state(packed) != held.state_hash:
+        raise CorruptDataError("its hash is another")
+    with path.open("wb") as file:
+        file.write(packed)
+
+
+def _cause_of(error: BaseException) -> str:
+    """What went wrong, without the traceback that Ray adds."""
+    cause = getattr(error, "cause", None) or error
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    if not isinstance(cause, Exception) or not lines:
+        return type(cause).__name__
+    named = [line for line in lines if line.startswith(("ModuleNotFoundError", "ImportError"))]
+    return text_of(RuntimeError(named[-1] if named else lines[0]))

@@ -1,0 +1,175 @@
+"""Which shards lie on which nodes. Pure: nothing is moved here.
+
+A *place* is where shards lie: the cache folder of a node, which all workers of the node
+read. Shards are dealt in turn, each to the place with the fewest rows for each of its
+workers, and to `replicas` places in all. Copies that a place has from an earlier run are
+used if that does not give it more than its share.
+
+A place that turns out to be slow, or a new one without shards, is helped while the run
+goes on: `relief` names one shard that is to be copied to another place, so that its units
+can run there too. Nothing is taken away from anybody, because copies do no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+PIECES = 16
+"""A shard that lies at several places is shared out in so many parts, to estimate their work."""
+MARGIN = 1.15
+"""How much more than its share a place has to do before it is helped."""
+
+
+@dataclass
+class Placement:
+    """The shards of a run and where they lie.
+
+    Parameters
+    ----------
+    rows
+        Of each shard.
+    """
+
+    rows: Sequence[int]
+    workers: dict[int, str] = field(default_factory=dict)
+    """The place of each worker."""
+    shards: dict[str, set[int]] = field(default_factory=dict)
+    """What each place has or will have."""
+
+    def add_worker(self, worker: int, place: str) -> None:
+        """A worker reads what lies at a place, which may be a new one."""
+        self.workers[worker] = place
+        self.shards.setdefault(place, set())
+
+    def remove_worker(self, worker: int) -> None:
+        """A worker is gone. Its place stays: what lies there may be of use again."""
+        self.workers.pop(worker, None)
+
+    def remove_place(self, place: str) -> None:
+        """A node is gone, and all that lay there."""
+        self.shards.pop(place, None)
+        for worker in [w for w, p in self.workers.items() if p == place]:
+            del self.workers[worker]
+
+    def add_shard(self, place: str, shard: int) -> None:
+        self.shards.setdefault(place, set()).add(shard)
+
+    def has(self, place: str, shard: int) -> bool:
+        return shard in self.shards.get(place, ())
+
+    def holders(self) -> dict[int, list[int]]:
+        """The workers that can read each shard."""
+        return {
+            shard: [w for w, place in sorted(self.workers.items()) if self.has(place, shard)]
+            for shard in range(len(self.rows))
+        }
+
+    def deal(
+        self, replicas: int = 1, cached: Mapping[str, Collection[int]] | None = None
+    ) -> dict[str, list[int]]:
+        """Decide where the shards go; return each place's.
+
+        Parameters
+        ----------
+        replicas
+            At how many places each is to lie; no more than there are.
+        cached
+            The shards that places have from earlier runs.
+        """
+        places = self._counts()
+        cached = cached or {}
+        load = dict.fromkeys(places, 0.0)
+        order = list(places)
+        copies = min(replicas, len(places))
+        share = copies * sum(self.rows) / sum(places.values())
+        for shard in sorted(range(len(self.rows)), key=lambda s: (-self.rows[s], s)):
+            chosen: list[str] = []
+            for _ in range(copies):
+                left = [place for place in order if place not in chosen]
+                after = {p: load[p] + self.rows[shard] / places[p] for p in left}
+                have = [p for p in left if shard in cached.get(p, ()) and after[p] <= 1.05 * share]
+                place = min(have or left, key=lambda p: (after[p], order.index(p)))
+                chosen.append(place)
+                load[place] = after[place]
+                self.add_shard(place, shard)
+        return {place: sorted(self.shards[place]) for place in places}
+
+    def relief(self, speeds: Mapping[int, float] | None = None) -> tuple[int, str] | None:
+        """Name a shard and the place that is to have a copy of it; None: all is well.
+
+        Parameters
+        ----------
+        speeds
+            Rows a second of each worker, relative to each other; 1 where it is not known.
+        """
+        places = self._counts(speeds)
+        if len(places) < 2:
+            return None
+        load, alone = self._loads(places)
+        mean = sum(self.rows) / sum(places.values())
+        # Ties go to the first, so that nothing depends on the order of a set.
+        slow = max(load, key=lambda p: load[p])
+        fast = min(load, key=lambda p: load[p])
+        if load[slow] <= MARGIN * mean:
+            return None
+        wanted = [s for s in sorted(alone[slow]) if not self.has(fast, s)]
+        gap = (load[slow] - load[fast]) * places[fast]
+        fitting = [s for s in wanted if self.rows[s] / PIECES <= gap]
+        if not fitting:
+            return None
+        return max(fitting, key=lambda s: (self.rows[s], -s)), fast
+
+    def _counts(self, speeds: Mapping[int, float] | None = None) -> dict[str, float]:
+        """What the workers of each place do together, by place."""
+        counts: dict[str, float] = {}
+        for worker, place in sorted(self.workers.items()):
+            counts[place] = counts.get(place, 0.0) + (speeds or {}).get(worker, 1.0)
+        return counts
+
+    def _loads(self, places: Mapping[str, float]) -> tuple[dict[str, float], dict[str, set[int]]]:
+        """The time that each place needs for an epoch, and the shards that load it.
+
+        A shard that lies at several places is taken piece by piece by whoever is done first.
+        """
+        load = dict.fromkeys(places, 0.0)
+        of: dict[str, set[int]] = {place: set() for place in places}
+        at = {s: [p for p in places if self.has(p, s)] for s in range(len(self.rows))}
+        for shard in sorted(at, key=lambda s: (len(at[s]), -self.rows[s], s)):
+            pieces = 1 if len(at[shard]) == 1 else PIECES
+            for _ in range(pieces if at[shard] else 0):
+                rows = self.rows[shard] / pieces
+                place = min(at[shard], key=lambda p: load[p] + rows / places[p])
+                load[place] += rows / places[place]
+                of[place].add(shard)
+        return load, of
+
+
+class Pace:
+    """How fast each worker is, compared with the others on the same trials."""
+
+    def __init__(self) -> None:
+        self._trials: dict[int, float] = {}  # seconds a row, moving means
+        self._workers: dict[int, tuple[int, float]] = {}  # units, and seconds against that
+
+    def add(self, worker: int, trial: int, rows: int, seconds: float) -> None:
+        """Note a unit."""
+        if rows <= 0 or seconds <= 0:
+            return
+        rate = seconds / rows
+        units, factor = self._workers.get(worker, (0, 1.0))
+        if units > 0 and trial in self._trials:  # a worker's first unit starts frameworks
+            weight = 1 / min(units, 16)
+            factor += weight * (rate / self._trials[trial] - factor)
+        self._workers[worker] = units + 1, factor
+        if units > 0:
+            before = self._trials.get(trial, rate)
+            self._trials[trial] = before + (rate - before) / 8
+
+    def forget(self, worker: int) -> None:
+        """A worker is gone."""
+        self._workers.pop(worker, None)
+
+    def speeds(self) -> dict[int, float]:
+        """Speed of each worker that has done a few units; 1 is usual."""
+        return {w: 1 / factor for w, (units, factor) in self._workers.items() if units > 3}

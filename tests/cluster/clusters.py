@@ -1,0 +1,71 @@
+"""Clusters of Ray on this one machine: nodes with a processor each, and small stores."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import pytest
+
+import cerebro
+
+STORE_BYTES = 80_000_000
+
+
+class Cluster:
+    """A cluster whose nodes keep their caches apart, as on several machines.
+
+    The head has no processor: this process is on it, and reads the data where they are.
+    """
+
+    def __init__(self, folder, nodes=3, head_cpus=0):
+        from ray.cluster_utils import Cluster as RayCluster
+
+        self.folder = folder
+        self.cluster = RayCluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": head_cpus,
+                "object_store_memory": STORE_BYTES,
+                "include_dashboard": False,
+                "env_vars": {"CEREBRO_CACHE": str(folder / "head")},
+            },
+        )
+        self.address = self.cluster.address
+        self.nodes = [self.add() for _ in range(nodes)]
+
+    def add(self, **options):
+        number = len(list(self.folder.glob("node-*")))
+        cache = self.folder / f"node-{number}"
+        cache.mkdir()
+        options = {"num_cpus": 1, "object_store_memory": STORE_BYTES} | options
+        return self.cluster.add_node(env_vars={"CEREBRO_CACHE": str(cache)}, **options)
+
+    def kill(self, node):
+        """End a node's processes at once, as a loss of power does."""
+        self.cluster.remove_node(node, allow_graceful=False)
+
+    def executor(self, **options):
+        return cerebro.ray.Executor(address=self.address, **options)
+
+    def close(self):
+        import ray
+
+        ray.shutdown()
+        self.cluster.shutdown()
+
+
+@contextlib.contextmanager
+def running(folder, **options):
+    pytest.importorskip("ray")
+    before = os.environ.get("CEREBRO_CACHE")
+    os.environ["CEREBRO_CACHE"] = str(folder / "coordinator")
+    cluster = Cluster(folder, **options)
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+        if before is None:
+            del os.environ["CEREBRO_CACHE"]
+        else:
+            os.environ["CEREBRO_CACHE"] = before

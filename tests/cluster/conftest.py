@@ -1,0 +1,51 @@
+"""What the tests on clusters share; the folder is not called ray, or it would be imported so."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from clusters import running
+
+import cerebro
+
+INTEGRATION = Path(__file__).parent.parent / "integration"
+sys.path.insert(0, str(INTEGRATION))
+# Whatever a cluster starts finds the models of these tests.
+os.environ["PYTHONPATH"] = os.pathsep.join([str(INTEGRATION), os.environ["PYTHONPATH"]])
+
+SHARDS = 6
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """Three nodes for a module's tests, which leave them as they are."""
+    with running(tmp_path_factory.mktemp("cluster")) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    """The path of a small data set with unequal shards."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(607, 3))
+    y = x @ [1.0, -2.0, 0.5] + 0.1 * rng.normal(size=607)
+    return cerebro.shard(
+        {"x": x, "y": y}, tmp_path_factory.mktemp("data") / "set", shards=SHARDS
+    ).path
+
+
+@pytest.fixture
+def apart(monkeypatch):
+    """Nodes do not see the run's folder, as if they were other machines."""
+    import cerebro.ray.executor as module
+
+    @contextlib.contextmanager
+    def no_token(context):
+        yield "/nowhere", "nothing"
+
+    monkeypatch.setattr(module, "run_token", no_token)
