@@ -50,6 +50,8 @@ class LiveTrial:
     """Hashes of epochs that are trained again, because their states are gone."""
     scheduled: bool = False
     """Whether the scheduler knows it."""
+    unwritten: bool = False
+    """What is wanted of it may not be in the store yet: that comes before its next unit."""
     started: bool = False
     """Whether callbacks have been told that it starts."""
     history: list[dict[str, Any]] = field(default_factory=list)

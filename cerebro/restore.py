@@ -10,7 +10,8 @@ every trial that goes on:
    stand exactly at the epoch's end. A state holds the epoch's metric sums, so the
    row can be written as it would have been.
 2. The trial goes on from its slots if they are beyond the last such epoch, and less
-   than an epoch beyond it: with an epoch missing between, its row would be lost.
+   than an epoch beyond it: with an epoch missing between, its row would be lost. Nor
+   are they beyond what is wanted of it: then the store has lost that.
 3. Else it goes on from the state of its last epoch, or from the beginning.
 
 Slots that are taken over move to new files. A worker of the old process that is still
@@ -130,7 +131,8 @@ class Restorer:
         slots, attempt = self._read_slots(record.number)
         lost = self._lost_epochs(record, slots)
         start = (record.done + len(lost)) * self._per_epoch
-        if slots is not None and start <= slots.position < start + self._per_epoch:
+        end = min(start + self._per_epoch, record.target_epochs * self._per_epoch + 1)
+        if slots is not None and start <= slots.position < end:
             self._move_slots(record.number, slots)
             standing = Standing(slots.position, attempt, None, lost)
         else:

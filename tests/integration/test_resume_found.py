@@ -124,6 +124,37 @@ def test_a_trial_is_in_the_store_before_its_first_unit(data, tmp_path, monkeypat
     assert known == set(range(len(result.trials)))
 
 
+def test_what_is_wanted_of_a_trial_is_in_the_store_before_it_trains_on(data, tmp_path, monkeypatch):
+    """A trial that was paused and is to go on: its slots would be beyond its epochs."""
+    known, unwritten = {}, {}
+
+    def add_trial(store, number, config, status, epochs, *rest):
+        unwritten[number] = epochs
+        real_add(store, number, config, status, epochs, *rest)
+
+    def set_epochs(store, number, epochs):
+        unwritten[number] = epochs
+        real_set(store, number, epochs)
+
+    def flush(store):
+        real_flush(store)
+        known.update(unwritten)
+
+    def submit(executor, worker, task):
+        if hasattr(task, "trial"):
+            assert known[task.trial] > task.epoch
+        real_submit(executor, worker, task)
+
+    real_add, real_set, real_flush = Store.add_trial, Store.set_epochs, Store.flush
+    real_submit = InlineExecutor.submit
+    monkeypatch.setattr(Store, "add_trial", add_trial)
+    monkeypatch.setattr(Store, "set_epochs", set_epochs)
+    monkeypatch.setattr(Store, "flush", flush)
+    monkeypatch.setattr(InlineExecutor, "submit", submit)
+    search(tmp_path / "run", data, searcher=Halving(), epochs=4)
+    assert len(set(known.values())) > 1  # some went further than others
+
+
 @pytest.mark.parametrize("kind", [Halving, Population])
 @pytest.mark.parametrize("at", [1, 7, 18, 24, 31, 40])
 def test_a_searcher_that_listens_is_not_told_twice(data, tmp_path, kind, at):

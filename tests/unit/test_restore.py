@@ -65,6 +65,18 @@ def names(folder):
     return {file.name for file in folder.iterdir()}
 
 
+def test_slots_beyond_what_is_wanted(tmp_path):
+    """The store has lost that the trial was to train on: it waits at its last epoch's end."""
+    kept = leave_file(tmp_path, 0, published=True)
+    leave_slots(tmp_path, [3, 4])
+    record = record_of(kept)
+    record.target_epochs = 1
+    standing = restorer(tmp_path).stand(record)
+    assert standing.position == UNITS
+    assert standing.origin is not None and Path(standing.origin.file).name == kept.state_file
+    assert names(tmp_path) == {kept.state_file}
+
+
 def test_the_slots_of_the_epoch_in_progress(tmp_path):
     kept = leave_file(tmp_path, 0, published=True)
     leave_slots(tmp_path, [3, 4, 5])
