@@ -1,9 +1,11 @@
-"""Cerebro on a Ray cluster.
+"""Cerebro and Ray: a cluster behind, Ray Tune in front.
 
     cerebro.search(build, space, train, ..., executor=cerebro.ray.Executor(address="auto"))
+    cerebro.ray.fit(build, train, param_space=..., scheduler=ASHAScheduler(...), ...)
 
-`Executor` runs a search's units on the nodes of a cluster; see docs/guide/cluster.md.
-Ray itself is imported when a search begins.
+`Executor` runs a search's units on the nodes of a cluster (docs/guide/cluster.md), `fit`
+drives Ray Tune's algorithms (docs/guide/ray-tune.md). Ray itself is imported when one of
+them is used.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cerebro.ray.executor import Executor
+    from cerebro.ray.fitting import fit
 
-__all__ = ["Executor"]
+__all__ = ["Executor", "fit"]
 
-_LAZY = {"Executor": "executor"}
+_LAZY = {"Executor": "executor", "fit": "fitting"}
 """Names and the modules that they come from."""
 
 

@@ -17,6 +17,7 @@ from cerebro.space import (
     LogUniform,
     Node,
     Normal,
+    Quantized,
     Uniform,
     path_name,
     value_at,
@@ -230,6 +231,8 @@ def perturbed(dimension: Dimension, value: Any, factors: tuple[float, float], *,
         at = options.index(value) if value in options else 0
         return options[min(max(at + (1 if up else -1), 0), len(options) - 1)]
     changed = value * factors[1 if up else 0]
+    if isinstance(dimension, Quantized):
+        return dimension.nearest(changed)
     if isinstance(dimension, Integer):
         step = max(1, round(abs(changed - value) / dimension.step)) * dimension.step
         changed = value + (step if up else -step)

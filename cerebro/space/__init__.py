@@ -47,6 +47,7 @@ from cerebro.space.dimensions import (
     uniform,
 )
 from cerebro.space.search_space import GRID_LIMIT, Space, SpaceLike, as_space
+from cerebro.space.tune_dimensions import Quantized
 
 __all__ = [
     "GRID_LIMIT",
@@ -58,6 +59,7 @@ __all__ = [
     "Node",
     "Normal",
     "Path",
+    "Quantized",
     "Space",
     "SpaceLike",
     "Uniform",

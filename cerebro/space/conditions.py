@@ -23,6 +23,7 @@ from cerebro.space.dimensions import (
     path_name,
 )
 from cerebro.space.foreign import translated
+from cerebro.space.tune_dimensions import Derived
 
 
 @runtime_checkable
@@ -198,6 +199,8 @@ class Compiler:
         """Refuse a condition that can never hold: most often a misspelt option."""
         options: list[Any] = []
         for node in found:
+            if isinstance(node.dimension, Derived):
+                raise InputError(f"{label}: {name} is computed from the others: it decides nothing")
             if not isinstance(node.dimension, (Choice, Constant)) or node.nest:
                 return
             options += node.dimension.values()

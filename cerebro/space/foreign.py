@@ -4,6 +4,10 @@ They are known by the module and name of their class, so none of the libraries i
 imported. What they mean is translated exactly, bounds above all: Tune's integers
 exclude their upper end, Optuna's include it, SciPy's ``randint`` excludes it. What has
 no equal here is refused by the dimension's name.
+
+Tune's ``grid_search`` is a `Grid`, which trials take in turn, so that all combinations come as
+often as Tune's ``num_samples`` says; its ``sample_from`` a `Derived`, computed when the rest of
+a configuration is settled.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from cerebro.space.dimensions import (
     Normal,
     Uniform,
 )
+from cerebro.space.tune_dimensions import Derived, Grid, Quantized, multiple, on_grid
 
 
 def translated(value: object, name: str) -> Dimension | None:
@@ -44,7 +49,7 @@ def translated(value: object, name: str) -> Dimension | None:
     if kind.__name__ == "rv_frozen" or (kind.__name__.startswith("rv_") and hasattr(value, "dist")):
         return _from_scipy(value, name)
     if isinstance(value, Mapping) and set(value) == {"grid_search"}:
-        return Choice(value["grid_search"])
+        return Grid(value["grid_search"])
     return None
 
 
@@ -60,46 +65,39 @@ def _from_tune(value: Any, name: str) -> Dimension:
     if kind == "Categorical":
         return Choice(list(value.categories))
     if kind == "Function":
-        raise _refuse(name, "tune.sample_from", "compute the value in build, or use a choice")
+        return Derived(value.func, value.pass_config)
     sampler, q = value.sampler, None
     if type(sampler).__name__ == "Quantized":
         sampler, q = sampler.sampler, sampler.q
     drawn = type(sampler).__name__
     if kind == "Integer" and drawn in ("_Uniform", "_LogUniform"):
         return _tune_integer(value, name, q, log=drawn == "_LogUniform")
-    if kind == "Float" and drawn == "_Uniform":
+    if kind == "Float" and drawn == "_Normal":
+        normal = Normal(sampler.mean, sampler.sd)
+        return normal if q is None else Quantized(normal, q)
+    if kind == "Float" and drawn in ("_Uniform", "_LogUniform"):
+        log = drawn == "_LogUniform"
         if q is None:
-            return Uniform(value.lower, value.upper)
-        low, high = _on_grid(value.lower, q, math.ceil), _on_grid(value.upper, q, math.floor)
-        return Uniform(low * q, high * q, q)
-    if kind == "Float" and drawn == "_LogUniform" and q is None:
-        return LogUniform(value.lower, value.upper)
-    if kind == "Float" and drawn == "_Normal" and q is None:
-        return Normal(sampler.mean, sampler.sd)
-    raise _refuse(
-        name,
-        f"tune's quantised {'log-uniform' if drawn == '_LogUniform' else 'normal'} distribution"
-        if q is not None
-        else f"tune's {kind}",
-        "use it without the quantum, or uniform with a step",
-    )
+            return (LogUniform if log else Uniform)(value.lower, value.upper)
+        low, high = (multiple(index, q) for index in _multiples(value, name, q))
+        return Quantized(LogUniform(low, high), q) if log else Uniform(low, high, q)
+    raise _refuse(name, f"tune's {kind}", "use tune.uniform, randint, choice or their like")
 
 
-def _tune_integer(value: Any, name: str, q: Any, *, log: bool) -> Integer:
+def _tune_integer(value: Any, name: str, q: Any, *, log: bool) -> Dimension:
     """Tune's integers exclude their upper end, unless they are quantised by more than 1."""
     if q is None or q == 1:
         return Integer(value.lower, value.upper - 1, log=log)
-    if log:
-        raise _refuse(name, "tune.qlograndint", "use lograndint, or randint with a step")
-    low, high = _on_grid(value.lower, q, math.ceil), _on_grid(value.upper, q, math.floor)
-    return Integer(low * q, high * q, q)
+    low, high = _multiples(value, name, q)
+    return Quantized(Integer(low, high, log=True), q) if log else Integer(low * q, high * q, q)
 
 
-def _on_grid(bound: float, q: float, inwards: Any) -> int:
-    """Return which multiple of the quantum a bound is, the next one inwards if it is none."""
-    scaled = bound / q
-    nearest = round(scaled)
-    return nearest if math.isclose(scaled, nearest) else int(inwards(scaled))
+def _multiples(value: Any, name: str, q: float) -> tuple[int, int]:
+    """Which multiples of the quantum a domain's bounds are, inwards."""
+    low, high = on_grid(value.lower, q, math.ceil), on_grid(value.upper, q, math.floor)
+    if low > high:
+        raise InputError(f"{name}: there is no multiple of {q} from {value.lower} to {value.upper}")
+    return low, high
 
 
 # --- Optuna ---------------------------------------------------------------------

@@ -1,0 +1,111 @@
+"""What of Ray Tune `cerebro.ray.fit` can drive, known by class, and what it refuses by name.
+
+A scheduler or a search algorithm may reach into Tune's controller as it likes; so only those
+are driven whose needs are known.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cerebro.errors import InputError
+
+CLOCKS = {"time_total_s", "time_this_iter_s", "time_since_restore", "timestamp"}
+_THROUGH_TUNER = "give it to tune.Tuner(cerebro.ray.trainable(build, data, ...)) instead"
+_REFUSED = {
+    "PopulationBasedTraining": "use cerebro.search(..., searcher=cerebro.PBT(...)), or "
+    + _THROUGH_TUNER,
+    "PopulationBasedTrainingReplay": _THROUGH_TUNER,
+    "PB2": "use cerebro.search(..., searcher=cerebro.PBT(...)), or " + _THROUGH_TUNER,
+    "HyperBandForBOHB": "use HyperBandScheduler, with OptunaSearch for a model of the space",
+    "TuneBOHB": "it needs HyperBandForBOHB: use OptunaSearch with HyperBandScheduler",
+    "ResourceChangingScheduler": "trials have no resources of their own here: give the scheduler "
+    "inside of it",
+}
+
+
+def import_tune(what: str) -> Any:
+    """Return `ray.tune`.
+
+    Raises
+    ------
+    InputError
+        If Ray is not installed.
+    """
+    try:
+        import ray.tune
+    except ImportError as error:
+        raise InputError(
+            f"{what} needs Ray Tune ({error}): install it with pip install 'cerebro[ray]'"
+        ) from error
+    return ray.tune
+
+
+def check_scheduler(scheduler: Any) -> Any:
+    """Return the scheduler to drive; None means Tune's, which only starts trials.
+
+    Raises
+    ------
+    InputError
+        If it is not one of those that can be driven without Tune's controller.
+    """
+    from ray.tune import schedulers
+
+    if scheduler is None:
+        return schedulers.FIFOScheduler()
+    known = (
+        schedulers.FIFOScheduler,
+        schedulers.AsyncHyperBandScheduler,
+        schedulers.MedianStoppingRule,
+        schedulers.HyperBandScheduler,
+    )
+    name = type(scheduler).__name__
+    if type(scheduler) not in known:
+        if not isinstance(scheduler, schedulers.TrialScheduler):
+            raise InputError(
+                f"scheduler={scheduler!r} is no scheduler of ray.tune: use ASHAScheduler, "
+                "HyperBandScheduler or MedianStoppingRule"
+            )
+        raise InputError(f"scheduler: {name} cannot be driven by cerebro.ray.fit: {_hint(name)}")
+    attribute = getattr(scheduler, "_time_attr", None)
+    if attribute in CLOCKS:
+        raise InputError(
+            f"scheduler: {name}(time_attr={attribute!r}) decides by the clock, which gives other "
+            "trials every time: give time_attr='training_iteration', and periods in epochs"
+        )
+    return scheduler
+
+
+def check_searcher(searcher: Any) -> Any:
+    """Return the search algorithm to drive: a `Searcher`, or a `BasicVariantGenerator`.
+
+    Raises
+    ------
+    InputError
+        If it is neither, or needs a scheduler that cannot be driven.
+    """
+    from ray.tune.search import BasicVariantGenerator, SearchGenerator
+
+    if searcher is None:
+        return BasicVariantGenerator()
+    if isinstance(searcher, SearchGenerator):
+        searcher = searcher.searcher
+    if type(searcher) is BasicVariantGenerator:
+        return searcher
+    innermost = searcher
+    while hasattr(innermost, "searcher"):  # a ConcurrencyLimiter or a Repeater
+        innermost = innermost.searcher
+    name = type(innermost).__name__
+    if name in _REFUSED:
+        raise InputError(f"searcher: {name} cannot be driven by cerebro.ray.fit: {_hint(name)}")
+    missing = [n for n in ("suggest", "on_trial_complete") if not hasattr(searcher, n)]
+    if missing or isinstance(searcher, type):
+        raise InputError(
+            f"searcher={searcher!r} is no search algorithm of ray.tune: use OptunaSearch(...), "
+            "another Searcher, or BasicVariantGenerator(...)"
+        )
+    return searcher
+
+
+def _hint(name: str) -> str:
+    return _REFUSED.get(name, "what it needs of Tune is not known; " + _THROUGH_TUNER)

@@ -1,0 +1,259 @@
+"""Dimensions that only Ray Tune's spaces have: quantised ones, grids and functions of others."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+from cerebro import _core, generators
+from cerebro.errors import InputError, text_of
+from cerebro.space.dimensions import (
+    Choice,
+    Dimension,
+    Integer,
+    LogUniform,
+    Normal,
+    json_value,
+)
+
+
+@dataclass(frozen=True)
+class Quantized(Dimension):
+    """Multiples of `q`: a number is drawn from `inner`, and the nearest multiple taken.
+
+    With an `Integer` as `inner` its values are which multiple.
+    """
+
+    inner: Integer | LogUniform | Normal
+    q: float
+
+    def checked(self, name: str) -> Quantized:
+        if isinstance(self.q, bool) or not isinstance(self.q, (int, float)) or not self.q > 0:
+            raise InputError(f"{name}: {self!r}: the quantum must be above 0")
+        inner: Any = self.inner.checked(name)
+        return Quantized(inner, self.q)
+
+    def draw(self, share: float) -> Any:
+        value = self.inner.draw(share)
+        if isinstance(self.inner, Integer):
+            return self._at(int(value))
+        return self._at(round(value / self.q))
+
+    def _at(self, index: int) -> Any:
+        return multiple(index, self.q)
+
+    def _ends(self) -> tuple[int, int] | None:
+        """Which multiples the bounds are; None where there are none."""
+        if isinstance(self.inner, Normal):
+            return None
+        scale = 1 if isinstance(self.inner, Integer) else self.q
+        return round(self.inner.low / scale), round(self.inner.high / scale)
+
+    def count(self) -> int | None:
+        ends = self._ends()
+        return None if ends is None else ends[1] - ends[0] + 1
+
+    def values(self) -> Iterator[Any]:
+        low, high = self._ends() or (0, -1)
+        return (self._at(index) for index in range(low, high + 1))
+
+    def nearest(self, value: float) -> Any:
+        """Return the value of the dimension that is nearest to a number."""
+        index = round(value / self.q)
+        ends = self._ends()
+        return self._at(index if ends is None else min(max(index, ends[0]), ends[1]))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"type": "quantized", "inner": self.inner.to_json(), "q": self.q}
+
+    def __repr__(self) -> str:
+        return f"quantized({self.inner!r}, {self.q!r})"
+
+
+@dataclass(frozen=True)
+class Grid(Choice):
+    """A choice that trials take in turn and do not draw; see `Space.complete`."""
+
+    def checked(self, name: str) -> Grid:
+        return Grid(super().checked(name).options)
+
+    def __repr__(self) -> str:
+        return f"grid_search({self.options!r})"
+
+
+# --- values computed from others ------------------------------------------------
+
+_functions: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+"""Functions by identity: a store keeps no code, but the script that goes on has them."""
+
+
+@dataclass(frozen=True)
+class Derived(Dimension):
+    """A value that a function computes from the rest of the configuration.
+
+    What the function draws from `random` or NumPy's global generator is drawn from a
+    generator that is seeded with the dimension's own stream.
+    """
+
+    function: Callable[..., Any] = field(repr=False)
+    takes_config: bool = True
+
+    def checked(self, name: str) -> Derived:
+        if not callable(self.function):
+            raise InputError(f"{name}: sample_from needs a function, not {self.function!r}")
+        _functions[self.identity] = self.function
+        return self
+
+    @property
+    def identity(self) -> str:
+        """Where the function stands and what its code is."""
+        function: Any = self.function
+        code = getattr(function, "__code__", None)
+        if code is None:
+            return f"{type(function).__module__}.{type(function).__qualname__}"
+        text = repr((code.co_code, code.co_names, [c for c in code.co_consts if _is_plain(c)]))
+        digest = _core.xxh3_64(text.encode())
+        return f"{function.__qualname__}:{code.co_firstlineno}:{digest}"
+
+    def draw(self, share: float) -> Unsettled:
+        return Unsettled(self, share)
+
+    def count(self) -> int:
+        return 1
+
+    def values(self) -> Iterator[Unsettled]:
+        yield self.draw(0.5)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"type": "derived", "function": self.identity, "takes_config": self.takes_config}
+
+    @classmethod
+    def from_json(cls, function: str, takes_config: bool) -> Derived:
+        """Return the dimension of a function that this process has.
+
+        Raises
+        ------
+        InputError
+            If it has not: it is code, which no run keeps.
+        """
+        found = _functions.get(function)
+        if found is None:
+            raise InputError(
+                f"the space has a function (sample_from, {function.partition(':')[0]}), which is "
+                "not kept: run the script again that began the run, with if_exists='resume'"
+            )
+        return cls(found, takes_config)
+
+    def __repr__(self) -> str:
+        return f"sample_from({getattr(self.function, '__qualname__', self.function)!s})"
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, (int, float, str, bytes, type(None)))
+
+
+@dataclass(frozen=True)
+class Unsettled:
+    """Stands for a value that is computed when all others are settled."""
+
+    dimension: Derived
+    share: float
+
+    def settle(self, config: Mapping[str, Any], name: str) -> Any:
+        """Return the value.
+
+        Raises
+        ------
+        Missing
+            If the function needs a value that `config` does not have, or not yet.
+        InputError
+            If the function fails, or its value cannot be stored.
+        """
+        arguments = (View(config),) if self.dimension.takes_config else ()
+        try:
+            with generators.preserved(False, int(self.share * 2**32)):
+                value = self.dimension.function(*arguments)
+        except Missing:
+            raise
+        except Exception as error:
+            kind = type(error).__name__
+            raise InputError(
+                f"{name}: {self.dimension!r} failed: {kind}: {text_of(error)}"
+            ) from error
+        return json_value(value, name)
+
+
+class Missing(AttributeError, KeyError):
+    """A function asked for a value that there is not."""
+
+
+class View(dict[str, Any]):
+    """A configuration as Tune's functions look at it: ``spec.config.lr``, ``config["lr"]``."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__({k: View(v) if isinstance(v, Mapping) else v for k, v in config.items()})
+
+    def __missing__(self, name: str) -> Any:
+        if name == "config":
+            return self
+        raise Missing(name)
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+def settle(
+    unsettled: list[tuple[str, Unsettled, Callable[[Any], None]]], config: Mapping[str, Any]
+) -> None:
+    """Settle the values that are computed from others, also from one another.
+
+    Parameters
+    ----------
+    unsettled
+        Name, value, and where to put it.
+
+    Raises
+    ------
+    InputError
+        If one needs a value that is not there, or they need each other.
+    """
+    while unsettled:
+        left = []
+        for name, value, put in unsettled:
+            try:
+                put(value.settle(config, name))
+            except Missing as missing:
+                left.append((name, value, put))
+                cause = missing
+        if len(left) == len(unsettled):
+            name, value, _ = left[0]
+            raise InputError(
+                f"{name}: {value.dimension!r} asks for {cause.args[0]!r}, which the configuration "
+                "does not have before it"
+            )
+        unsettled = left
+
+
+def grid_index(trial: int, counts: list[int]) -> list[int]:
+    """Which option of each grid a trial takes; all combinations come, the first one fastest."""
+    found = []
+    for count in counts:
+        trial, index = divmod(trial, count)
+        found.append(index)
+    return found
+
+
+def multiple(index: int, q: float) -> Any:
+    """Return a multiple of the quantum: in decimal, so that 3 times 0.1 is 0.3."""
+    return index * q if isinstance(q, int) else float(index * Decimal(repr(q)))
+
+
+def on_grid(bound: float, q: float, inwards: Callable[[float], int]) -> int:
+    """Return which multiple of the quantum a bound is, the next one inwards if it is none."""
+    scaled = bound / q
+    nearest = round(scaled)
+    return nearest if math.isclose(scaled, nearest) else int(inwards(scaled))

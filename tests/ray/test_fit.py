@@ -1,0 +1,317 @@
+"""`cerebro.ray.fit`: Tune's algorithms in one process, no cluster."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tune_models import SPACE_LR, build, build_or_fail, line_data
+
+import cerebro
+from cerebro.errors import InputError
+
+ray = pytest.importorskip("ray")
+tune = pytest.importorskip("ray.tune")
+from ray.tune import schedulers, search  # noqa: E402
+
+from cerebro.ray import fit  # noqa: E402
+from cerebro.ray.tune_searcher import TuneSearcher  # noqa: E402
+
+OPTIONS: dict[str, Any] = {"batch_size": 16, "workers": 0, "progress": False, "validation": 0.25}
+SPACE = {"lr": tune.loguniform(*SPACE_LR)}
+
+
+def optuna_search(**options: Any) -> Any:
+    optuna = pytest.importorskip("optuna")
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return pytest.importorskip("ray.tune.search.optuna").OptunaSearch(**options)
+
+
+def median() -> Any:
+    return schedulers.MedianStoppingRule(time_attr="training_iteration", grace_period=1)
+
+
+def asha() -> Any:
+    return schedulers.ASHAScheduler(max_t=9, grace_period=1, reduction_factor=3)
+
+
+def hyperband() -> Any:
+    return schedulers.HyperBandScheduler(max_t=9, reduction_factor=3)
+
+
+def outcome(result: cerebro.Result) -> list[Any]:
+    return [(t.number, t.config, t.status, t.epoch, t.state_hash) for t in result.trials]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> cerebro.Dataset:
+    return line_data(tmp_path_factory.mktemp("line") / "data")
+
+
+@pytest.mark.parametrize("scheduler", [asha, hyperband, median])
+@pytest.mark.parametrize("searcher", [False, True])
+def test_the_outcome_does_not_depend_on_workers_or_the_process(
+    scheduler: Any, searcher: bool, data: cerebro.Dataset, tmp_path: Path
+) -> None:
+    found = []
+    for workers in (0, 2):
+        np.random.seed(workers)
+        random.seed(workers)
+        result = fit(
+            *(build, data),
+            param_space=SPACE,
+            scheduler=scheduler(),
+            searcher=optuna_search(seed=1) if searcher else None,
+            num_samples=12,
+            epochs=9,
+            run=tmp_path / f"{workers}",
+            **{**OPTIONS, "workers": workers},
+        )
+        found.append(outcome(result))
+        assert len(result.trials) == 12
+        assert any(trial.status == "stopped" for trial in result.trials)
+        assert any(trial.status == "finished" and trial.epoch == 9 for trial in result.trials)
+    assert found[0] == found[1]
+
+
+def test_asha_stops_what_tunes_rule_stops(data: cerebro.Dataset, tmp_path: Path) -> None:
+    """The rule worked out by hand from the results, in the order of rounds."""
+    result = fit(
+        *(build, data), param_space=SPACE, scheduler=asha(), num_samples=9, run=tmp_path / "run",
+        width=9, **OPTIONS,
+    )  # fmt: skip
+    left = list(range(9))
+    for rung in (1, 3):
+        seen: list[float] = []
+        for number in list(left):
+            value = -result.trials[number].history[rung - 1]["metrics"]["loss"]
+            if seen and value < np.nanpercentile(seen, (1 - 1 / 3) * 100):
+                assert (result.trials[number].epoch, result.trials[number].status) == (
+                    rung,
+                    "stopped",
+                )
+                left.remove(number)
+            seen.append(value)
+    assert [t.number for t in result.trials if t.status == "finished"] == left
+
+
+def test_hyperband_halves_its_brackets(data: cerebro.Dataset, tmp_path: Path) -> None:
+    """Its first bracket is one of max_t 9 epochs at once; the next ones halve."""
+    result = fit(
+        *(build, data), param_space=SPACE, scheduler=hyperband(), num_samples=17,
+        run=tmp_path / "run", **OPTIONS,
+    )  # fmt: skip
+    assert sorted(trial.epoch for trial in result.trials) == [1] * 6 + [3] * 5 + [9] * 6
+    statuses = {trial.status for trial in result.trials if trial.epoch < 9}
+    assert statuses == {"stopped"}
+    store = cerebro.open(tmp_path / "run")
+    assert store.status == "finished"
+
+
+def test_plain_variants_are_tunes_own(data: cerebro.Dataset, tmp_path: Path) -> None:
+    """Grids times samples, functions, constants (lists too), points: as BasicVariantGenerator."""
+    space = {
+        "lr": tune.grid_search([0.01, 0.1]),
+        "net": {"width": tune.randint(4, 9), "act": "relu", "layers": [8, 8]},
+        "twice": tune.sample_from(lambda spec: 2 * spec.config.net.width),
+    }
+    generator = search.BasicVariantGenerator(points_to_evaluate=[{"lr": 0.05}], random_state=3)
+    result = fit(
+        *(build, data), param_space=space, searcher=generator, num_samples=3, epochs=1,
+        run=tmp_path / "run", **OPTIONS,
+    )  # fmt: skip
+    configs = [trial.config for trial in result.trials]
+    assert [config["lr"] for config in configs] == [0.05, 0.01, 0.1, 0.01, 0.1]
+    assert all(c["twice"] == 2 * c["net"]["width"] and 4 <= c["net"]["width"] < 9 for c in configs)
+    assert all(c["net"]["act"] == "relu" and c["net"]["layers"] == [8, 8] for c in configs)
+    theirs = search.variant_generator.generate_variants({"config": space}, random_state=3)
+    drawn = next(theirs)[1]["config"]["net"]["width"]  # with the generator's own random state
+    assert configs[0]["net"]["width"] == drawn
+
+
+@pytest.mark.parametrize("stop_after", [3, 9, 14])
+def test_an_interrupted_run_goes_on(stop_after: int, data: cerebro.Dataset, tmp_path: Path) -> None:
+    class Interrupt:
+        epochs = 0
+
+        def on_epoch_end(self, trial: Any, metrics: Any) -> None:
+            self.epochs += 1
+            if self.epochs == stop_after:
+                raise KeyboardInterrupt
+
+    def again(run: str, **more: Any) -> cerebro.Result:
+        return fit(
+            *(build, data), param_space=SPACE, searcher=optuna_search(seed=4),
+            scheduler=hyperband(), num_samples=10, run=tmp_path / run, **OPTIONS, **more,
+        )  # fmt: skip
+
+    with pytest.raises(KeyboardInterrupt):
+        again("broken", callbacks=[Interrupt()])
+    assert outcome(again("broken", if_exists="resume")) == outcome(again("whole"))
+
+
+def test_a_search_without_a_seed_cannot_go_on_and_says_so(
+    data: cerebro.Dataset, tmp_path: Path
+) -> None:
+    class Interrupt:
+        def on_epoch_end(self, trial: Any, metrics: Any) -> None:
+            if trial.number == 2:
+                raise KeyboardInterrupt
+
+    arguments: dict[str, Any] = {
+        "param_space": SPACE, "scheduler": None, "num_samples": 6, "epochs": 2, **OPTIONS,
+        "run": tmp_path / "run",
+    }  # fmt: skip
+    with pytest.raises(KeyboardInterrupt):
+        fit(build, data, searcher=optuna_search(seed=1), callbacks=[Interrupt()], **arguments)
+    with pytest.raises(InputError, match="does not suggest again what it did for trial"):
+        fit(build, data, searcher=optuna_search(seed=2), if_exists="resume", **arguments)
+
+
+def test_failed_trials_are_told_as_errors(data: cerebro.Dataset, tmp_path: Path) -> None:
+    told: list[tuple[str, bool]] = []
+
+    class Fixed(search.Searcher):  # type: ignore[misc]
+        def suggest(self, trial_id: str) -> Any:
+            number = int(trial_id)
+            return {"lr": [0.01, 0.3, 0.02][number]} if number < 3 else search.Searcher.FINISHED
+
+        def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
+            told.append((trial_id, error))
+
+    result = fit(
+        *(build_or_fail, data), param_space={}, searcher=Fixed(), scheduler=hyperband(),
+        num_samples=-1, time_limit=600, run=tmp_path / "run", **OPTIONS,
+    )  # fmt: skip
+    assert [trial.status for trial in result.trials] == ["finished", "failed", "finished"]
+    assert sorted(told) == [("00000", False), ("00001", True), ("00002", False)]
+
+
+def test_a_concurrency_limiter_limits_live_trials(data: cerebro.Dataset, tmp_path: Path) -> None:
+    class Watch:
+        live: set[int] = set()  # noqa: RUF012
+        most = 0
+
+        def on_trial_start(self, trial: Any) -> None:
+            self.live.add(trial.number)
+            self.most = max(self.most, len(self.live))
+
+        def on_trial_end(self, trial: Any) -> None:
+            self.live.discard(trial.number)
+
+    watch = Watch()
+    limited = search.ConcurrencyLimiter(optuna_search(seed=0), max_concurrent=2, batch=True)
+    result = fit(
+        *(build, data), param_space=SPACE, searcher=limited, num_samples=6, epochs=2,
+        run=tmp_path / "run", callbacks=[watch], **OPTIONS,
+    )  # fmt: skip
+    assert len(result.trials) == 6 and watch.most == 2
+
+
+def test_what_searcher_or_scheduler_rank_by_need_not_be_said_again(
+    data: cerebro.Dataset, tmp_path: Path
+) -> None:
+    scheduler = schedulers.ASHAScheduler(metric="train_loss", mode="min", max_t=2)
+    result = fit(
+        *(build, data), param_space=SPACE, scheduler=scheduler, num_samples=2, run=tmp_path / "a",
+        **OPTIONS,
+    )  # fmt: skip
+    assert result.saved.settings["metric"] == "train_loss"
+    other = schedulers.ASHAScheduler(metric="train_loss", mode="min", max_t=2)
+    with pytest.raises(InputError, match="metric='loss', but the scheduler was made with"):
+        fit(
+            *(build, data), param_space=SPACE, scheduler=other, metric="loss", mode="min",
+            num_samples=2, run=tmp_path / "b", **OPTIONS,
+        )  # fmt: skip
+
+
+class Own(schedulers.FIFOScheduler):  # type: ignore[misc]
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: {"scheduler": schedulers.PopulationBasedTraining(
+                hyperparam_mutations={"lr": [0.1, 0.2]})},
+            r"PopulationBasedTraining cannot be driven .*cerebro\.PBT",
+        ),
+        (lambda: {"scheduler": schedulers.HyperBandForBOHB()}, "HyperBandForBOHB cannot be driven"),
+        (
+            lambda: {"scheduler": schedulers.ResourceChangingScheduler()},
+            "ResourceChangingScheduler cannot be driven",
+        ),
+        (lambda: {"scheduler": Own()}, r"Own cannot be driven .*tune\.Tuner\(cerebro\.ray"),
+        (
+            lambda: {"scheduler": schedulers.MedianStoppingRule()},
+            "decides by the clock.*time_attr='training_iteration'",
+        ),
+        (lambda: {"scheduler": "asha"}, "is no scheduler of ray.tune"),
+        (lambda: {"searcher": "optuna"}, "is no search algorithm of ray.tune"),
+        (
+            lambda: {"searcher": optuna_search(), "epochs": 1},
+            "never ends by itself: give num_samples",
+        ),
+        (
+            lambda: {"searcher": optuna_search(metric=["a", "b"], mode=["min", "max"]),
+                     "num_samples": 2, "epochs": 1},
+            "several objectives",
+        ),
+        (dict, "epochs is missing"),
+        (lambda: {"epochs": 1, "num_samples": 0}, "num_samples=0 trains nothing"),
+        (lambda: {"epochs": 1, "param_space": [1]}, "param_space must be a dictionary"),
+        (
+            lambda: {"epochs": 1, "num_samples": 2, "points": [{"lr": 1}],
+                     "searcher": optuna_search()},
+            "give it points_to_evaluate",
+        ),
+        (
+            lambda: {"epochs": 1, "num_samples": 2,
+                     "searcher": optuna_search(space={"lr": tune.uniform(0, 1)})},
+            "was made with a space of its own",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_refused_by_name(
+    make: Any, message: str, data: cerebro.Dataset, tmp_path: Path
+) -> None:
+    arguments = {"param_space": SPACE, **make()}
+    with pytest.raises(InputError, match=message):
+        fit(build, data, run=tmp_path / "run", **arguments, **OPTIONS)
+    assert not (tmp_path / "run").exists()
+
+
+def test_global_generators_are_left_alone(data: cerebro.Dataset, tmp_path: Path) -> None:
+    searcher = TuneSearcher(SPACE, search.BasicVariantGenerator(), asha(), 3)
+    searcher.setup(
+        cerebro.Space({}), seed=0, epochs=9, n_trials=None, metric="loss", mode="min", points=()
+    )
+    np.random.seed(11)
+    expected = np.random.uniform()
+    np.random.seed(11)
+    searcher.suggest()
+    assert np.random.uniform() == expected
+
+
+def test_nothing_of_ray_is_imported_before_it_is_used() -> None:
+    code = (
+        "import sys, cerebro, cerebro.ray; from cerebro.ray import fit\n"
+        "assert 'ray' not in sys.modules, 'imported'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_without_ray_the_error_says_what_to_install(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['ray'] = None\nimport cerebro\n"
+        "try: cerebro.ray.fit(print, 'data', param_space={})\n"
+        "except cerebro.InputError as error: print(error)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert "pip install 'cerebro[ray]'" in out.stdout
