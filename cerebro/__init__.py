@@ -16,8 +16,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+try:
+    from cerebro._core import trial_seed, visit_order
+except ImportError:
+    from cerebro.shadows import refuse_shadow
+
+    refuse_shadow("numpy")
+    raise
+
 from cerebro import transforms
-from cerebro._core import trial_seed, visit_order
 from cerebro.check import Check, check
 from cerebro.data import Dataset, images, shard
 from cerebro.environment import version

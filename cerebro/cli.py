@@ -33,6 +33,7 @@ from cerebro.commands import (
 )
 from cerebro.errors import CerebroError, InputError, text_of
 from cerebro.interrupts import INTERRUPTED
+from cerebro.shadows import imported_shadows
 
 COMMANDS = (demo, shard, run, resume, show, control, replay, verify, plot, export, doctor)
 MESSAGE_LIMIT = 2000
@@ -68,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if show_traceback:
             traceback.print_exc()
-        print(f"error: {one_line(error)}", file=sys.stderr)
+        shadows = imported_shadows()
+        print(f"error: {one_line(error)}{shadows and f' ({shadows})'}", file=sys.stderr)
         return 1
 
 

@@ -50,8 +50,9 @@ class LiveTrial:
     """Hashes of epochs that are trained again, because their states are gone."""
     scheduled: bool = False
     """Whether the scheduler knows it."""
-    unwritten: bool = False
-    """What is wanted of it may not be in the store yet: that comes before its next unit."""
+    unwritten: int = -1
+    """How often the store had been flushed when it was last told what is wanted of the trial, which
+    must be on record before the next unit."""
     started: bool = False
     """Whether callbacks have been told that it starts."""
     history: list[dict[str, Any]] = field(default_factory=list)

@@ -63,7 +63,7 @@ class LiveTrials:
         self._settings = settings
         self._context = context
         self._store = store
-        self._unwritten = False  # whether any trial's row may not be written yet
+        self._flushes = 0
         self._schedule = schedule
         self._meter = meter
         self._hooks = hooks
@@ -87,7 +87,7 @@ class LiveTrials:
         trial = self.by_number[number] = LiveTrial(record, reported=record.first_epoch - 1)
         trial.first_position = record.first_epoch * self._context.units_per_epoch
         trial.position = trial.first_position
-        self._unwritten = trial.unwritten = True
+        trial.unwritten = self._flushes
         self._store.add_trial(
             *(number, config, record.status, record.target_epochs),
             *(record.parent, record.parent_epoch),
@@ -107,11 +107,9 @@ class LiveTrials:
         """A unit of the trial is handed to a worker."""
         if trial.record.status != "running":
             self.set_status(trial, "running")
-        if trial.unwritten:
-            if self._unwritten:  # slots beyond what is on record would be of no use
-                self._store.flush()
-                self._unwritten = False
-            trial.unwritten = False
+        if trial.unwritten == self._flushes:  # slots beyond what is on record are of no use
+            self._flushes += 1
+            self._store.flush()
         if not trial.started:
             trial.started = True
             self._hooks.tell_of(trial.record, "on_trial_start")
@@ -178,7 +176,7 @@ class LiveTrials:
         record = trial.record
         record.target_epochs = epochs
         self._store.set_epochs(record.number, epochs)
-        self._unwritten = trial.unwritten = True
+        trial.unwritten = self._flushes
         self._schedule.extend_trial(record.number, self._goal(trial))
         self._hold_or_release(trial)
         self._plan(trial, epochs)

@@ -21,8 +21,10 @@ from cerebro import _core
 from cerebro.data import Dataset
 from cerebro.data.damage import find_damage, hash_of_file
 from cerebro.errors import CerebroError, CorruptDataError
-from cerebro.plain_files import LinkError
+from cerebro.plain_files import LinkError, read_bytes
 from cerebro.saved_run import SavedRun
+from cerebro.slot_check import check_slots
+from cerebro.state_files import CLAIM, slots_stem, trials_with_slots
 from cerebro.store import FILE, reader
 from cerebro.trial import ENDED, TrialRecord
 
@@ -58,6 +60,8 @@ class Verification:
     epochs: int = 0
     states: int = 0
     """How many kept states were read and hashed."""
+    slots: int = 0
+    """Of how many trials the slots were."""
     data: list[Path] = field(default_factory=list)
     """The data sets that were read."""
 
@@ -67,9 +71,10 @@ class Verification:
     def __str__(self) -> str:
         if self.problems:
             return "\n".join(map(str, self.problems))
+        slots = f", slots of {self.slots} trials" if self.slots else ""
         return (
-            f"{self.path}: {self.trials} trials, {self.epochs} epochs, {self.states} states and "
-            f"{len(self.data)} data sets, as they were written"
+            f"{self.path}: {self.trials} trials, {self.epochs} epochs, {self.states} states{slots} "
+            f"and {len(self.data)} data sets, as they were written"
         )
 
 
@@ -111,11 +116,13 @@ def _verify_once(path: Path, hashes: dict[tuple[str, str], str | None]) -> Verif
         return Verification(path, problems or [Problem(str(store), what, PUT_BACK)])
     states, state_problems = _check_states(saved, hashes)
     problems += state_problems
+    slots, slot_problems = _check_slots(saved)
+    problems += slot_problems
     problems += _strays(saved, files)
     data, data_problems = _check_data(saved)
     problems += data_problems
     epochs = sum(len(record.epochs) for record in saved.records)
-    return Verification(path, _unique(problems), len(saved.records), epochs, states, data)
+    return Verification(path, _unique(problems), len(saved.records), epochs, states, slots, data)
 
 
 def _unique(problems: Iterable[Problem]) -> list[Problem]:
@@ -288,6 +295,32 @@ def _state_problem(path: Path, recorded: str) -> str | None:
     return "it is damaged: its checksum differs from the recorded one"
 
 
+def _check_slots(saved: SavedRun) -> tuple[int, list[Problem]]:
+    """Compare the slots of the trials that can go on with their seals."""
+    folder = saved.state_dir
+    if not _is_own(saved, folder):
+        return 0, []
+    problems = []
+    numbers = sorted(trials_with_slots(folder))
+    for number in numbers:
+        damage = check_slots(slots_stem(folder, number))
+        if damage is not None:
+            advice = "resume the run: the trial goes on from its last finished epoch"
+            problems.append(Problem(f"{damage.path} (trial {number})", damage.what, advice))
+    return len(numbers), problems
+
+
+def _is_own(saved: SavedRun, folder: Path) -> bool:
+    """Whether a folder of slots is this run's: one elsewhere has to say so itself."""
+    if folder == saved.path / "states":
+        return True
+    try:
+        claimed = read_bytes(folder / CLAIM, 100).decode("utf-8", "replace")
+    except (OSError, CorruptDataError):  # it was emptied, perhaps with its machine
+        return False
+    return claimed == saved.meta.get("id")
+
+
 def _not_kept(saved: SavedRun, record: TrialRecord) -> Iterator[Problem]:
     """Epochs whose states ``keep=`` asks for, but of which no row names a file."""
     keep = saved.settings.get("keep", "last")
@@ -310,6 +343,9 @@ def _not_kept(saved: SavedRun, record: TrialRecord) -> Iterator[Problem]:
 
 def _strays(saved: SavedRun, files: list[Path]) -> Iterator[Problem]:
     """Files in the run's folders that no row names and no open trial needs."""
+    states, state_dir = saved.path / "states", saved.state_dir
+    if state_dir != states and _is_own(saved, state_dir):
+        files = files + [path for path in _files(state_dir) if path.name != CLAIM]
     named = {e.state_file for record in saved.records for e in record.epochs}
     by_number = {record.number: record for record in saved.records}
     status = saved.meta["status"]
@@ -331,7 +367,7 @@ def _strays(saved: SavedRun, files: list[Path]) -> Iterator[Problem]:
         (LOG_FILE, lambda match: is_known(match[1])),
     )
     for path in files:
-        if path.parent.name == "states" and path.name in named:
+        if path.parent == states and path.name in named:
             continue
         matches = ((pattern.fullmatch(path.name), belongs) for pattern, belongs in known)
         if not any(match is not None and belongs(match) for match, belongs in matches):

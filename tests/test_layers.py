@@ -32,12 +32,12 @@ C_LAYERS = [
 
 # Modules or packages; one may import those of layers below and its own package.
 PYTHON_LAYERS = [
-    ["errors", "interrupts", "memory", "sources", "storage"],
+    ["errors", "interrupts", "memory", "shadows", "sources", "storage"],
     ["environment", "growth", "plain_files", "torch_settings", "trial", "unit"],
     ["owner"],
     [
         *["_torch_state", "epoch_progress", "export", "generators", "losses", "metrics"],
-        *["protocol", "recipe", "trial_log"],
+        *["protocol", "recipe", "slot_check", "trial_log"],
     ],
     ["report", "rounds", "space", "store", "transforms"],
     ["check", "control", "data", "diagnosis", "searchers", "sklearn", "stopping", "torch"],
@@ -101,6 +101,7 @@ USE_CORE = {
     "restore",
     "saved_run",
     "searchers.pbt",
+    "slot_check",
     "space.conditions",
     "space.search_space",
     "space.tune_dimensions",

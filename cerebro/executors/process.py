@@ -22,6 +22,13 @@ from cerebro.errors import WorkerError
 from cerebro.executors.channel import Channel
 from cerebro.sources import Sources, are_current
 
+PROGRAM = (
+    "import sys; sys.path[:] = filter(None, sys.path); import runpy; "
+    "runpy.run_module('cerebro._worker', run_name='__main__', alter_sys=True)"
+)
+"""``python -m cerebro._worker``, but not with the working directory first on the path: a file
+there that is called like a library would be taken for it."""
+
 EXIT_SECONDS = 5.0
 REAP_SECONDS = 60.0
 """A process that was killed is gone at once, unless a disk keeps it."""
@@ -75,7 +82,7 @@ class WorkerProcess:
             raise WorkerError(f"cannot start a worker process: {error}") from error
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", "cerebro._worker", str(theirs.fileno()), str(beat.fd)],
+                [sys.executable, "-c", PROGRAM, str(theirs.fileno()), str(beat.fd)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), beat.fd),
                 start_new_session=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -263,3 +264,98 @@ def test_demo_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exec("\n".join(line.strip() for line in lines.splitlines()), names)
     assert type(names["net"]).__name__ == "Sequential"
     assert names["result"].best.evaluate()["accuracy"] > 0.5
+
+
+# --- files that are called like libraries --------------------------------------------
+
+
+SHADOW = "raise SystemExit('this is not the library')"
+
+TORCH_SEARCH = """
+import cerebro, helper, torch
+
+
+def build(config):
+    net = torch.nn.Linear(3, 1, dtype=torch.float64)
+    optimizer = torch.optim.SGD(net.parameters(), lr=config["lr"])
+    return cerebro.torch.Model(net, optimizer=optimizer, loss=helper.loss)
+
+
+space = {"lr": [0.01, 0.1]}
+data = "../data"
+settings = dict(epochs=1, n_trials=2, validation=0.25, batch_size=16)
+"""
+
+HELPER = """
+def loss(output, target):
+    return ((output[:, 0] - target) ** 2).mean()
+"""
+
+
+@pytest.fixture
+def shadowed(folder: Path, tmp_path: Path) -> Path:
+    """A working directory with a torch.py, data, and beside it a folder with a search."""
+    shutil.copytree(folder / "data", tmp_path / "data")
+    shutil.copytree(folder / "runs", tmp_path / "work" / "runs")
+    (tmp_path / "work" / "torch.py").write_text(SHADOW)
+    (tmp_path / "search").mkdir()
+    (tmp_path / "search" / "search.py").write_text(TORCH_SEARCH)
+    (tmp_path / "search" / "helper.py").write_text(HELPER)
+    # Another module of that name, where the working directory is.
+    (tmp_path / "work" / "helper.py").write_text(SHADOW)
+    return tmp_path / "work"
+
+
+def test_a_file_of_the_working_directory_is_not_taken_for_a_library(shadowed: Path) -> None:
+    assert "this is not" not in cerebro(shadowed, "doctor").stdout
+    assert "4 finished" in cerebro(shadowed, "show", "runs/first").stdout
+    for workers in ("0", "1"):
+        run = f"runs/torch-{workers}"
+        cerebro(shadowed, "run", "../search/search.py", "--workers", workers, "--run", run)
+        assert "identical" in cerebro(shadowed, "replay", run, "--trial", "1").stdout
+        out = f"best-{workers}.pt"
+        cerebro(shadowed, "export", run, "--format", "torch", "--out", out)
+
+
+def test_a_module_of_the_working_directory_is_found_by_name(shadowed: Path) -> None:
+    (shadowed / "models.py").write_text(SEARCH.replace("SLOWER", "pass").replace("data =", "d ="))
+    script = (
+        "import cerebro, models; cerebro.search(models.build, models.space, '../data', epochs=1, "
+        "n_trials=1, batch_size=16, validation=0.2, workers=1, run='runs/named', progress=False)"
+    )
+    subprocess.run([sys.executable, "-P" if sys.version_info >= (3, 11) else "-u", "-c",
+                    "import sys; sys.path.append(''); " + script],
+                   cwd=shadowed, check=True)  # fmt: skip
+    assert "identical" in cerebro(shadowed, "replay", "runs/named", "--trial", "0").stdout
+
+
+def test_a_file_in_the_place_of_a_library_is_named(shadowed: Path) -> None:
+    search = shadowed.parent / "search"
+    (search / "torch.py").write_text("")  # beside the script it comes first, as for `python FILE`
+    done = cerebro(search, "run", "search.py", "--run", "run", status=1)
+    assert f"{search}/torch.py is found in the place of the library torch" in done.stderr
+
+
+def test_numpy_that_is_another_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "numpy.py").write_text("")
+    done = subprocess.run(
+        [sys.executable, "-m", "cerebro", "doctor"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    said = f"ImportError: {tmp_path}/numpy.py is found in the place of the library numpy: rename it"
+    assert done.stderr.splitlines()[-1] == said
+
+
+def test_workers_do_not_look_in_the_working_directory_first(folder: Path, tmp_path: Path) -> None:
+    """A script elsewhere does not either."""
+    for name in ("numpy.py", "random.py", "torch.py"):
+        (tmp_path / name).write_text(SHADOW)
+    (tmp_path / "away").mkdir()
+    script = tmp_path / "away" / "script.py"
+    script.write_text(
+        SEARCH.replace("SLOWER", "pass")
+        + f"settings['run'] = 'run'\ncerebro.search(build, space, {str(folder / 'data')!r}, "
+        "workers=1, progress=False, **settings)\n"
+    )
+    subprocess.run([sys.executable, str(script)], cwd=tmp_path, check=True)
+    assert (tmp_path / "run" / "run.sqlite").exists()

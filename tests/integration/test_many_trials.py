@@ -16,6 +16,7 @@ from cerebro import DONE, Decision, Suggestion, saved_run, search_loop
 from cerebro.coordinator import Coordinator
 from cerebro.errors import InputError, RunError
 from cerebro.live_trial import LiveTrial
+from cerebro.store import Store
 from cerebro.trial import EpochRecord, TrialRecord
 
 SPACE = {"lr": cerebro.loguniform(1e-3, 1e-1), "units": [1, 2]}
@@ -166,6 +167,14 @@ def test_the_share_that_is_done_counts_trials_that_are_not_asked_for_yet(
     assert share.shares[:30] == pytest.approx([(n + 1) / 40 for n in range(30)])
     assert share.shares == sorted(share.shares)
     assert share.shares[-1] == 1.0
+
+
+def test_the_disk_is_not_waited_for_by_every_trial(data, tmp_path, monkeypatch):
+    flushes = []
+    flush = Store.flush
+    monkeypatch.setattr(Store, "flush", lambda self: (flushes.append(1), flush(self)))
+    search(data, tmp_path / "run", 100)
+    assert 4 <= len(flushes) <= 8  # once for those asked for in advance; and at the end
 
 
 # --- commands and failures ---------------------------------------------------------

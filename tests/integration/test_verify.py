@@ -14,7 +14,7 @@ import pytest
 from adaptive_searchers import Halving, Population
 
 import cerebro
-from cerebro import cli
+from cerebro import cli, slot_check
 from cerebro.verify import verify_run
 
 
@@ -433,3 +433,183 @@ def test_verifying_changes_nothing(run):
     before = content()
     assert verified(run)
     assert content() == before
+
+
+# --- slots -------------------------------------------------------------------------
+
+
+class Stop:
+    def __init__(self, at):
+        self.left = at
+
+    def on_unit_end(self, trial, metrics):
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture(params=["in the run's folder", "elsewhere"])
+def stopped(request, tmp_path):
+    """A run that was interrupted in the second epoch of both trials; where its slots are."""
+    x = np.random.default_rng(0).normal(size=(90, 2))
+    cerebro.shard({"x": x, "y": x.sum(1)}, tmp_path / "data", shards=3)
+    state_dir = tmp_path / "elsewhere" if request.param == "elsewhere" else None
+    with pytest.raises(KeyboardInterrupt):
+        search(tmp_path, state_dir=state_dir, callbacks=[Stop(13)], live_models=1)
+    folder = state_dir or tmp_path / "run" / "states"
+    assert {file.stem for file in folder.glob("*.slots")} == {"0", "1"}
+    return tmp_path / "run", folder
+
+
+def test_slots_of_a_stopped_run_are_checked(stopped, capsys):
+    run, folder = stopped
+    before = {file: file.read_bytes() for file in folder.iterdir()}
+    found = verified(run)
+    assert found, str(found)
+    assert found.slots == 2
+    assert cli.main(["verify", str(run)]) == 0
+    assert "slots of 2 trials" in capsys.readouterr().out
+    assert {file: file.read_bytes() for file in folder.iterdir()} == before
+
+
+def newest(folder, trial):
+    """The file of the newest slot of a trial, and where its record is in the page."""
+    head = int.from_bytes((folder / f"{trial}.slots").read_bytes()[64:72], "little")
+    return folder / (f"{trial}.a" if head & 3 == 1 else f"{trial}.b"), 128 + 64 * (head & 3) - 64
+
+
+SLOTS = {
+    "a bit of the newest state": (
+        lambda folder, state, record: flip(state, -1), "state", "checksum differs from its seal"),
+    "the newest state cut": (
+        lambda folder, state, record: os.truncate(state, 100), "state", "it is cut"),
+    "the newest state gone": (
+        lambda folder, state, record: state.unlink(), "state", "No such file"),
+    "a link in its place": (
+        lambda folder, state, record: link_to_copy(state), "state", "symbolic link"),
+    "a bit of the older state": (
+        lambda folder, state, record: flip(older(state), -1), "older", "checksum differs"),
+    "a bit of the newest record": (
+        lambda folder, state, record: flip(folder / "1.slots", record), "page", "newest state"),
+    "the page's magic": (
+        lambda folder, state, record: flip(folder / "1.slots", 3), "page", "no commit page"),
+    "the page cut": (
+        lambda folder, state, record: os.truncate(folder / "1.slots", 200), "page",
+        "no commit page"),
+    "the page longer": (
+        lambda folder, state, record: os.truncate(folder / "1.slots", 5000), "page", "larger"),
+    "the page a link": (
+        lambda folder, state, record: link_to_copy(folder / "1.slots"), "page", "symbolic link"),
+    "a head that names no slot": (
+        lambda folder, state, record: put(folder / "1.slots", 64, b"\3"), "page", "no commit page"),
+}  # fmt: skip
+
+
+def older(state):
+    return state.with_suffix(".b" if state.suffix == ".a" else ".a")
+
+
+def link_to_copy(file):
+    copy = file.with_name("x" + file.name)
+    file.rename(copy)
+    file.symlink_to(copy)
+
+
+def put(file, position, content):
+    whole = bytearray(file.read_bytes())
+    whole[position : position + len(content)] = content
+    file.write_bytes(whole)
+
+
+@pytest.mark.parametrize("damage", SLOTS)
+def test_damaged_slots_are_named(stopped, damage):
+    run, folder = stopped
+    do, where, what = SLOTS[damage]
+    state, record = newest(folder, 1)
+    path = {"state": state, "older": older(state), "page": folder / "1.slots"}[where]
+    do(folder, state, record)
+    found = verified(run)
+    problems = [p for p in found.problems if "nothing in the run names" not in p.what]
+    assert [p.where for p in problems] == [f"{path} (trial 1)"]
+    assert what in problems[0].what
+    assert "resume the run" in problems[0].advice
+    if "link" not in damage:  # which going on refuses to follow
+        resumed = cerebro.resume(run, build, progress=False)
+        assert resumed.status == "finished"
+        assert verified(run)
+
+
+def test_what_was_not_sealed_yet_is_no_damage(stopped):
+    """Its process died between the commit and the seal."""
+    run, folder = stopped
+    state, record = newest(folder, 1)
+    put(folder / "1.slots", record + 48, bytes(8))
+    flip(state, -1)
+    assert verified(run)
+
+
+def test_slots_that_are_gone_are_no_damage(stopped):
+    run, folder = stopped
+    for file in folder.glob("1.*"):
+        file.unlink()
+    found = verified(run)
+    assert found
+    assert found.slots == 1
+
+
+@pytest.mark.parametrize("stopped", ["elsewhere"], indirect=True)
+def test_slots_of_another_run_are_left_alone(stopped):
+    run, folder = stopped
+    flip(newest(folder, 1)[0], -1)
+    for claim in ("other", None):
+        if claim is None:
+            (folder / "cerebro-run").unlink()
+        else:
+            (folder / "cerebro-run").write_text(claim)
+        found = verified(run)
+        assert found
+        assert found.slots == 0
+
+
+def test_files_beside_the_slots_that_nobody_names_are_found(stopped):
+    run, folder = stopped
+    (folder / "notes.txt").write_text("?")
+    (folder / "77.slots").write_bytes(bytes(4096))
+    found = verified(run)
+    assert {p.where for p in found.problems} == {
+        str(folder / "notes.txt"), str(folder / "77.slots"),
+    }  # fmt: skip
+
+
+def test_slots_that_change_all_the_time_are_in_use_and_not_damaged(stopped, monkeypatch):
+    """As in a run that goes on: no page is ever read twice alike."""
+    run, folder = stopped
+    state, _ = newest(folder, 1)
+    flip(state, -1)
+    reads = []
+    read_bytes = slot_check.read_bytes
+
+    def changing(path, limit):
+        page = bytearray(read_bytes(path, limit))
+        reads.append(path)
+        page[72] = len(reads) % 251  # what nothing stands on
+        return bytes(page)
+
+    monkeypatch.setattr(slot_check, "read_bytes", changing)
+    assert verified(run)
+    assert len(reads) > 10
+
+
+def test_a_run_that_goes_on_can_be_verified_all_the_time(tmp_path):
+    found = []
+
+    class Look:
+        def on_unit_end(self, trial, metrics):
+            found.append(verified(tmp_path / "run"))
+
+    x = np.random.default_rng(0).normal(size=(90, 2))
+    cerebro.shard({"x": x, "y": x.sum(1)}, tmp_path / "data", shards=3)
+    search(tmp_path, callbacks=[Look()])
+    assert len(found) == 24
+    assert all(found), next(str(f) for f in found if not f)
+    assert max(f.slots for f in found) == 2
