@@ -19,10 +19,12 @@ suggests hyper-parameters and returns a model instead of training it.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import inspect
 import math
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,20 +34,20 @@ from optuna.trial import FixedTrial, FrozenTrial, TrialState
 
 from cerebro import generators
 from cerebro.errors import InputError, RunError
+from cerebro.metrics import metric_mode
 from cerebro.protocol import Info
 from cerebro.recipe import accepts_info
 from cerebro.result import Result
 from cerebro.search import search
 from cerebro.searchers.base import DONE, Decision, Suggestion, _Done
+from cerebro.searchers.distributions import ATTRIBUTE
+from cerebro.searchers.study_storage import storage_errors
 from cerebro.settings import split_validation
 from cerebro.space import Space, json_value
 from cerebro.worker import make_info
 
 if TYPE_CHECKING:
     from cerebro.data import Dataset
-
-ATTRIBUTE = "cerebro"
-"""User attribute of a study's trials: the run's folder and the trial's number in it."""
 
 
 def optimize(
@@ -118,8 +120,7 @@ def optimize(
     epoch's metric is reported as an intermediate value, with the epoch, from 0, as its step;
     the value of a trial is that of its last epoch.
     """
-    if len(study.directions) != 1:
-        raise InputError("the study has several objectives; Cerebro optimises one")
+    check_study(study, metric, epochs)
     train, held_out = split_validation(data, validation)
     folder = None if run is None else Path(run)
     caught = tuple(catch) if isinstance(catch, (list, tuple)) else (catch,)
@@ -151,9 +152,47 @@ def optimize(
             callbacks=[searcher.watcher, *options.pop("run_callbacks", ())],
             **options,
         )
-    finally:
-        searcher.close()
+    except BaseException:
+        with contextlib.suppress(Exception):  # the storage may be what has failed
+            searcher.close()
+        raise
+    searcher.close()
     return result
+
+
+def check_study(study: optuna.Study, metric: str, epochs: int) -> None:
+    """Refuse a study that cannot be trained for; warn of what is hardly meant.
+
+    Raises
+    ------
+    InputError
+        Saying what to change.
+    """
+    if len(study.directions) != 1:
+        raise InputError(
+            f"the study {study.study_name!r} has several objectives, and Cerebro optimises one: "
+            "create it with direction= instead of directions="
+        )
+    least, most = (getattr(study.pruner, f"_{end}_resource", None) for end in ("min", "max"))
+    if isinstance(least, int) and isinstance(most, int) and most < least:
+        raise InputError(
+            f"the pruner's max_resource={most} is below its min_resource={least}, so that it would "
+            f"never prune: give max_resource={epochs}, the epochs, and a smaller min_resource"
+        )
+    if isinstance(least, int) and least > epochs:
+        warnings.warn(
+            f"the pruner's min_resource={least} is above epochs={epochs}: it will prune nothing",
+            stacklevel=3,
+        )
+    direction = study.direction.name.lower()
+    with contextlib.suppress(InputError):  # of a metric that is not well known
+        usual = "minimize" if metric_mode(metric) == "min" else "maximize"
+        if direction != usual:
+            warnings.warn(
+                f"the study {study.study_name!r} is to {direction} {metric}: if that is not meant, "
+                f"create it with direction={usual!r}",
+                stacklevel=3,
+            )
 
 
 class FixedBuild:
@@ -205,6 +244,7 @@ class StudySearcher:
     """A searcher that asks an Optuna study and tells it."""
 
     adaptive = True
+    repeatable = False  # the study is elsewhere: it has heard what it was told
 
     def __init__(
         self,
@@ -237,17 +277,22 @@ class StudySearcher:
         self._count = 0
         self._stopped = False
         self._open: dict[int, optuna.Trial] = {}  # asked and not told, by our number
+        self._told: dict[int, FrozenTrial] = {}  # told, of which the run's record does not know
         self._proxy: Any = StudyProxy(study, self._stop)
 
     def setup(self, space: Space, *, seed: int, **_: Any) -> None:
-        """Free the study of trials that a dead process left running."""
+        """Prepare for a search."""
         self._seed = seed
-        self._count, self._stopped, self._open = 0, False, {}
+        self._count, self._stopped, self._open, self._told = 0, False, {}, {}
 
     # --- asking ----------------------------------------------------------
 
     def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
         """Ask the study for a trial and have its parameters chosen."""
+        with self._storage_errors():
+            return self._suggest()
+
+    def _suggest(self) -> Suggestion | Literal[_Done.DONE]:
         while not self._stopped and (self._wanted is None or self._count < self._wanted):
             trial = self._study.ask()
             config = self._chosen(trial)
@@ -302,6 +347,12 @@ class StudySearcher:
 
     def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
         """Report an epoch to the study, ask its pruner, tell it when the trial is over."""
+        with self._storage_errors():
+            return self._report(trial, epoch, metrics)
+
+    def _report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
+        if trial in self._told:
+            return self._answer_again(trial, epoch)
         asked = self._open[trial]
         value = metrics.get(self._metric, math.nan)
         if not math.isfinite(value):
@@ -315,6 +366,19 @@ class StudySearcher:
             return Decision.STOP
         self._finish(self._open.pop(trial), TrialState.COMPLETE, value)
         return Decision.CONTINUE
+
+    def _answer_again(self, trial: int, epoch: int) -> Decision:
+        """What was answered before a process died that had told the study already."""
+        told = self._told[trial]
+        if epoch < (told.last_step or 0) and told.state is not TrialState.FAIL:
+            return Decision.CONTINUE
+        del self._told[trial]
+        return Decision.CONTINUE if told.state is TrialState.COMPLETE else Decision.STOP
+
+    def _storage_errors(self) -> contextlib.AbstractContextManager[None]:
+        study = self._study
+        more = f"; the same call goes on with the run {self._run}" if self._run else ""
+        return storage_errors(optuna, study._storage, study.study_name, kind=RunError, more=more)
 
     def _finish(self, trial: optuna.Trial, state: TrialState, value: float | None = None) -> None:
         frozen = self._study.tell(trial, value, state=state)
@@ -362,23 +426,31 @@ class StudySearcher:
         InputError
             If the study does not have the run's trials.
         """
+        with self._storage_errors():
+            self._load(state)
+
+    def _load(self, state: Mapping[str, Any]) -> None:
         self._count = int(state["count"])
         self._stopped = False
         known = {trial.number: trial for trial in self._study.get_trials(deepcopy=False)}
         for number, asked, params in state["open"]:
             frozen = known.get(asked)
-            if frozen is None or frozen.params != params:
+            if frozen is None or frozen.params != params or not self._is_ours(frozen, number):
                 raise InputError(
                     f"the study {self._study.study_name!r} does not have trial {asked} of the run "
                     f"{self._run}: give the study that the run was begun with, in a storage that "
                     "lasts (such as sqlite:///study.db)"
                 )
-            self._open[number] = (
-                optuna.Trial(self._study, frozen._trial_id)
-                if frozen.state is TrialState.RUNNING
-                else self._asked_anew(frozen, number)
-            )
+            if frozen.state is TrialState.RUNNING:
+                self._open[number] = optuna.Trial(self._study, frozen._trial_id)
+            elif frozen.user_attrs.get("interrupted"):
+                self._open[number] = self._asked_anew(frozen, number)
+            else:
+                self._told[number] = frozen
         self._fail_orphans()
+
+    def _is_ours(self, frozen: FrozenTrial, number: int) -> bool:
+        return bool(frozen.user_attrs.get(ATTRIBUTE, {}).get("trial") == number)
 
     def _asked_anew(self, frozen: FrozenTrial, number: int) -> optuna.Trial:
         """Ask for a trial with the same values and reports: the first was told that it failed."""

@@ -21,6 +21,7 @@ from cerebro.store import FILE, read_meta, reader
 from cerebro.trial import TrialRecord
 
 if TYPE_CHECKING:
+    import optuna
     import pandas
     from matplotlib.figure import Figure
 
@@ -178,6 +179,37 @@ class Result:
             rows.append(row)
         frame: pandas.DataFrame = pandas.DataFrame(rows)
         return frame
+
+    def to_study(self, *, storage: Any = None, study_name: str | None = None) -> optuna.Study:
+        """Return the run as an Optuna study, which its plots and its dashboard show.
+
+        Finished trials, and those that `EarlyStopping` ended, are complete, with the metric
+        of their selected epoch; others that were stopped, or are not over, are pruned with
+        what they have reached; failed and diverged ones have failed. Every epoch's metric is
+        an intermediate value. The user attribute ``"cerebro"`` of a trial has the run, the
+        trial's number, status and state hash; a trial that has trained nothing and is not
+        over is left out. Needs Optuna.
+
+        Parameters
+        ----------
+        storage
+            Where the study is kept, as for `optuna.create_study`; default: in memory.
+        study_name
+            Default: the name of the run's folder.
+
+        Returns
+        -------
+        optuna.Study
+            With distributions of the run's space, so that its samplers can go on from it.
+
+        Raises
+        ------
+        InputError
+            If Optuna is missing, the storage has such a study or cannot be used.
+        """
+        from cerebro.to_study import to_study
+
+        return to_study(self.saved, self.trials, storage=storage, study_name=study_name)
 
     def plot(
         self,

@@ -212,6 +212,16 @@ class SavedRun:
             return self.path / "states"
         return Path(recorded)
 
+    def spans(self) -> dict[int, tuple[float, float]]:
+        """When each trial's first unit began and its last one ended, as `units` has it."""
+        self.before_reading()
+        with reader(self.folder) as connection:
+            check_rows(connection, "units")
+            rows = connection.execute(
+                "SELECT trial, min(started), max(started + seconds) FROM units GROUP BY trial"
+            )
+            return {trial: (begin, end) for trial, begin, end in rows}
+
     # --- files -----------------------------------------------------------
 
     def read_log(self, trial: int) -> str:

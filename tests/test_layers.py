@@ -59,6 +59,7 @@ PYTHON_LAYERS = [
     ["search_loop"],
     ["coordinator", "saved_run"],
     ["saved_trial", "verify"],
+    ["to_study"],
     ["result"],
     ["conduct", "plan", "recorded_settings", "replay", "retelling", "testing"],
     ["new_run"],

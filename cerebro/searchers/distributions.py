@@ -20,6 +20,9 @@ from cerebro.space import (
     value_at,
 )
 
+ATTRIBUTE = "cerebro"
+"""User attribute of a study's trials: the run's folder, the trial's number in it, and more."""
+
 
 def import_optuna(what: str) -> Any:
     """Return Optuna, or say how to get it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,17 +15,24 @@ SMALL = {
     "ragged_text": ["--epochs", "1", "--trials", "2", "--workers", "1"],
     "tabular": ["--epochs", "1", "--workers", "0"],
     "sklearn_partial_fit": ["--epochs", "1", "--trials", "2", "--workers", "1"],
+    "optuna/pruned_mlp": ["--epochs", "3", "--trials", "8", "--workers", "1"],
+    "optuna/sampled_lstm": ["--epochs", "1", "--trials", "5", "--workers", "1"],
+    "optuna/resumed": ["--epochs", "2", "--trials", "3", "--workers", "1"],
 }
 NEEDS = {
     "digits_cnn": ["torch", "sklearn"],
     "ragged_text": ["torch"],
     "tabular": ["torch", "sklearn", "pandas"],
     "sklearn_partial_fit": ["sklearn"],
+    "optuna/pruned_mlp": ["optuna", "torch", "sklearn"],
+    "optuna/sampled_lstm": ["optuna", "torch", "sklearn", "scipy"],
+    "optuna/resumed": ["optuna", "torch", "sklearn", "sqlalchemy"],
 }
 
 
 def test_every_example_is_here() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == SMALL.keys()
+    found = {path.relative_to(EXAMPLES).with_suffix("") for path in EXAMPLES.rglob("*.py")}
+    assert {path.as_posix() for path in found} == SMALL.keys()
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -41,6 +49,26 @@ def test_example(name: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "best: trial" in done.stdout
     assert (tmp_path / "run" / "run.sqlite").exists()
+
+
+def test_the_example_that_is_killed_goes_on(tmp_path: Path) -> None:
+    """As its text says: begun, killed while it trains, and called again."""
+    for module in NEEDS["optuna/resumed"]:
+        pytest.importorskip(module)
+    command = [
+        *[sys.executable, EXAMPLES / "optuna" / "resumed.py", "--data", "data", "--run", "run"],
+        *["--epochs", "6", "--trials", "8", "--workers", "1"],
+    ]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as begun:
+        assert begun.stdout is not None
+        assert any(" epoch " in line for line in begun.stdout)
+        begun.kill()
+    assert begun.returncode == -signal.SIGKILL
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "\n8 complete\nbest: trial" in done.stdout
 
 
 def test_notebook(tmp_path: Path) -> None:

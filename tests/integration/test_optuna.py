@@ -282,24 +282,7 @@ def test_an_interrupted_study_has_no_trial_left_running(data, tmp_path):
     assert all(list(trial.intermediate_values) == list(range(EPOCHS)) for trial in complete)
 
 
-def test_optunas_plots_draw_the_study(data, tmp_path):
-    pytest.importorskip("matplotlib").use("Agg")
-    study = new_study(optuna.pruners.MedianPruner(n_startup_trials=2))
-    optimize(study, data, run=tmp_path / "run")
-    draw = optuna.visualization.matplotlib
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        for plot in (
-            draw.plot_optimization_history,
-            draw.plot_intermediate_values,
-            draw.plot_slice,
-        ):
-            assert plot(study) is not None
-
-
 def test_what_cannot_be_optimised_is_refused(data, tmp_path):
     study = optuna.create_study(directions=["minimize", "maximize"])
-    with pytest.raises(InputError, match="several objectives"):
+    with pytest.raises(InputError, match=r"several objectives.*direction= instead of directions="):
         optimize(study, data, run=tmp_path / "run")
-    first = new_study()
-    optimize(first, data, n_trials=2, run=tmp_path / "other")
