@@ -139,8 +139,9 @@ class LiveTrials:
                 with contextlib.suppress(StateError):  # it may do without, or fail alone
                     trial.clone_of = self.states.clone_of(parent, record.parent_epoch)
             epoch, step = divmod(trial.position, self._context.units_per_epoch)
-            goal = max(record.done if trial.asleep else self._goal(trial), epoch + (step > 0))
-            self._schedule.add_trial(record.number, epochs=goal, epoch=epoch, step=step)
+            self._schedule.add_trial(
+                record.number, epochs=self._goal(trial), epoch=epoch, step=step
+            )
             trial.scheduled = True
             if trial.asleep:
                 self._hold_or_release(trial)
@@ -379,7 +380,10 @@ class LiveTrials:
         """Epochs until which the scheduler may train the trial."""
         if not self._stepwise:
             return trial.record.target_epochs
-        return trial.reported + (1 if trial.asleep else 2)
+        wanted = trial.reported + (1 if trial.asleep else 2)
+        # Of a resumed run: it may have trained on when what let it was still to be written.
+        epoch, step = divmod(trial.position, self._context.units_per_epoch)
+        return max(wanted, epoch + (step > 0))
 
     def _plan(self, trial: LiveTrial, epochs: int) -> None:
         """Expect the trial to train until `epochs` are done."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -169,3 +171,43 @@ def test_a_searcher_that_listens_is_not_told_twice(data, tmp_path, kind, at):
     assert decisions_of(result) == decisions_of(whole)
     assert hashes(result) == hashes(whole)
     assert [trial.status for trial in result.trials] == [trial.status for trial in whole.trials]
+
+
+class Lag(Interrupt):
+    """What is written from some unit on is lost: the disk was slow, and the process was killed.
+
+    States are not: nothing is deleted before the row is written that says so, hence ``keep="all"``.
+    """
+
+    def __init__(self, folder, at, units):
+        super().__init__(at + units)
+        self.folder, self.units = folder, units
+
+    def on_unit_end(self, trial, metrics):
+        if self.left == self.units + 1:
+            store = sqlite3.connect(self.folder / "run.sqlite")
+            copy = sqlite3.connect(self.folder.with_name("copy"))
+            with closing(store), closing(copy):
+                store.backup(copy)
+        super().on_unit_end(trial, metrics)
+
+    def lose(self):
+        for file in self.folder.glob("run.sqlite*"):
+            file.unlink()
+        shutil.move(self.folder.with_name("copy"), self.folder / "run.sqlite")
+
+
+@pytest.mark.parametrize("kind", [Halving, Population])
+@pytest.mark.parametrize("at", [6, 11, 17, 26])
+@pytest.mark.parametrize("units", [3, 7, 12])
+def test_the_store_lags_behind_the_trials(data, tmp_path, kind, at, units):
+    """Trials may be epochs beyond what the searcher is known to have said."""
+    whole = search(tmp_path / "whole", data, searcher=kind(), epochs=4, keep="all")
+    lag = Lag(tmp_path / "run", at, units)
+    with pytest.raises(KeyboardInterrupt):
+        search(tmp_path / "run", data, searcher=kind(), epochs=4, keep="all", callbacks=[lag])
+    lag.lose()
+    result = cerebro.resume(tmp_path / "run", build, workers=0, progress=False)
+    assert result.status == "finished"
+    assert decisions_of(result) == decisions_of(whole)
+    assert hashes(result) == hashes(whole)
