@@ -37,6 +37,7 @@ from cerebro.errors import (
     StateError,
     WorkerError,
 )
+from cerebro.folds import KFold
 from cerebro.plan import Plan, plan
 from cerebro.protocol import Info
 from cerebro.replay import Replay, replay
@@ -83,6 +84,7 @@ __all__ = [
     "Hyperband",
     "Info",
     "InputError",
+    "KFold",
     "MedianStopping",
     "Plan",
     "QuasiRandomSearch",

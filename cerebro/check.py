@@ -86,12 +86,12 @@ def check(
 
     import cerebro.environment as environment
     from cerebro.executors.local import LocalExecutor
-    from cerebro.settings import check_build, check_columns, split_validation
+    from cerebro.settings import check_build, check_columns, views_of
     from cerebro.space import as_space
     from cerebro.unit import RunContext
 
     check_build(build)
-    train, held_out = split_validation(data, validation)
+    train, held_out, folds = views_of(data, validation)
     check_columns(train, held_out)
     config = as_space(space).sample(seed, 0)
     if batch_size is None and "batch_size" not in config:
@@ -102,6 +102,7 @@ def check(
             build=build,
             train=train,
             validation=held_out,
+            folds=folds,
             seed=seed,
             batch_size=batch_size,
             state_dir=folder,
@@ -183,7 +184,7 @@ class _Rehearsal:
         if half == 0 and hasattr(live.model, "begin_epoch"):
             live.model.begin_epoch(0)
         size = batch_size_of(self._config, runner.context.batch_size)
-        loader = runner.loader(live.model, size, training=True)
+        loader = runner.loader(live.model, size, training=True, trial=0)
         loader.begin(range(runner.context.train.num_shards), 0, half * BATCHES)
         result = _core.run_unit(_First(loader, BATCHES), live.model.train_batch)
         if hasattr(live.model, "end_unit"):
@@ -207,12 +208,13 @@ class _Rehearsal:
 
         live, runner = self.live, self._runner
         generators.restore(live.generators)
-        if runner.context.validation is not None:
+        _, validation = runner.context.views(0)
+        if validation is not None:
             size = runner.context.eval_batch_size or batch_size_of(
                 self._config, runner.context.batch_size
             )
-            loader = runner.loader(live.model, size, training=False)
-            loader.begin(range(runner.context.validation.num_shards), 0)
+            loader = runner.loader(live.model, size, training=False, trial=0)
+            loader.begin(range(validation.num_shards), 0)
             with generators.preserved(live.torch, seed=0):
                 _, metrics = evaluate_model(live.model, _First(loader, 1))
             live.progress.add_validation(metrics)

@@ -204,6 +204,7 @@ def run_context(settings: Settings) -> RunContext:
         build=settings.build,
         train=settings.train,
         validation=settings.validation,
+        folds=settings.folds,
         seed=settings.seed,
         epochs=settings.epochs,
         batch_size=settings.batch_size,

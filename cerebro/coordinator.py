@@ -10,11 +10,12 @@ from __future__ import annotations
 import signal
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
 from cerebro import _core, control
+from cerebro.ended_trials import EndedTrials
 from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
 from cerebro.executors.base import Executor, placing, wait_for, waker
 from cerebro.failures import (
@@ -24,6 +25,8 @@ from cerebro.failures import (
     raise_if_alike,
     raise_if_all_failed,
 )
+from cerebro.folded import clash
+from cerebro.folded_trials import FoldedTrials
 from cerebro.growth import Growth
 from cerebro.hooks import Hooks
 from cerebro.live_trial import LiveTrial
@@ -87,12 +90,14 @@ class Coordinator:
         self._meter = Meter(settings, progress, self._now)
         self._places = placing(executor)  # None: every worker reads every shard
         self._schedule = self._make_schedule()
-        self._trials = LiveTrials(
-            *(settings, context, store, self._schedule, self._meter, self._hooks),
-            stepwise=searcher.adaptive,
-            expected=None if searcher.adaptive else expected_trials(searcher, settings.n_trials),
+        self._trials = self._make_trials(searcher)
+        self._folded = (
+            None
+            if settings.folds is None
+            else FoldedTrials(settings, self._trials, self._meter, self._hooks)
         )
-        self._loop = SearchLoop(settings, searcher, store, self._hooks, self._trials, first)
+        self._searched = self._trials if self._folded is None else self._folded
+        self._loop = SearchLoop(settings, searcher, store, self._hooks, self._searched, first)
         self._schedule_worker: dict[int, int] = {}
         self._executor_worker: dict[int, int] = {}
         self._in_flight: dict[int, Task] = {}
@@ -105,7 +110,7 @@ class Coordinator:
         self._wait = waker(executor)
         self._remote = Remote(settings.folder / control.FOLDER, self._note_command)
         if restored is not None:
-            self._trials.restore(restored.trials, restored.answers)
+            self._searched.restore(restored.trials, restored.answers)
             restored.trials.clear()  # those that end are forgotten
 
     # --- the loop --------------------------------------------------------
@@ -130,10 +135,10 @@ class Coordinator:
             self._train()
         self._loop.finish()
         if not self.is_stopped:
-            self._trials.end_paused()
+            self._searched.end_paused()
         self.end_open_trials()
         records = [trial.record for trial in self.trials.values()]
-        raise_if_all_failed(records, self._trials.forgotten)
+        raise_if_all_failed(records, self._searched.forgotten)
 
     def _train(self) -> None:
         while True:
@@ -168,18 +173,22 @@ class Coordinator:
     @property
     def status(self) -> str:
         """What the run is when `run` has returned."""
-        left = self.is_stopped or any(trial.record.is_open for trial in self.trials.values())
+        trained = self._trials.by_number.values()
+        left = self.is_stopped or any(trial.record.is_open for trial in trained)
         partly = self._restored is not None and self._restored.partly
         return "stopped" if left or partly else "finished"
 
     @property
-    def trials(self) -> dict[int, LiveTrial]:
-        """The run's trials by number, without those that are forgotten; see `LiveTrials`."""
-        return self._trials.by_number
+    def trials(self) -> Mapping[int, LiveTrial]:
+        """The run's trials by number, without those that are forgotten; see `LiveTrials`.
+
+        With folds, the configurations.
+        """
+        return self._searched.by_number
 
     def status_of(self, number: int) -> Status | None:
         """What a trial is; None where there is none."""
-        return self._trials.status_of(number)
+        return self._searched.status_of(number)
 
     def snapshot(self) -> Snapshot:
         """What progress displays draw."""
@@ -203,9 +212,11 @@ class Coordinator:
         InputError
             If there is no such trial, or it has ended.
         """
-        trial = self._trials.open(number, "paused")
-        self._trials.hold(trial)
-        self._settle(trial)
+        whole, trials = self._searched.named(number, "paused")
+        whole.held = True
+        for trial in trials:
+            self._trials.hold(trial)
+            self._settle(trial)
 
     def continue_trial(self, number: int) -> None:
         """Let a trial go on that was paused by :meth:`pause_trial`.
@@ -215,10 +226,12 @@ class Coordinator:
         InputError
             If there is no such trial, it has ended, or the user has not paused it.
         """
-        trial = self._trials.open(number, "continued")
-        if not trial.held:
-            raise InputError(f"trial {number} is {trial.record.status}: nobody has paused it")
-        self._trials.release(trial)
+        whole, trials = self._searched.named(number, "continued")
+        if not whole.held:
+            raise InputError(f"trial {number} is {whole.record.status}: nobody has paused it")
+        whole.held = False
+        for trial in trials:
+            self._trials.release(trial)
 
     def stop_trial(self, number: int) -> None:
         """End a trial for good, after the unit that runs.
@@ -228,10 +241,12 @@ class Coordinator:
         InputError
             If there is no such trial, or it has ended.
         """
-        trial = self._trials.open(number, "stopped")
-        trial.stopping = True
-        self._trials.hold(trial)
-        self._settle(trial)
+        whole, trials = self._searched.named(number, "stopped")
+        whole.stopping = True
+        for trial in trials:
+            trial.stopping = True
+            self._trials.hold(trial)
+            self._settle(trial)
 
     def cancel_units(self) -> None:
         """Have the units in flight end at their next batch, where the executor can."""
@@ -257,7 +272,8 @@ class Coordinator:
 
     def _rest(self) -> bool:
         """Wait where only a command lets the run go on; False where nothing is left to do."""
-        trials = [trial for trial in self.trials.values() if trial.record.status not in ENDED]
+        known = self._trials.by_number.values()
+        trials = [trial for trial in known if trial.record.status not in ENDED]
         rests = any(trial.held and not trial.asleep for trial in trials)
         if self._remote.paused and (trials or not self._loop.is_exhausted):
             rests = True
@@ -282,12 +298,14 @@ class Coordinator:
         """Take up a run where another process has left it."""
         self._loop.restore(restored.loop, restored.said)
         for number, epochs in restored.lost.items():
-            trial = self.trials[number]
+            trial = self._trials.by_number[number]
             seconds = trial.epoch_seconds  # of the epoch in progress, after these
             for epoch in epochs:
                 if trial.record.status not in ENDED:
                     self._add_epoch(trial, epoch)
             trial.epoch_seconds = seconds
+        if self._folded is not None:
+            self._folded.take_up()
         self._loop.arrive_again()
 
     # --- the searcher ----------------------------------------------------
@@ -299,7 +317,7 @@ class Coordinator:
         # Not again where they had failed before the run was resumed.
         if self._restored is None or any(trial.started for trial in first):
             raise_if_alike([trial.record for trial in first])
-        for number in self._trials.forget_ended(self._loop.rounds.expects):
+        for number in self._searched.forget_ended(self._loop.rounds.expects):
             self._growth.forget(number)
         return news
 
@@ -316,7 +334,7 @@ class Coordinator:
                 self._place()
                 continue
             _, worker, trial_number, epoch, step, shard, attempt = command
-            trial = self.trials[trial_number]
+            trial = self._trials.by_number[trial_number]
             self._trials.start(trial)
             number = self._executor_worker[worker]
             trial.worker = number
@@ -357,7 +375,7 @@ class Coordinator:
 
     def _unit_done(self, event: UnitDone) -> None:
         task = event.task
-        trial = self.trials[task.trial]
+        trial = self._trials.by_number[task.trial]
         self._release(event.worker)
         self._schedule.unit_done(self._schedule_worker[event.worker], self._now())
         self._forget(event.worker, event.dropped)
@@ -411,13 +429,26 @@ class Coordinator:
             event.task.epoch, event.metrics, trial.epoch_seconds, event.state_hash, event.state_file
         )
         if self._add_epoch(trial, epoch):
-            self._loop.epoch_done(trial, epoch.epoch, epoch.metrics)
+            self._tell_searcher(trial)
+
+    def _tell_searcher(self, trial: LiveTrial) -> None:
+        """Let the searcher know that a trial has finished an epoch, or ended without it."""
+        told = trial if self._folded is None else self._folded.hear(trial)
+        if told is None:  # other folds are still to do so
+            return
+        if told.record.status not in ENDED:
+            epoch = told.record.epochs[-1]
+            self._loop.epoch_done(told, epoch.epoch, epoch.metrics)
+        elif not told.asleep:
+            self._loop.ended(told)
 
     def _add_epoch(self, trial: LiveTrial, epoch: EpochRecord) -> bool:
         """Record a finished epoch; False if it lacks what ranks trials, which fails its trial."""
         missing = missing_metric(
-            self.settings.metric, epoch.metrics, validated=self.context.validation is not None
+            self.settings.metric, epoch.metrics, validated=self.context.validates
         )
+        if missing is None and self._folded is not None:
+            missing = clash(epoch.metrics)
         if missing is not None:
             self._trials.states.discard(epoch.state_file, epoch.state_hash)
             self._end_trial(trial, "failed", missing)
@@ -440,7 +471,7 @@ class Coordinator:
             self.store.add_event(self._now(), "not finite", text, trial.record.number)
 
     def _unit_failed(self, event: UnitFailed) -> None:
-        trial = self.trials[event.task.trial]
+        trial = self._trials.by_number[event.task.trial]
         worker = self._schedule_worker[event.worker]
         self._release(event.worker)
         self._schedule.unit_failed(worker, self._now())
@@ -511,7 +542,7 @@ class Coordinator:
         number = None if task is None else task.trial
         self.store.add_event(self._now(), "worker lost", loss.text, number)
         if task is not None:
-            trial = self.trials[task.trial]
+            trial = self._trials.by_number[task.trial]
             trial.worker = None
             if loss.error is not None:
                 self._end_trial(trial, "failed", loss.error)
@@ -548,7 +579,7 @@ class Coordinator:
 
     def _forget(self, worker: int, dropped: Sequence[int]) -> None:
         for number in dropped:
-            trial = self.trials.get(number)
+            trial = self._trials.by_number.get(number)
             if trial is not None and trial.scheduled:
                 self._schedule.forget_live(self._schedule_worker[worker], number)
 
@@ -559,8 +590,7 @@ class Coordinator:
     ) -> None:
         """End a trial without asking the searcher, who is told the worst."""
         self._trials.end(trial, status, error, traceback)
-        if not trial.asleep:
-            self._loop.ended(trial)
+        self._tell_searcher(trial)
 
     def end_open_trials(self) -> None:
         """Mark the trials that the run leaves unfinished as stopped."""
@@ -587,8 +617,18 @@ class Coordinator:
         """Seconds that this process has been at it; the run's clock may be older."""
         return time.perf_counter() - self._begun
 
+    def _make_trials(self, searcher: Searcher) -> LiveTrials:
+        settings = self.settings
+        expected = None if searcher.adaptive else expected_trials(searcher, settings.n_trials)
+        return LiveTrials(
+            *(settings, self.context, self.store, self._schedule, self._meter, self._hooks),
+            stepwise=searcher.adaptive or settings.folds is not None,
+            expected=None if expected is None else expected * settings.trials_each,
+            ended=None if settings.folds is None else EndedTrials.of(settings),
+        )
+
     def _make_schedule(self) -> _core.Schedule:
-        train, validation = self.context.train, self.context.validation
+        train, validation = self.context.views(0)
         return _core.Schedule(
             shards=[float(rows) for rows in train.shard_rows()],
             exclusive=self._places is not None,

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from cerebro.report import format as fmt
 from cerebro.report.snapshot import TrialRow
+from cerebro.settings import Settings
 from cerebro.trial import ENDED, Status, TrialRecord, best_score
 
 KEPT_ROWS = 12
@@ -42,6 +43,11 @@ class EndedTrials:
         self._leader_row: TrialRow | None = None
         self._best: list[tuple[float, int, TrialRow]] = []  # a heap, the worst first
         self._news: list[TrialRow] = []
+
+    @classmethod
+    def of(cls, settings: Settings) -> EndedTrials:
+        """For the trials of a search."""
+        return cls(settings.metric, settings.mode, settings.select)
 
     def add(self, record: TrialRecord, row: TrialRow) -> None:
         """A trial has ended."""

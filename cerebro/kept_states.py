@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from cerebro.errors import StateError
@@ -23,6 +24,8 @@ class KeptStates:
         self._store = store
         self._kept: dict[int, dict[int, EpochRecord]] = {}
         self._needed: Counter[tuple[int, int]] = Counter()
+        self.best_epoch: Callable[[TrialRecord], int | None] = self._own_best
+        """Gives the epoch whose state ``keep="best"`` keeps of a trial."""
 
     def add(self, record: TrialRecord, epoch: EpochRecord, told: int | None = None) -> None:
         """Record a finished epoch; its state is published, others are retired.
@@ -87,7 +90,7 @@ class KeptStates:
             return
         wanted = {last.epoch}
         if self._settings.keep == "best":
-            best = record.best_epoch(self._settings.metric, self._settings.mode)
+            best = self.best_epoch(record)
             if best is not None:
                 wanted.add(best)
         for number in sorted(set(kept) - wanted - {told}):
@@ -97,6 +100,9 @@ class KeptStates:
             assert epoch.state_file is not None
             self._store.retire_state(record.number, number, self._folder / epoch.state_file)
             epoch.state_file = None
+
+    def _own_best(self, record: TrialRecord) -> int | None:
+        return record.best_epoch(self._settings.metric, self._settings.mode)
 
     def is_needed(self, number: int) -> bool:
         """Whether a clone is to begin with one of the trial's states."""

@@ -13,6 +13,7 @@ from numbers import Integral
 from typing import Any
 
 from cerebro import _core
+from cerebro.ended_trials import EndedTrials
 from cerebro.errors import InputError, StateError
 from cerebro.failures import ALIKE_FAILURES
 from cerebro.hooks import Hooks
@@ -40,6 +41,8 @@ class LiveTrials:
         because a searcher decides after each.
     expected
         How many trials there will be, where that is known.
+    ended
+        Where they are noted that have ended; default: where displays look.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class LiveTrials:
         *,
         stepwise: bool,
         expected: int | None = None,
+        ended: EndedTrials | None = None,
     ) -> None:
         self.by_number: dict[int, LiveTrial] = {}
         """All that are not forgotten; always the first `ALIKE_FAILURES`."""
@@ -66,6 +70,7 @@ class LiveTrials:
         self._flushes = 0
         self._schedule = schedule
         self._meter = meter
+        self.ended = meter.ended if ended is None else ended
         self._hooks = hooks
         self._stepwise = stepwise
         self._expected = expected
@@ -235,8 +240,8 @@ class LiveTrials:
         else:
             self._schedule.release_trial(trial.record.number)
 
-    def open(self, number: int, what: str) -> LiveTrial:
-        """Return a trial that has not ended.
+    def named(self, number: int, what: str) -> tuple[LiveTrial, list[LiveTrial]]:
+        """Return a trial that has not ended, and what is trained of it: itself.
 
         Raises
         ------
@@ -249,14 +254,14 @@ class LiveTrials:
             raise InputError(f"there is no trial {number}: it cannot be {what}")
         if trial is None or status in ENDED:
             raise InputError(f"trial {number} is {status}: it cannot be {what}")
-        return trial
+        return trial, [trial]
 
     def status_of(self, number: Any) -> Status | None:
         """What a trial is, forgotten or not; None where there is none, whatever is asked for."""
         trial = self.by_number.get(number)
         if trial is not None:
             return trial.record.status
-        return self._meter.ended.status_of(int(number)) if isinstance(number, Integral) else None
+        return self.ended.status_of(int(number)) if isinstance(number, Integral) else None
 
     def recall(self, number: int) -> LiveTrial | None:
         """Return a trial, from the store if it was forgotten; None where there is none."""
@@ -294,7 +299,7 @@ class LiveTrials:
         self._note_end(trial)
 
     def _note_end(self, trial: LiveTrial) -> None:
-        self._meter.ended.add(trial.record, trial.row())
+        self.ended.add(trial.record, trial.row())
         if not trial.record.is_open:  # else what the run is depends on it
             self._over[trial.record.number] = None
 

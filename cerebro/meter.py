@@ -35,7 +35,7 @@ class Meter:
         self._progress = progress
         self._now = now
         self._next_show = 0.0
-        self.ended = EndedTrials(settings.metric, settings.mode, settings.select)
+        self.ended = EndedTrials.of(settings)
         self.first_unit: float | None = None
         """When the first unit was dispatched."""
         self.busy_seconds = 0.0

@@ -141,6 +141,8 @@ def run_record(settings: Settings) -> dict[str, Any]:
         "data_checksum": settings.train.checksum,
         "validation": None if validation is None else validation.spec(),
         "validation_checksum": None if validation is None else validation.checksum,
+        "folds": None if settings.folds is None else settings.folds.to_json(),
+        "folds_checksum": None if settings.folds is None else settings.folds.checksum,
         "num_shards": settings.train.num_shards,
         # None: in the run's own folder, wherever that will be.
         "state_dir": None

@@ -42,7 +42,7 @@ from cerebro.search import search
 from cerebro.searchers.base import DONE, Decision, Suggestion, _Done
 from cerebro.searchers.distributions import ATTRIBUTE
 from cerebro.searchers.study_storage import storage_errors
-from cerebro.settings import split_validation
+from cerebro.settings import views_of
 from cerebro.space import Space, json_value
 from cerebro.worker import make_info
 
@@ -121,22 +121,22 @@ def optimize(
     the value of a trial is that of its last epoch.
     """
     check_study(study, metric, epochs)
-    train, held_out = split_validation(data, validation)
+    train, held_out, folds = views_of(data, validation)
     folder = None if run is None else Path(run)
     caught = tuple(catch) if isinstance(catch, (list, tuple)) else (catch,)
     searcher = StudySearcher(
-        study, build, train,
+        study, build, train if folds is None else folds.of_trial(0)[0],
         define=define, n_trials=n_trials, epochs=epochs, metric=metric, batch_size=batch_size,
         catch=caught, callbacks=tuple(callbacks), run=str(folder or ""),
     )  # fmt: skip
     try:
         result = search(
-            FixedBuild(build),
+            FixedBuild(build, 1 if folds is None else len(folds)),
             {},
             train,
             epochs=epochs,
             n_trials=None,
-            validation=held_out,
+            validation=held_out if folds is None else folds,
             searcher=searcher,
             metric=metric,
             mode="min" if study.direction is optuna.study.StudyDirection.MINIMIZE else "max",
@@ -196,10 +196,14 @@ def check_study(study: optuna.Study, metric: str, epochs: int) -> None:
 
 
 class FixedBuild:
-    """A ``build(trial)`` as ``build(config, info)``: what workers are given."""
+    """A ``build(trial)`` as ``build(config, info)``: what workers are given.
 
-    def __init__(self, build: Callable[..., Any]) -> None:
+    Each of the study's trials is `folds` trials of the run.
+    """
+
+    def __init__(self, build: Callable[..., Any], folds: int = 1) -> None:
         self.build = build
+        self.folds = folds
         self.__wrapped__ = build  # whose source is the run's
         names = ("config", "info")
         self.__signature__ = inspect.Signature(
@@ -209,7 +213,7 @@ class FixedBuild:
         self.__qualname__ = getattr(build, "__qualname__", None) or type(build).__qualname__
 
     def __call__(self, config: Mapping[str, Any], info: Info) -> Any:
-        trial = FixedTrial(dict(config), info.trial)
+        trial = FixedTrial(dict(config), info.trial // self.folds)
         return self.build(trial, info) if accepts_info(self.build) else self.build(trial)
 
 

@@ -9,20 +9,20 @@ is an example.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from cerebro import _core
-from cerebro.data import Dataset
 from cerebro.errors import InputError
 from cerebro.executors.simulated import SimulatedRun, Simulation, UnitTimes
+from cerebro.folds import Validation
 from cerebro.report.format import duration, size
 from cerebro.searchers import make_searcher
 from cerebro.searchers.base import Searcher
 from cerebro.searchers.conversation import Conversation
-from cerebro.settings import resolve_mode, split_validation, whole_number, worker_count
+from cerebro.settings import resolve_mode, views_of, whole_number, worker_count
 from cerebro.space import as_space
 
 
@@ -33,7 +33,7 @@ class Plan:
     Attributes
     ----------
     trials
-        How many are begun.
+        How many are begun; with folds, configurations.
     epochs
         Epochs trained, over all trials.
     units
@@ -53,9 +53,11 @@ class Plan:
     first_result
         When the first trial ends, as a share of the makespan.
     max_live
-        The most trials begun and not ended at one time.
+        The most trials begun and not ended at one time; with folds each of them counts.
     workers
         Worker processes.
+    folds
+        How many each trial has, or None.
     """
 
     trials: int
@@ -70,6 +72,7 @@ class Plan:
     first_result: float
     max_live: int
     workers: int
+    folds: int | None = None
 
     def __str__(self) -> str:
         time = (
@@ -77,9 +80,10 @@ class Plan:
             if self.makespan is None
             else duration(self.makespan)
         )
+        folds = "" if self.folds is None else f" in {self.folds} folds each"
         return "\n".join(
             [
-                f"trials      {self.trials}, at most {self.max_live} begun at a time",
+                f"trials      {self.trials}{folds}, at most {self.max_live} begun at a time",
                 f"epochs      {self.epochs} over all trials, {self.units} units",
                 f"data        {size(self.bytes_on_disk)} on disk, once; "
                 f"{size(self.bytes_read)} of rows through the loader",
@@ -130,7 +134,8 @@ threads, seed, stagger, live_models
     InputError
         As `cerebro.search` for arguments that are wrong; if the searcher never ends.
     """
-    train, held_out = split_validation(data, validation)
+    views = views_of(data, validation)
+    train, _ = views.of_trial(0)
     count = max(1, worker_count(workers, whole_number("threads", threads, 1) or 1))
     if rows_per_second is not None and not rows_per_second > 0:
         raise InputError(f"rows_per_second must be a positive number, not {rows_per_second!r}")
@@ -147,11 +152,11 @@ threads, seed, stagger, live_models
         the_searcher, as_space(space), setup, width=whole_number("width", width, 1, optional=True)
     )
     speed = rows_per_second or train.num_rows
-    run = _PlannedRun(search, train, held_out, 1.0 / speed, stagger, live_models or 8, seed)
+    run = _PlannedRun(search, views, 1.0 / speed, stagger, live_models or 8, seed)
     for _ in range(count):
         run.join()
     simulation = run.to_end()
-    return _summary(simulation, search, train, held_out, count, speed, rows_per_second is not None)
+    return _summary(simulation, search, views, count, speed, rows_per_second is not None)
 
 
 class _PlannedRun(SimulatedRun):
@@ -160,13 +165,13 @@ class _PlannedRun(SimulatedRun):
     def __init__(
         self,
         search: Conversation,
-        train: Dataset,
-        validation: Dataset | None,
+        views: Validation,
         cost: float,
         stagger: bool,
         live_models: int,
         seed: int,
     ) -> None:
+        train, validation = views.of_trial(0)
         weights = [float(rows) for rows in train.shard_rows()]
         # Evaluating a row costs about a third of training on it.
         eval_cost = 0.0 if validation is None else validation.num_rows / 3
@@ -177,22 +182,33 @@ class _PlannedRun(SimulatedRun):
         super().__init__(self._scheduler, UnitTimes(costs, weights, eval_cost))
         self._search = search
         self._seed = seed
+        self._each = 1 if views.folds is None else len(views.folds)
+        self._heard: Counter[int] = Counter()  # folds that have trained the epoch
 
     def to_end(self) -> Simulation:
         self._begin(self._search.advance())
         return super().to_end()
 
     def end_trial(self, trial: int) -> None:
-        """A trial has trained an epoch: its searcher says what comes next."""
-        (level,) = _core.random_doubles(1, self._seed, "search", trial)
-        self._search.trained(trial, level)
+        """A trial has trained an epoch; when all its folds have, its searcher says what comes."""
+        whole = trial // self._each
+        self._heard[whole] += 1
+        if self._heard[whole] < self._each:
+            return
+        del self._heard[whole]
+        (level,) = _core.random_doubles(1, self._seed, "search", whole)
+        self._search.trained(whole, level)
         self._begin(self._search.advance())
-        if self._search.trials[trial].status != "running":
-            super().end_trial(trial)
+        if self._search.trials[whole].status != "running":
+            for fold in self._folds(whole):
+                super().end_trial(fold)
+
+    def _folds(self, whole: int) -> range:
+        return range(whole * self._each, (whole + 1) * self._each)
 
     def _begin(self, trials: Sequence[int]) -> None:
-        for number in trials:
-            trial = self._search.trials[number]
+        for number in (fold for whole in trials for fold in self._folds(whole)):
+            trial = self._search.trials[number // self._each]
             if number in self.epochs:
                 self._scheduler.extend_trial(number, trial.epoch + 1)
             else:
@@ -204,27 +220,30 @@ class _PlannedRun(SimulatedRun):
 def _summary(
     simulation: Simulation,
     search: Conversation,
-    train: Dataset,
-    validation: Dataset | None,
+    views: Validation,
     workers: int,
     speed: float,
     known: bool,
 ) -> Plan:
+    train, validation = views.of_trial(0)
     rows = bytes_read = 0
     row_bytes = train.nbytes / max(1, train.num_rows)
-    shard_rows = train.shard_rows()
     for unit in simulation.units:
+        trained, held_out = views.of_trial(unit.trial)
         if unit.shard >= 0:
-            rows += shard_rows[unit.shard]
-            bytes_read += round(shard_rows[unit.shard] * row_bytes)
-        elif validation is not None:
-            rows += validation.num_rows
-            bytes_read += validation.nbytes
+            unit_rows = trained.shard_rows()[unit.shard]
+            rows += unit_rows
+            bytes_read += round(unit_rows * row_bytes)
+        elif held_out is not None:
+            rows += held_out.num_rows
+            bytes_read += held_out.nbytes
     trials = search.end()
     makespan = simulation.makespan
     on_disk = {view.path: view.nbytes for view in (train, validation) if view is not None}
     if validation is not None and validation.path == train.path:
         on_disk[train.path] += train.nbytes
+    if views.folds is not None:
+        on_disk = {views.train.path: views.train.nbytes}
     return Plan(
         trials=len(trials),
         epochs=sum(len(trial.values) for trial in trials),
@@ -238,4 +257,5 @@ def _summary(
         first_result=simulation.first_result / makespan if makespan > 0 else math.nan,
         max_live=simulation.max_live,
         workers=workers,
+        folds=None if views.folds is None else len(views.folds),
     )

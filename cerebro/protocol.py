@@ -37,6 +37,8 @@ class Info:
         The names of the classes by column; None for columns without.
     data
         The training data, a :class:`cerebro.Dataset`.
+    fold
+        Which fold of its configuration the trial is, from 0; None in a search without folds.
     """
 
     epochs: int
@@ -49,6 +51,7 @@ class Info:
     columns: Mapping[str, Any] | None = None
     classes: Mapping[str, Any] | None = None
     data: Any = None
+    fold: int | None = None
 
 
 class Model(Protocol):

@@ -70,6 +70,7 @@ def settings_of(
         "build": saved.find_build(build),
         "train": moved_view(saved, "data", data),
         "validation": moved_view(saved, "validation", validation, data),
+        "folds": None,
         "stop": None if stop is None else EarlyStopping(**stop),
         "workers": worker_count(workers if workers is not None else record["workers"], 1),
         "folder": saved.path,
@@ -81,6 +82,7 @@ def settings_of(
         "space_json": meta.get("space"),
         "searcher_class": meta.get("searcher_class"),
     }
+    values["folds"] = saved.folds_of(values["train"])
     if values["workers"] == 0:
         values["unit_timeout"] = None  # there is no process that could be ended
     try:
@@ -167,6 +169,9 @@ def _differences(saved: SavedRun, settings: Settings) -> Any:
     for name, view in views.items():
         if (None if view is None else view.checksum) != saved.meta[f"{name}_checksum"]:
             yield f"{name} is another data set, or other rows or transforms of it"
+    folds = settings.folds
+    if (None if folds is None else folds.checksum) != saved.meta.get("folds_checksum"):
+        yield "validation has other folds, or none"
 
 
 def _searchers(known: Mapping[str, Any], now: Any) -> str:

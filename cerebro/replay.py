@@ -15,6 +15,7 @@ from cerebro import _core, environment
 from cerebro.data import Dataset
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.executors.local import LocalExecutor
+from cerebro.folded import joint_hash
 from cerebro.result import Result
 from cerebro.saved_trial import Trial
 from cerebro.settings import whole_number
@@ -57,11 +58,14 @@ class Replay:
     """Why the trial could not be trained to the end again, or None."""
     first_epoch: int = 0
     """The trial's first; a clone's counts on from its parent's."""
+    folds: list[Replay] = field(default_factory=list)
+    """Of a trial with folds: those of its folds."""
 
     @property
     def identical(self) -> bool:
-        """Whether every epoch's state hash is the recorded one."""
-        return self.error is None and all(epoch.identical for epoch in self.epochs)
+        """Whether every epoch's state hash is the recorded one, in every fold."""
+        same = all(epoch.identical for epoch in self.epochs)
+        return self.error is None and same and all(fold.identical for fold in self.folds)
 
     @property
     def first_difference(self) -> int | None:
@@ -69,6 +73,9 @@ class Replay:
         for epoch in self.epochs:
             if not epoch.identical:
                 return epoch.epoch
+        differences = [fold.first_difference for fold in self.folds if not fold.identical]
+        if differences:
+            return min(number for number in differences if number is not None)
         return None if self.error is None else self.first_epoch + len(self.epochs)
 
     def __bool__(self) -> bool:
@@ -78,7 +85,7 @@ class Replay:
         if self.identical:
             return (
                 f"trial {self.trial}: {len(self.epochs)} epochs trained again, every state "
-                "identical"
+                f"identical{f' in {len(self.folds)} folds' if self.folds else ''}"
             )
         lines = [f"trial {self.trial}: differs from epoch {self.first_difference} on"]
         if self.error is not None:
@@ -97,7 +104,8 @@ def replay(
     """Train a trial of a run again, alone, in a fresh worker, and compare.
 
     For a clone the trial that it was cloned from is trained first, up to the epoch that the
-    clone began after: nothing but the run's record is taken for granted.
+    clone began after: nothing but the run's record is taken for granted. Of a trial with folds
+    all are trained, one after the other; of one of ``trial.folds`` only that one.
 
     Parameters
     ----------
@@ -133,13 +141,14 @@ def replay(
     result = run if isinstance(run, Result) else Result(run, build=build)
     record = _record_of(result, trial)
     asked = whole_number("epochs", epochs, 1, optional=True)
-    wanted = len(record.epochs) if asked is None else min(asked, len(record.epochs))
     if isinstance(data, (str, os.PathLike)):
         data = Dataset(data)
     with tempfile.TemporaryDirectory(prefix="cerebro-replay-") as folder:
+        train = result.saved.view("data", data)
         context = result.saved.context(
             build,
-            train=result.saved.view("data", data),
+            train=train,
+            folds=result.saved.folds_of(train),
             validation=result.saved.view("validation", data),
             state_dir=folder,
             epoch_dir=folder,
@@ -147,17 +156,51 @@ def replay(
             verify=False,
         )
         retries = result.settings.get("max_retries", 0)
-        line = lineage([other.record for other in result.trials], record.number, wanted)
         with closing(Retraining(context, retries)) as retraining:
             now = retraining.environment(record.config)
             known = known_differences(result, context, now)
             for text in known:
                 warnings.warn(f"{result.path} was trained differently: {text}", stacklevel=2)
-            *ancestors, found = [retraining.train(*member) for member in line]
+            parts = [part for part in record.folds if part.epochs] or [record]
+            found = [_train_line(retraining, result, part, asked, known) for part in parts]
+    one = found[0] if not record.folds else _together(record, found)
+    return replace(one, differences=known)
+
+
+def _train_line(
+    retraining: Retraining,
+    result: Result,
+    record: TrialRecord,
+    asked: int | None,
+    known: list[str],
+) -> Replay:
+    """Train a trial after its ancestors; what these come to adds to what is `known`."""
+    wanted = len(record.epochs) if asked is None else min(asked, len(record.epochs))
+    retraining.begin()
+    line = lineage(result.saved.records, record.number, wanted)
+    *ancestors, found = [retraining.train(*member) for member in line]
     for ancestor in ancestors:
         if not ancestor.identical:
             known += [f"its parent: {text}" for text in str(ancestor).splitlines()]
-    return replace(found, differences=known)
+    return found
+
+
+def _together(record: TrialRecord, folds: list[Replay]) -> Replay:
+    """What the replays of its folds are for a trial: its hashes stand for theirs."""
+    count = min(len(fold.epochs) for fold in folds) if len(folds) == len(record.folds) else 0
+    epochs = [
+        ReplayedEpoch(
+            recorded.epoch,
+            recorded.state_hash,
+            joint_hash(fold.epochs[at].replayed for fold in folds),
+        )
+        for at, recorded in enumerate(record.epochs[:count])
+    ]
+    errors = [
+        f"fold {fold.trial % len(record.folds)}: {fold.error}" for fold in folds if fold.error
+    ]
+    error = errors[0] if errors else None
+    return Replay(record.number, epochs, [], error, record.first_epoch, folds)
 
 
 def lineage(
@@ -177,18 +220,26 @@ def lineage(
 
 
 def _record_of(result: Result, trial: int | Trial) -> TrialRecord:
-    number = trial.number if isinstance(trial, Trial) else whole_number("trial", trial, 0)
-    if number is None or number >= len(result.trials):
-        raise InputError(
-            f"{result.path} has no trial {number}: it has 0 to {len(result.trials) - 1}"
-        )
-    record = result.trials[number].record
-    if not record.epochs:
+    if isinstance(trial, Trial) and trial.fold is not None:
+        record = trial.record
+        number: int | None = trial.number
+    else:
+        number = trial.number if isinstance(trial, Trial) else whole_number("trial", trial, 0)
+        record = _by_number(result, number)
+    if not any(part.epochs for part in (record, *record.folds)):
         cause = f" ({record.error})" if record.error else ""
         raise InputError(
             f"trial {number} of {result.path} has finished no epoch{cause}: nothing to replay"
         )
     return record
+
+
+def _by_number(result: Result, number: int | None) -> TrialRecord:
+    if number is None or number >= len(result.trials):
+        raise InputError(
+            f"{result.path} has no trial {number}: it has 0 to {len(result.trials) - 1}"
+        )
+    return result.trials[number].record
 
 
 def known_differences(
@@ -247,6 +298,10 @@ class Retraining:
             return event.environment
         self._worker = self._executor.replace(self._worker)
         return None
+
+    def begin(self) -> None:
+        """The next trial is no clone of the last one, and is trained whatever became of that."""
+        self._parent = self._problem = None
 
     def train(self, record: TrialRecord, epochs: int) -> Replay:
         """Train a trial; a clone begins with what the trial before has come to."""

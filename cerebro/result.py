@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +17,7 @@ from cerebro.errors import CorruptDataError, InputError
 from cerebro.saved_run import SavedRun
 from cerebro.saved_trial import Trial
 from cerebro.store import FILE, read_meta, reader
-from cerebro.trial import TrialRecord
+from cerebro.trial import TrialRecord, snapshot
 
 if TYPE_CHECKING:
     import optuna
@@ -105,9 +104,9 @@ class Result:
 
     @property
     def trials(self) -> list[Trial]:
-        """All trials by number."""
+        """All trials by number; of a search with folds, its configurations."""
         if self._trials is None:
-            self._trials = [Trial(self.saved, record) for record in self.saved.records]
+            self._trials = [Trial(self.saved, record) for record in self.saved.configurations]
         return self._trials
 
     @property
@@ -238,7 +237,7 @@ class Result:
         """Return every unit that ran, with times in seconds since the run's start.
 
         One mapping each: ``trial epoch step shard kind worker attempt start end rows hopped
-        state_bytes``; ``kind`` is ``"train"`` or ``"eval"``.
+        state_bytes``; ``kind`` is ``"train"`` or ``"eval"``. With folds also ``fold``.
         """
         return self.saved.units()
 
@@ -260,9 +259,7 @@ class Result:
 
     def trial_of(self, record: TrialRecord) -> Trial:
         """Return a trial as it is now, for callbacks; the record goes on."""
-        return Trial(
-            self.saved, replace(record, epochs=[replace(epoch) for epoch in record.epochs])
-        )
+        return Trial(self.saved, snapshot(record))
 
     def _repr_html_(self) -> str:
         from cerebro.report.html import render_html

@@ -53,11 +53,16 @@ class Wish:
     trials: tuple[int, ...] | None = None
     """Only these; None: whatever is not over."""
 
+    trials_each: int = 1
+    """How many of the store's trials make one that is named here."""
+
     def includes(self, record: TrialRecord) -> bool:
         """Whether a trial goes on."""
         further = self.epochs is not None and self.epochs > record.done
         if self.trials is not None:
-            return record.number in self.trials and (record.status != "finished" or further)
+            return record.number // self.trials_each in self.trials and (
+                record.status != "finished" or further
+            )
         if record.status == "finished":
             return further
         return record.is_open
@@ -124,7 +129,8 @@ def resume(
         saved.refresh()
         wish = Wish(
             whole_number("epochs", epochs, 1, optional=True),
-            check_trials(trials, len(saved.records)),
+            check_trials(trials, len(saved.configurations)),
+            saved.trials_each,
         )
         check_epochs(saved, wish)
         if is_over(saved, wish):
@@ -165,7 +171,8 @@ def resume_search(settings: Settings, searcher: Searcher) -> Result:
         saved.refresh()
         refuse_changes(saved, settings)
         before = saved.settings
-        wish = Wish(settings.epochs if settings.epochs != before["epochs"] else None)
+        further = settings.epochs if settings.epochs != before["epochs"] else None
+        wish = Wish(further, trials_each=saved.trials_each)
         if is_over(saved, wish) and settings.n_trials == before["n_trials"]:
             tidy(saved)
             return Result(settings.folder, build=settings.build)
@@ -258,7 +265,7 @@ def searcher_of(
         return NoSearcher()
     made = searcher or (make_again(description) if description else None)
     if made is None or settings.space_json is None:
-        if not description.get("adaptive") and settings.n_trials == len(saved.records):
+        if not description.get("adaptive") and settings.n_trials == len(saved.configurations):
             return NoSearcher()
         raise InputError(
             f"the searcher {settings.searcher_name} of {saved.path} cannot be made again from its "

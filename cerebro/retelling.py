@@ -30,7 +30,7 @@ def retell(saved: SavedRun, settings: Settings, searcher: Searcher) -> None:
         words = [Word(*row) for row in read_said(connection, at)]
     if not words:
         return
-    records = saved.records
+    records = saved.configurations
 
     def told(trial: int, epoch: int) -> Mapping[str, float]:
         return as_told(

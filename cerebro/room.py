@@ -101,7 +101,10 @@ def plan_of(settings: Settings, state_bytes: int, *, trials: int | None, adaptiv
         Whether the searcher may pause trials, which keep their slots.
     """
     workers = max(1, settings.workers)
-    live = (trials or settings.width) if adaptive else min(trials or TAIL * workers, TAIL * workers)
+    each = settings.trials_each
+    trials = None if trials is None else trials * each
+    tail = TAIL * workers * each
+    live = (trials or settings.width * each) if adaptive else min(trials or tail, tail)
     return Plan(
         state_bytes,
         trials,

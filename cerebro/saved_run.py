@@ -16,6 +16,8 @@ from typing import Any
 from cerebro import _core
 from cerebro.data import Dataset
 from cerebro.errors import CorruptDataError, InputError
+from cerebro.folded import gather
+from cerebro.folds import Folds
 from cerebro.owner import owner_of
 from cerebro.plain_files import read_bytes
 from cerebro.recipe import Recipe
@@ -44,7 +46,7 @@ class SavedRun:
     meta
         What the store holds about the run as a whole.
     trial_count
-        How many trials there are.
+        How many trials there are; with folds, configurations.
     before_reading
         Called before files are read: while the run goes on in this process, it waits
         until what was finished is on disk.
@@ -66,6 +68,8 @@ class SavedRun:
         self.meta: dict[str, Any] = {}
         self.trial_count = 0
         self._records: list[TrialRecord] | None = None
+        self._configurations: list[TrialRecord] | None = None
+        self._folds: Folds | None = None
         self._build = build
         self._data: dict[str, Dataset] = {}
         self.refresh()
@@ -80,21 +84,43 @@ class SavedRun:
 
     @property
     def records(self) -> list[TrialRecord]:
-        """All trials by number."""
+        """All trials by number; with folds each of them, see `cerebro.folded`."""
         if self._records is None:
             self._refresh(None)
         assert self._records is not None
         return self._records
 
     @property
+    def trials_each(self) -> int:
+        """How many trials a configuration is: one, or one for each fold."""
+        folds = self.meta.get("folds")
+        return 1 if folds is None else len(folds["folds"])
+
+    @property
+    def configurations(self) -> list[TrialRecord]:
+        """What users call trials: all by number, those of a run with folds with their folds."""
+        if self.meta.get("folds") is None:
+            return self.records
+        if self._configurations is None:
+            self._configurations = gather(self.records, self.trials_each)
+        return self._configurations
+
+    @property
     def holds_trials(self) -> bool:
         """Whether all trials are in memory."""
         return self._records is not None
 
+    def best_epoch(self, record: TrialRecord) -> int | None:
+        """The epoch whose state ``keep="best"`` keeps: of a fold that of its configuration."""
+        number = record.number // self.trials_each
+        if number < len(self.configurations):
+            record = self.configurations[number]
+        return record.best_epoch(self.metric, self.mode)
+
     def some(self, numbers: Sequence[int]) -> list[TrialRecord]:
-        """These trials, in this order."""
+        """These trials, in this order; here and below, with folds, configurations."""
         if self._records is not None:
-            return [self._records[number] for number in numbers]
+            return [self.configurations[number] for number in numbers]
         self.before_reading()
         with reader(self.folder) as connection:
             return self._marked(read_trials(connection, numbers))
@@ -102,7 +128,7 @@ class SavedRun:
     def counts(self) -> Counter[str]:
         """How many trials have which status."""
         if self._records is not None:
-            return Counter(record.status for record in self._records)
+            return Counter(record.status for record in self.configurations)
         self.before_reading()
         with reader(self.folder) as connection:
             sql = "SELECT status, count(*) FROM trials GROUP BY status"
@@ -114,7 +140,7 @@ class SavedRun:
     def ranking(self, n: int) -> list[int]:
         """Numbers of the `n` best trials, best first; those without a metric are left out."""
         if self._records is not None:
-            return best_trials(self._records, self.metric, self.mode, self.select, n)
+            return best_trials(self.configurations, self.metric, self.mode, self.select, n)
         self.before_reading()
         with reader(self.folder) as connection:
             return read_ranking(connection, self.metric, self.mode, self.select, n)
@@ -140,8 +166,11 @@ class SavedRun:
             meta = read_meta(connection)
             check_meta(meta)  # what is read later, while a loss can be told as damage
             (count,) = connection.execute("SELECT count(*) FROM trials").fetchone()
-            self.meta, self.trial_count = meta, count
-            if held is None or count <= held:
+            self.meta = meta
+            self.trial_count = count // self.trials_each
+            self._configurations = None
+            # Means over folds are not in the store.
+            if held is None or count <= held or meta.get("folds") is not None:
                 self._records = read_trials(connection)
             else:
                 check_rows(connection, "trials", "epochs", "metrics")
@@ -184,10 +213,12 @@ class SavedRun:
         with reader(self.folder) as connection:
             check_rows(connection, "units")
             rows = connection.execute("SELECT * FROM units ORDER BY started, id").fetchall()
-        shards = self.meta["num_shards"]
+        shards, each = self.meta["num_shards"], self.trials_each
+        with_fold = self.meta.get("folds") is not None
         return [
             {
-                "trial": row["trial"],
+                "trial": row["trial"] // each,
+                **({"fold": row["trial"] % each} if with_fold else {}),
                 "epoch": row["epoch"],
                 "step": row["step"],
                 "shard": row["shard"],
@@ -278,6 +309,17 @@ class SavedRun:
             self._data[name] = Dataset.from_spec(self.meta[name])
         return self._data[name]
 
+    def folds(self) -> Folds | None:
+        """The run's folds; None if it has none."""
+        if self._folds is None and self.meta.get("folds") is not None:
+            self._folds = self.folds_of(self.dataset("data"))
+        return self._folds
+
+    def folds_of(self, data: Dataset | None) -> Folds | None:
+        """The run's folds of `data`, which are the run's; None if it has none."""
+        described = self.meta.get("folds")
+        return None if described is None or data is None else Folds.from_json(data, described)
+
     def view(self, name: str, moved: Dataset | None) -> Dataset | None:
         """The run's data, or what now stands in its place; `moved` says where it is.
 
@@ -297,8 +339,8 @@ class SavedRun:
                 spec = {**spec, "path": str(moved.path)}
         return Dataset.from_spec(spec, check=False)
 
-    def data_for(self, data: Any) -> Dataset:
-        """The data set to evaluate on: the given one, or the run's validation data."""
+    def data_for(self, data: Any, number: int) -> Dataset:
+        """The data set to evaluate on: the given one, or what trial `number` is validated on."""
         if isinstance(data, (str, os.PathLike)):
             return Dataset(data)
         if isinstance(data, Dataset):
@@ -308,6 +350,9 @@ class SavedRun:
                 f"evaluate needs a cerebro.Dataset, not {type(data).__name__}: write one with "
                 "cerebro.shard(arrays, folder), or use load() and your own code"
             )
+        folds = self.folds()
+        if folds is not None:
+            return folds.of_trial(number)[1]
         if self.meta["validation"] is None:
             raise InputError("the run has no validation data: give data=")
         return self.dataset("validation")
@@ -337,4 +382,5 @@ class SavedRun:
             has_validation = self.meta["validation"] is not None
             values["train"] = self.dataset("data")
             values["validation"] = self.dataset("validation") if has_validation else None
+            values["folds"] = self.folds()
         return RunContext(**values | changes)

@@ -21,19 +21,39 @@ from cerebro.trial import EpochRecord, Status, TrialRecord
 class Trial:
     """One configuration of a run and how it went.
 
-    A snapshot: what it says does not change while the run goes on.
+    A snapshot: what it says does not change while the run goes on. In a search with folds it
+    has `folds`, which are trials too: metrics are means over them, beside each its standard
+    deviation (``accuracy_std``), and an epoch is finished when all folds have finished it.
+    Models are the folds'.
     """
 
-    def __init__(self, saved: SavedRun, record: TrialRecord) -> None:
+    def __init__(
+        self, saved: SavedRun, record: TrialRecord, whole: TrialRecord | None = None
+    ) -> None:
         self.saved = saved
         """The run's folder, for the library itself."""
         self.record = record
         """The trial as it is in the store, for the library itself."""
+        self._whole = whole  # of a fold: its configuration
 
     @property
     def number(self) -> int:
-        """The trial's number, from 0."""
+        """The trial's number, from 0.
+
+        Folds are numbered on their own: fold ``f`` of ``n`` of trial ``t`` is ``t * n + f``.
+        Its seed is ``trial_seed(seed, t * n + f)``, and its states and its log have that number.
+        """
         return self.record.number
+
+    @property
+    def folds(self) -> list[Trial]:
+        """The trial's folds; empty in a search without."""
+        return [Trial(self.saved, fold, self.record) for fold in self.record.folds]
+
+    @property
+    def fold(self) -> int | None:
+        """Of a fold: which one of its trial it is, from 0; else None."""
+        return self.record.fold
 
     @property
     def config(self) -> dict[str, Any]:
@@ -72,12 +92,19 @@ class Trial:
 
     @property
     def best_epoch(self) -> int | None:
-        """Number of the epoch with the best metric, from 0; None before the first."""
-        return self.record.best_epoch(self.saved.metric, self.saved.mode)
+        """Number of the epoch with the best metric, from 0; None before the first.
+
+        Of a fold it is the one with the best mean over all folds.
+        """
+        record = self.record if self._whole is None else self._whole
+        return record.best_epoch(self.saved.metric, self.saved.mode)
 
     @property
     def state_hash(self) -> str | None:
-        """XXH3-128 of the state after the selected epoch, 32 hexadecimal digits."""
+        """XXH3-128 of the state after the selected epoch, 32 hexadecimal digits.
+
+        With folds a digest of theirs.
+        """
         epoch = self._selected()
         return None if epoch is None else epoch.state_hash
 
@@ -106,13 +133,18 @@ class Trial:
 
     @property
     def log(self) -> str:
-        """What the trial printed and logged."""
-        return self.saved.read_log(self.number)
+        """What the trial printed and logged; of one with folds, what each did."""
+        if not self.record.folds:
+            return self.saved.read_log(self.number)
+        logs = [(fold.fold, fold.log) for fold in self.folds]
+        return "".join(f"--- fold {fold}\n{log}" for fold, log in logs if log)
 
     def load(
         self,
         epoch: Literal["best", "last"] | int = "best",
         build: Callable[..., Any] | None = None,
+        *,
+        fold: int | None = None,
     ) -> Any:
         """Build the model again and load its state after an epoch.
 
@@ -122,6 +154,9 @@ class Trial:
             ``"best"``, ``"last"`` or the number of an epoch whose state was kept.
         build
             The run's ``build``, where it cannot be imported again.
+        fold
+            Of a trial with folds: whose model. Each fold has one of its own, and none has
+            learned from all rows.
 
         Returns
         -------
@@ -133,10 +168,13 @@ class Trial:
         Raises
         ------
         InputError
-            If no state was kept for the epoch, or ``build`` cannot be found.
+            If no state was kept for the epoch, or ``build`` cannot be found; if the trial has
+            folds and `fold` is none of them.
         CorruptDataError
             If the state's file is damaged.
         """
+        if fold is not None:
+            return self._fold(fold).load(epoch, build)
         from cerebro.epoch_progress import EpochProgress
         from cerebro.worker import LiveModel, build_model, load_tree, make_info
 
@@ -144,7 +182,7 @@ class Trial:
         packed = self.saved.read_state(self.number, record)
         context = self.saved.context(build)
         info = make_info(
-            context.train,
+            context.views(self.number)[0],
             trial=self.number,
             seed=context.seed,
             epochs=self.record.info_epochs(
@@ -152,6 +190,7 @@ class Trial:
             ),
             batch_size=self._batch_size(),
             drop_last=context.drop_last,
+            fold=self.fold,
         )
         with generators.preserved(_torch_imported()), flags_of_run(context.torch_flags):
             model, torch = build_model(context, self.number, self.config, info)
@@ -185,7 +224,8 @@ class Trial:
         Parameters
         ----------
         data
-            A `cerebro.Dataset` or the path of one; default: the run's validation data.
+            A `cerebro.Dataset` or the path of one; default: the run's validation data, of a
+            fold the rows that it held out.
         build
             The run's ``build``, where it cannot be imported again.
         """
@@ -194,7 +234,7 @@ class Trial:
         from cerebro.worker import evaluate_model, evaluation_seed
 
         model = self.load(build=build)
-        target = self.saved.data_for(data)
+        target = self.saved.data_for(data, self.number)
         settings = self.saved.settings
         loader = make_loader(
             target,
@@ -265,9 +305,31 @@ class Trial:
 
     def _selected(self) -> EpochRecord | None:
         saved = self.saved
+        if self._whole is not None:
+            whole = self._whole.selected(saved.metric, saved.mode, saved.select)
+            if whole is not None:
+                return self.record.epochs[whole.epoch - self.record.first_epoch]
         return self.record.selected(saved.metric, saved.mode, saved.select)
 
+    def _fold(self, fold: int) -> Trial:
+        """One of the folds."""
+        folds = self.folds
+        if not folds:
+            raise InputError(f"trial {self.number} has no folds: leave out fold=")
+        number = whole_number("fold", fold, 0) or 0
+        if number >= len(folds):
+            raise InputError(
+                f"trial {self.number} has no fold {fold}: it has 0 to {len(folds) - 1}"
+            )
+        return folds[number]
+
     def _epoch_record(self, epoch: Literal["best", "last"] | int) -> EpochRecord:
+        folds = len(self.record.folds)
+        if folds:
+            raise InputError(
+                f"trial {self.number} has {folds} folds, each with a model of its own: ask one of "
+                f"them, trial.folds[0] to trial.folds[{folds - 1}], or load(fold=0)"
+            )
         records = self.record.epochs
         if not records:
             cause = f": {self.error}" if self.error else ""
@@ -291,7 +353,10 @@ class Trial:
     def __repr__(self) -> str:
         shown = self.metrics.get(self.saved.metric)
         value = "" if shown is None else f", {self.saved.metric}={shown:.4g}"
-        return f"Trial({self.number}, {self.status}, epoch {self.epoch}/{self.epochs}{value})"
+        folds = f", {len(self.record.folds)} folds" if self.record.folds else ""
+        return (
+            f"Trial({self.number}, {self.status}, epoch {self.epoch}/{self.epochs}{folds}{value})"
+        )
 
 
 def _torch_imported() -> bool:

@@ -32,7 +32,7 @@ from cerebro.settings import (
     one_of,
     resolve_mode,
     seconds_per_unit,
-    split_validation,
+    views_of,
     whole_number,
     worker_count,
 )
@@ -109,8 +109,11 @@ def search(
         Trials to run. Needed for searchers without an end, unless `time_limit`
         is given.
     validation
-        A `Dataset`, a fraction of `data` (its last part), or None: then trials
-        are ranked by training metrics, with a warning.
+        A `Dataset`, a fraction of `data` (its last part), a `cerebro.KFold` or a
+        scikit-learn splitter, or None: then trials are ranked by training metrics, with a
+        warning. With folds every configuration is trained once per fold, its metrics are
+        the means (``accuracy``) and standard deviations (``accuracy_std``) over them, and
+        the folds go from epoch to epoch together.
     searcher
         ``"random"``, ``"grid"`` or a `cerebro.searchers.Searcher`.
     metric, mode
@@ -200,7 +203,7 @@ def search(
     one_of("select", select, ("best", "last"))
     one_of("keep", keep, ("best", "last", "all"))
     one_of("deterministic", deterministic, ("warn", True, False))
-    train, held_out = split_validation(data, validation)
+    train, held_out, folds = views_of(data, validation)
     check_columns(train, held_out)
     folder = new_run_folder(run, if_exists)
     goes_on = if_exists == "resume" and (folder / FILE).exists()
@@ -213,6 +216,7 @@ def search(
         build=build,
         train=train,
         validation=held_out,
+        folds=folds,
         epochs=whole_number("epochs", epochs, 1) or 1,
         n_trials=whole_number("n_trials", n_trials, 1, optional=True),
         metric=metric,
@@ -259,7 +263,7 @@ def run_search(settings: Settings, space: Space, the_searcher: Searcher) -> Resu
     if not isinstance(first, Suggestion):
         raise InputError(f"the searcher {settings.searcher_name} suggests no trial")
     batch_size_of(first.config, settings.batch_size)  # later ones fail their trials alone
-    if settings.validation is None:
+    if not settings.validates:
         warnings.warn(
             "no validation data: trials are ranked by training metrics (give validation=)",
             stacklevel=3,

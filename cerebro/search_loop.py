@@ -13,6 +13,7 @@ from typing import Any
 
 from cerebro.errors import InputError
 from cerebro.failures import as_told, worst
+from cerebro.folded_trials import FoldedTrials
 from cerebro.hooks import Hooks
 from cerebro.live_trial import LiveTrial
 from cerebro.live_trials import LiveTrials
@@ -46,7 +47,7 @@ class SearchLoop:
         searcher: Searcher,
         store: Store,
         hooks: Hooks,
-        trials: LiveTrials,
+        trials: LiveTrials | FoldedTrials,
         first: Suggestion | None,
     ) -> None:
         self.searcher = searcher

@@ -13,6 +13,7 @@ import numpy as np
 from cerebro.data import Dataset
 from cerebro.environment import usable_cores
 from cerebro.errors import InputError
+from cerebro.folds import Folds, KFold, Validation, is_splitter, make_folds
 from cerebro.metrics import metric_mode
 from cerebro.recipe import accepts_info
 from cerebro.stopping import EarlyStopping
@@ -46,6 +47,7 @@ class Settings:
     build: Callable[..., Any]
     train: Dataset
     validation: Dataset | None
+    folds: Folds | None
     epochs: int
     n_trials: int | None
     metric: str
@@ -80,11 +82,21 @@ class Settings:
     searcher_class: Mapping[str, Any] | None = None
     """How the searcher can be made again; see `cerebro.searchers.description`."""
 
+    @property
+    def validates(self) -> bool:
+        """Whether trials are validated."""
+        return self.validation is not None or self.folds is not None
+
+    @property
+    def trials_each(self) -> int:
+        """How many trials a configuration is: one, or one for each fold."""
+        return 1 if self.folds is None else len(self.folds)
+
     def record(self) -> dict[str, Any]:
         """The part that the run's store keeps: everything that shapes the trials."""
         left_out = {
-            "build", "train", "validation", "stop", "folder", "state_dir", "callbacks", "progress",
-            "executor", "points", "space_json", "searcher_class",
+            "build", "train", "validation", "folds", "stop", "folder", "state_dir", "callbacks",
+            "progress", "executor", "points", "space_json", "searcher_class",
         }  # fmt: skip
         names = [f.name for f in fields(self) if f.name not in left_out]
         record = {name: getattr(self, name) for name in names}
@@ -115,6 +127,21 @@ def one_of(name: str, value: Any, allowed: Sequence[Any]) -> None:
         raise InputError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
 
 
+def views_of(data: Any, validation: Any) -> Validation:
+    """Return what is trained on, what is validated on, and the folds where there are some.
+
+    `validation` is as of `cerebro.search`: also a `cerebro.KFold` or a scikit-learn splitter.
+    """
+    if isinstance(validation, Folds):  # which were made already
+        return Validation(validation.data, None, validation)
+    if isinstance(validation, KFold) or (
+        is_splitter(validation) and not isinstance(validation, Dataset)
+    ):
+        train, _ = split_validation(data, None)
+        return Validation(train, None, make_folds(train, validation))
+    return Validation(*split_validation(data, validation), None)
+
+
 def split_validation(data: Any, validation: Any) -> tuple[Dataset, Dataset | None]:
     """Return training and validation views.
 
@@ -136,8 +163,8 @@ def split_validation(data: Any, validation: Any) -> tuple[Dataset, Dataset | Non
         train, held_out = data.split(1 - share, share)
         return train, held_out
     raise InputError(
-        f"validation must be a cerebro.Dataset, a fraction between 0 and 1, or None, not "
-        f"{validation!r}"
+        f"validation must be a cerebro.Dataset, a fraction between 0 and 1, a cerebro.KFold, or "
+        f"None, not {validation!r}"
     )
 
 

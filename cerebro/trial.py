@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Status = Literal["waiting", "running", "paused", "stopped", "finished", "diverged", "failed"]
@@ -63,6 +63,10 @@ class TrialRecord:
     """By number, the trial's own; only ever added to."""
     extensions: tuple[tuple[int, int], ...] = ()
     """Pairs of a position and what ``info.epochs`` is from there on, where that has changed."""
+    fold: int | None = None
+    """Of a fold, which of its configuration; see `cerebro.folded`."""
+    folds: tuple[TrialRecord, ...] = ()
+    """Of a configuration with folds: the trials that they are."""
     _best: _BestSoFar = field(default_factory=_BestSoFar, init=False, repr=False, compare=False)
 
     @property
@@ -109,6 +113,15 @@ class TrialRecord:
                 best.record, best.value = record, value
         best.seen = len(self.epochs)
         return best.record
+
+
+def snapshot(record: TrialRecord) -> TrialRecord:
+    """Return a copy that does not change while the trial goes on."""
+    return replace(
+        record,
+        epochs=[replace(epoch) for epoch in record.epochs],
+        folds=tuple(map(snapshot, record.folds)),
+    )
 
 
 def score(metrics: dict[str, float], metric: str, mode: str) -> float | None:

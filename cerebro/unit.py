@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from cerebro.data import Dataset
+    from cerebro.folds import Folds
 
 LIBRARIES = ("jax", "sklearn", "torch")
 """What takes long to import."""
@@ -44,6 +45,8 @@ class RunContext:
     epoch_dir: str
     log_dir: str
     validation: Dataset | None = None
+    folds: Folds | None = None
+    """Of `train`; then there is no `validation` beside them."""
     seed: int = 0
     epochs: int = 1
     batch_size: int | None = None
@@ -61,8 +64,23 @@ class RunContext:
     """Seconds that a unit may take; for executors whose workers can be killed."""
 
     @property
+    def validates(self) -> bool:
+        """Whether an epoch ends with a unit that validates."""
+        return self.validation is not None or self.folds is not None
+
+    @property
     def units_per_epoch(self) -> int:
-        return self.train.num_shards + (self.validation is not None)
+        return self.train.num_shards + self.validates
+
+    def views(self, trial: int) -> tuple[Dataset, Dataset | None]:
+        """What a trial is trained on, and validated on."""
+        if self.folds is None:
+            return self.train, self.validation
+        return self.folds.of_trial(trial)
+
+    def fold_of(self, trial: int) -> int | None:
+        """Which fold a trial is; None where there are none."""
+        return None if self.folds is None else trial % len(self.folds)
 
     def check_files(self) -> None:
         """Find data files that were cut or removed since they were opened.

@@ -187,6 +187,10 @@ def _trial_problems(saved: SavedRun) -> Iterator[Problem]:
         if record.number != expected:
             yield Problem(f"trial {expected}", "it has no row", advice)
             break  # all that follow are shifted
+    missing = -len(saved.records) % saved.trials_each
+    if missing:
+        where = f"trial {len(saved.records) - 1}"
+        yield Problem(where, f"after it {missing} folds of its configuration have no row", advice)
     over = saved.meta["status"] == "finished"
     for record in saved.records:
         where = f"trial {record.number}"
@@ -196,11 +200,11 @@ def _trial_problems(saved: SavedRun) -> Iterator[Problem]:
                 where, f"its epochs are {_short(numbers)}, not one after the other", advice
             )
         if record.status == "finished" and record.done < record.target_epochs:
-            missing = (
+            what = (
                 f"it has finished, but only {record.done} of {record.target_epochs} epochs are "
                 "there"
             )
-            yield Problem(where, missing, advice)
+            yield Problem(where, what, advice)
         if over and record.status not in ENDED:
             yield Problem(where, f"the run has finished, but the trial is {record.status}", advice)
     yield from _unit_problems(saved, advice)
@@ -209,7 +213,8 @@ def _trial_problems(saved: SavedRun) -> Iterator[Problem]:
 def _unit_problems(saved: SavedRun, advice: str) -> Iterator[Problem]:
     """Units that no epoch can have, and epochs without all of their units."""
     shards = saved.meta["num_shards"]
-    per_epoch = shards + (saved.meta.get("validation") is not None)
+    validates = any(saved.meta.get(name) is not None for name in ("validation", "folds"))
+    per_epoch = shards + validates
     stagger = saved.settings.get("stagger", True)
     counts: dict[tuple[int, int], int] = {}
     latest: dict[int, int] = {}
@@ -328,7 +333,7 @@ def _not_kept(saved: SavedRun, record: TrialRecord) -> Iterator[Problem]:
         return
     wanted = {record.epochs[-1].epoch}
     if keep == "best":
-        best = record.best_epoch(saved.metric, saved.mode)
+        best = saved.best_epoch(record)
         wanted |= {best} if best is not None else set()
     elif keep == "all":
         wanted = {epoch.epoch for epoch in record.epochs}
@@ -394,4 +399,9 @@ def _check_data(saved: SavedRun) -> tuple[list[Path], list[Problem]]:
         except CerebroError as error:
             what = f"the run's {name} is not what it was ({error})"
             problems.append(Problem(str(path), what, "put back the data set of the run"))
+    try:
+        saved.folds()
+    except CerebroError as error:
+        what = f"the run's folds do not fit its data ({error})"
+        problems.append(Problem(str(saved.folder / FILE), what, "put back a copy of it"))
     return paths, problems

@@ -61,6 +61,8 @@ from cerebro.unit import (
 
 MAX_LIVE_MODELS = 8
 MAX_OPEN_SLOTS = 64
+MAX_LOADERS = 8
+"""Of a run with folds two for each fold, if that is more."""
 
 
 @dataclass
@@ -123,7 +125,9 @@ class UnitRunner:
         self._clock = clock
         self._live: OrderedDict[int, LiveModel] = OrderedDict()
         self._slots: OrderedDict[int, _core.Slots] = OrderedDict()
-        self._loaders: OrderedDict[tuple[bool, int, str, int], _core.Loader] = OrderedDict()
+        self._loaders: OrderedDict[tuple[bool, int, str, int, int | None], _core.Loader] = (
+            OrderedDict()
+        )
         self._verified: set[tuple[bool, int]] = set()
         self._last_trial: int | None = None  # whose generators are in place
         set_torch_flags(context.torch_flags)
@@ -232,7 +236,7 @@ class UnitRunner:
     def _train(self, live: LiveModel, task: Task) -> UnitSums:
         batch_size = batch_size_of(task.config, self.context.batch_size)
         self._verify(True, task.shard)
-        loader = self.loader(live.model, batch_size, training=True)
+        loader = self.loader(live.model, batch_size, training=True, trial=task.trial)
         loader.begin([task.shard], task.epoch)
         result = _core.run_unit(loader, live.model.train_batch, beat=self._beat)
         sums = UnitSums(result.rows, result.batches, result.sums)
@@ -247,12 +251,13 @@ class UnitRunner:
     def _evaluate(self, live: LiveModel, task: Task) -> UnitSums:
         """Validate with generators of its own, so that training cannot notice."""
         context = self.context
-        assert context.validation is not None
         batch_size = context.eval_batch_size or batch_size_of(task.config, context.batch_size)
-        shards = range(context.validation.num_shards)
+        _, validation = context.views(task.trial)
+        assert validation is not None
+        shards = range(validation.num_shards)
         for shard in shards:
             self._verify(False, shard)
-        loader = self.loader(live.model, batch_size, training=False)
+        loader = self.loader(live.model, batch_size, training=False, trial=task.trial)
         loader.begin(shards, 0)
         seed = evaluation_seed(context.seed, task.trial, task.epoch)
         with generators.preserved(live.torch, seed):
@@ -368,23 +373,25 @@ class UnitRunner:
     def info_of(self, trial: int, config: Mapping[str, Any], epochs: int | None = None) -> Info:
         context = self.context
         return make_info(
-            context.train,
+            context.views(trial)[0],
             trial=trial,
             seed=context.seed,
             epochs=context.epochs if epochs is None else epochs,
             batch_size=batch_size_of(config, context.batch_size),
             drop_last=context.drop_last,
+            fold=context.fold_of(trial),
         )
 
     # --- data and files --------------------------------------------------
 
-    def loader(self, model: Any, batch_size: int, *, training: bool) -> _core.Loader:
+    def loader(self, model: Any, batch_size: int, *, training: bool, trial: int) -> _core.Loader:
         """Return a loader; a few are kept, because their buffers are warm."""
         context = self.context
         framework = getattr(model, "framework", "dlpack")
-        data = context.train if training else context.validation
+        train, validation = context.views(trial)
+        data = train if training else validation
         assert data is not None
-        key = (training, batch_size, framework, data.generation)
+        key = (training, batch_size, framework, data.generation, context.fold_of(trial))
         loader = self._loaders.pop(key, None)
         if loader is None:
             loader = make_loader(
@@ -398,12 +405,14 @@ class UnitRunner:
                 augment=training,
             )
         self._loaders[key] = loader
-        if len(self._loaders) > 8:
+        if len(self._loaders) > max(MAX_LOADERS, 2 * len(context.folds or ())):
             self._loaders.popitem(last=False)[1].close()
         return loader
 
     def _verify(self, training: bool, shard: int) -> None:
         """Check a shard's checksums at its first use in this run, its files' sizes always."""
+        # Folds are validated on files of the training data.
+        training = training or self.context.folds is not None
         key = (training, shard)
         data = self.context.train if training else self.context.validation
         assert data is not None
@@ -513,7 +522,14 @@ def build_model(
 
 
 def make_info(
-    data: Any, *, trial: int, seed: int, epochs: int, batch_size: int, drop_last: bool
+    data: Any,
+    *,
+    trial: int,
+    seed: int,
+    epochs: int,
+    batch_size: int,
+    drop_last: bool,
+    fold: int | None = None,
 ) -> Info:
     """Describe the trial to ``build``; steps count batches over all shards."""
 
@@ -534,6 +550,7 @@ def make_info(
         columns=data.columns,
         classes=data.classes,
         data=data,
+        fold=fold,
     )
 
 

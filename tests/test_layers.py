@@ -34,14 +34,15 @@ C_LAYERS = [
 PYTHON_LAYERS = [
     ["errors", "interrupts", "memory", "shadows", "sources", "storage"],
     ["environment", "growth", "plain_files", "torch_settings", "trial", "unit"],
-    ["owner"],
+    ["folded", "owner"],
     [
         *["_torch_state", "epoch_progress", "export", "generators", "losses", "metrics"],
         *["protocol", "recipe", "slot_check", "trial_log"],
     ],
     ["report", "rounds", "space", "store", "transforms"],
     ["check", "control", "data", "diagnosis", "searchers", "sklearn", "stopping", "torch"],
-    ["predict", "settings", "state_files"],
+    ["folds", "predict", "state_files"],
+    ["settings"],
     ["worker"],
     [
         "_worker",
@@ -56,6 +57,7 @@ PYTHON_LAYERS = [
     ],
     ["failures", "meter", "remote", "restore"],
     ["live_trials"],
+    ["folded_trials"],
     ["search_loop"],
     ["coordinator", "saved_run"],
     ["saved_trial", "verify"],

@@ -339,9 +339,9 @@ class Dataset:
         if stratify is not None and groups is not None:
             raise InputError("split takes stratify or groups, not both: choose one")
         if stratify is not None:
-            chosen = splitting.stratified(self._labels(stratify), bounds, seed)
+            chosen = splitting.stratified(self.labels(stratify), bounds, seed)
         elif groups is not None:
-            chosen = splitting.grouped(self._labels(groups), bounds, seed)
+            chosen = splitting.grouped(self.labels(groups), bounds, seed)
         else:
             chosen = None
         views = self._cut(bounds) if chosen is None else self._chosen(chosen)
@@ -450,9 +450,34 @@ class Dataset:
         """Another number where `parts` has others than before; see `cerebro.data.placed`."""
         return 0
 
+    def labels(self, name: str) -> list[Array]:
+        """The values of a column that tells classes or groups, by shard; InputError for others."""
+        column = self._column(name)
+        if column.ragged or column.shape or not column.dtype.startswith(("int", "uint", "bool")):
+            raise InputError(
+                f"column {name!r} cannot tell classes or groups: it must have one integer, boolean "
+                "or category for each row"
+            )
+        return self.scalars(name)
+
+    def scalars(self, name: str) -> list[Array]:
+        """The values of a column with one number for each row, by shard; InputError for others."""
+        column = self._column(name)
+        if column.ragged or column.shape:
+            raise InputError(f"column {name!r} must have one number for each row")
+        return [self._plain_rows(name, shard, part) for shard, part in enumerate(self._rows)]
+
+    def with_rows(self, rows: Sequence[Part], operation: dict[str, Any]) -> Dataset:
+        """A view of these rows of each shard, which may be others than this view's."""
+        return self._view(rows, operation)
+
     def first_rows(self) -> list[int]:
         """The number in the whole data set of each shard's first row."""
         return [0, *accumulate(entry.rows for entry in self._shards)][:-1]
+
+    def stored_rows(self) -> list[int]:
+        """The rows in each shard of the whole data set."""
+        return [entry.rows for entry in self._shards]
 
     def shard_rows(self) -> list[int]:
         """The view's rows in each shard."""
@@ -551,15 +576,6 @@ class Dataset:
         if name not in self.columns:
             raise InputError(f"no column {name!r}: the data set has {', '.join(self.columns)}")
         return self.columns[name]
-
-    def _labels(self, name: str) -> list[Array]:
-        column = self._column(name)
-        if column.ragged or column.shape or not column.dtype.startswith(("int", "uint", "bool")):
-            raise InputError(
-                f"column {name!r} cannot tell classes or groups: it must have one integer, boolean "
-                "or category for each row"
-            )
-        return [self._plain_rows(name, shard, part) for shard, part in enumerate(self._rows)]
 
     def _plain_rows(self, name: str, shard: int, part: Part) -> Array:
         array = self._readers[shard].column(name)[part_index(part)]

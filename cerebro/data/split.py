@@ -1,4 +1,4 @@
-"""Splitting rows into parts: by position, by class, by group.
+"""Splitting rows into parts or folds: by position, by class, by group.
 
 Pure functions over row counts and labels. A part takes a share of every shard, so that its shards
 stay alike. Shares are rounded with the error carried on, so that the sizes over all shards are
@@ -80,6 +80,24 @@ def stratified(labels: Sequence[Array], bounds: Sequence[float], seed: int) -> l
     return [[np.sort(np.concatenate(rows)) for rows in part] for part in found]
 
 
+def dealt(labels: Sequence[Array], folds: int, seed: int) -> Array:
+    """The fold of each row, over all shards: folds have the classes, and the shards, in proportion.
+
+    `labels` has the label of each row, by shard. The rows of a class in a shard come in an order
+    drawn by `seed` and are dealt out one by one. So the sizes of the folds differ by one row at
+    most, and so do their numbers of rows of any class.
+    """
+    starts = np.cumsum([0, *(len(of_shard) for of_shard in labels)])
+    fold_of = np.empty(int(starts[-1]), np.int64)
+    count = 0
+    for index, members in enumerate(_members(labels)):
+        for shard, rows in enumerate(members):
+            order = rows[_core.permutation(len(rows), seed, "split", index, shard)]
+            fold_of[starts[shard] + order] = (count + np.arange(len(rows))) % folds
+            count += len(rows)
+    return fold_of
+
+
 def _members(labels: Sequence[Array]) -> list[list[Array]]:
     """Positions of the rows of each class (ascending), by class and shard."""
     classes = np.unique(np.concatenate(labels))
@@ -98,6 +116,14 @@ def grouped(labels: Sequence[Array], bounds: Sequence[float], seed: int) -> list
     Groups come in an order drawn by `seed`, each to the part that lacks most rows. Raises
     InputError if there are fewer groups than parts.
     """
+    part_of = part_of_groups(labels, bounds, seed)
+    ends = np.cumsum([len(of_shard) for of_shard in labels])[:-1]
+    by_shard = np.split(part_of, ends)
+    return [[np.flatnonzero(parts == part) for parts in by_shard] for part in range(len(bounds))]
+
+
+def part_of_groups(labels: Sequence[Array], bounds: Sequence[float], seed: int) -> Array:
+    """The part of each row, over all shards; see `grouped`."""
     names, codes, counts = np.unique(
         np.concatenate(labels), return_inverse=True, return_counts=True
     )
@@ -105,10 +131,7 @@ def grouped(labels: Sequence[Array], bounds: Sequence[float], seed: int) -> list
         raise InputError(
             f"split: {len(names)} groups cannot be split into {len(bounds)} parts: use fewer parts"
         )
-    part_of = _assign(counts, bounds, seed)[codes]
-    ends = np.cumsum([len(of_shard) for of_shard in labels])[:-1]
-    by_shard = np.split(part_of, ends)
-    return [[np.flatnonzero(parts == part) for parts in by_shard] for part in range(len(bounds))]
+    return _assign(counts, bounds, seed)[codes]
 
 
 def _assign(counts: Array, bounds: Sequence[float], seed: int) -> Array:

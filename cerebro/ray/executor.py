@@ -193,6 +193,12 @@ class Executor:
     def start(self, context: RunContext) -> list[int]:
         if self._connection is not None:
             raise InputError("this executor runs another search: make one for each")
+        if context.folds is not None:
+            raise InputError(
+                "a search on a Ray cluster has no folds: nodes have the rows of one validation set "
+                "whole, and of the training data some shards; leave executor= out, or give "
+                "validation= a data set or a fraction"
+            )
         self._reset()
         self._context = context
         self._build = pickled(context.build)

@@ -102,9 +102,22 @@ def metric_value(metrics: Mapping[str, float], name: str) -> float | None:
     return None
 
 
+def mean_metric(metrics: Mapping[str, float], name: str) -> str:
+    """Write a metric with what stands for it: over folds with its standard deviation."""
+    text = metric(metric_value(metrics, name))
+    spread = metric_value(metrics, f"{name}_std")
+    return text if spread is None else f"{text} ± {metric(spread)}"
+
+
+def without_spread(names: Iterable[str]) -> list[str]:
+    """Leave standard deviations out: ``loss_std`` beside ``loss``."""
+    known = dict.fromkeys(names)
+    return [name for name in known if name.removesuffix("_std") == name or name[:-4] not in known]
+
+
 def full_names(names: Iterable[str]) -> list[str]:
     """Leave short names out where the full one is there: ``loss`` beside ``val_loss``."""
-    known = list(dict.fromkeys(names))
+    known = without_spread(names)
     full = {short_name(name) for name in known if name.startswith(PREFIXES)}
     return [name for name in known if name not in full]
 
@@ -116,7 +129,7 @@ def metric_columns(rows: Iterable[Mapping[str, float]], ranked_by: str) -> list[
     """
     seen: dict[str, None] = {}
     for metrics in rows:
-        seen.update(dict.fromkeys(metrics))
+        seen.update(dict.fromkeys(without_spread(metrics)))
     losses = ("train_loss", "val_loss")
     columns: list[str] = [name for name in losses if name in seen]
     if short_name(ranked_by) != "loss":

@@ -37,7 +37,7 @@ def columns(result: Any, trials: Sequence[Any]) -> tuple[list[str], list[list[st
             str(trial.number),
             trial.status,
             str(trial.epoch),
-            *(fmt.metric(fmt.metric_value(trial.metrics, name)) for name in names),
+            *(fmt.mean_metric(trial.metrics, name) for name in names),
             *(fmt.number(config[key], 3) if key in config else "" for key in varying),
         ]
         for trial, config in zip(trials, flat, strict=True)
@@ -62,7 +62,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _looks_numeric(cell: str) -> bool:
     try:
-        float(cell.replace(",", "") or 0)
+        float(cell.replace(",", "").partition(" ±")[0] or 0)
     except ValueError:
         return cell == "-"
     return True
@@ -82,7 +82,7 @@ def best_lines(result: Any) -> list[str]:
     if not any(value is not None and math.isfinite(value) for value in values):
         return []
     best = result.best
-    value = fmt.metric(fmt.metric_value(best.metrics, result.metric))
+    value = fmt.mean_metric(best.metrics, result.metric)
     by_last = result.select == "last" or best.best_epoch is None
     after = f" after {_epochs(best.epoch if by_last else best.best_epoch + 1)}"
     lines = [f"best: trial {best.number}, {fmt.heading(result.metric)} {value}{after}"]
@@ -133,6 +133,22 @@ def render(result: Any, max_trials: int = MAX_TRIALS) -> str:
     return printable("\n\n".join(parts))
 
 
+def fold_table(trial: Any) -> str:
+    """Lay out the folds of a trial: what each came to at the trial's epoch."""
+    folds = trial.folds
+    names = fmt.full_names(name for fold in folds for name in fold.metrics)
+    rows = [
+        [
+            *(str(fold.fold), str(fold.number), fold.status, str(fold.epoch)),
+            *(fmt.metric(fold.metrics.get(name)) for name in names),
+            str(fold.state_hash or "-"),
+        ]
+        for fold in folds
+    ]
+    metrics = (fmt.heading(name) for name in names)
+    return table(["fold", "number", "status", "epochs", *metrics, "state hash"], rows)
+
+
 def render_trial(trial: Any) -> str:
     """Write one trial as text: status, configuration, and its metrics after every epoch."""
     parts = [f"trial {trial.number}: {trial.status} after {_epochs(trial.epoch)}"]
@@ -144,7 +160,7 @@ def render_trial(trial: Any) -> str:
         rows = [
             [
                 f"{entry['epoch']}{' *' if entry['epoch'] == trial.best_epoch else ''}",
-                *(fmt.metric(entry["metrics"].get(name)) for name in names),
+                *(fmt.mean_metric(entry["metrics"], name) for name in names),
                 fmt.duration(entry["seconds"]),
                 str(entry["state_hash"]),
             ]
@@ -152,6 +168,8 @@ def render_trial(trial: Any) -> str:
         ]
         headings = ["epoch", *(fmt.heading(n) for n in names), "time", "state hash"]
         parts.append(table(headings, rows) + "\n* best")
+    if trial.folds:
+        parts.append(fold_table(trial))
     if trial.error:
         parts.append(str(trial.error).strip())
     return printable("\n\n".join(part for part in parts if part))

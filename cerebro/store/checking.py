@@ -120,6 +120,12 @@ def check_meta(meta: Mapping[str, Any]) -> None:
         raise TypeError(f"status is {one_line(repr(meta['status']), 50)}")
     if meta["validation"] is not None:
         _check(meta, {"validation": _META["data"]}, "")
+    if meta.get("folds") is not None:
+        _check(meta, {"folds": {"name": str, "folds": list}}, "")
+        for fold in meta["folds"]["folds"]:
+            _check({"fold": fold}, {"fold": {"train": list, "validation": list}}, "")
+        if not meta["folds"]["folds"]:
+            raise TypeError("folds are none")
 
 
 def check_config(config: Any) -> dict[str, Any]:

@@ -96,6 +96,10 @@ def search(folder, data, *, callbacks=(), workers=0, **settings):
         "progress": False,
     }
     settings = defaults | settings
+    if "folds" in settings:
+        settings["validation"] = cerebro.KFold(
+            settings.pop("folds"), seed=settings.pop("folds_seed", 0)
+        )
     space = settings.pop("space", {"lr": cerebro.loguniform(1e-2, 1e-1)})
     function = settings.pop("build", build)
     return cerebro.search(

@@ -37,7 +37,7 @@ def make_trial(number: int, values: list[float], **changes: Any) -> Any:
         "best_epoch": best,
         "error": None,
     }
-    return SimpleNamespace(**{**fields, **changes})
+    return SimpleNamespace(**{"folds": [], **fields, **changes})
 
 
 def make_result(trials: list[Any], units: list[dict[str, Any]] | None = None) -> Any:
