@@ -451,7 +451,8 @@ class Coordinator:
             missing = clash(epoch.metrics)
         if missing is not None:
             self._trials.states.discard(epoch.state_file, epoch.state_hash)
-            self._end_trial(trial, "failed", missing)
+            since = f"epoch {epoch.epoch}, unlike before: " if trial.record.epochs else ""
+            self._end_trial(trial, "failed", since + missing)
             return False
         before = trial.expected.pop(epoch.epoch, epoch.state_hash)
         if before != epoch.state_hash:

@@ -12,12 +12,13 @@ from cerebro.check import Check, raise_if_broken
 from cerebro.conduct import Ready, conduct, run_context
 from cerebro.errors import InputError
 from cerebro.executors.base import Executor
+from cerebro.live_trials import recordable
 from cerebro.new_run import make_run, slots_folder
 from cerebro.result import Result
 from cerebro.resume import resume_search
 from cerebro.room import check_room, plan_of
 from cerebro.searchers import make_searcher, set_up
-from cerebro.searchers.base import Searcher, Suggestion, expected_trials
+from cerebro.searchers.base import DONE, Searcher, expected_trials, suggestion_problem
 from cerebro.searchers.description import describe
 from cerebro.settings import (
     MAX_SEED,
@@ -27,6 +28,7 @@ from cerebro.settings import (
     check_callbacks,
     check_columns,
     check_executor,
+    check_points,
     check_stop,
     new_run_folder,
     one_of,
@@ -115,7 +117,12 @@ def search(
         the means (``accuracy``) and standard deviations (``accuracy_std``) over them, and
         the folds go from epoch to epoch together.
     searcher
-        ``"random"``, ``"grid"`` or a `cerebro.searchers.Searcher`.
+        Which configurations are trained, and for how long: ``"random"``, ``"quasirandom"``,
+        ``"grid"``, ``"successive_halving"``, ``"hyperband"``, ``"asha"``, ``"median"``,
+        ``"pbt"``, ``"tpe"``, ``"gp"``; or, with options, `cerebro.searchers.RandomSearch`,
+        `QuasiRandomSearch`, `GridSearch`, `SuccessiveHalving`, `Hyperband`, `ASHA`,
+        `MedianStopping`, `PBT`, `TPE`, `GaussianProcess`; or any object with the methods of
+        `cerebro.searchers.Searcher`.
     metric, mode
         What ranks trials; the mode (``"min"`` or ``"max"``) is known for
         well-known metrics.
@@ -130,7 +137,8 @@ def search(
     stop
         A `cerebro.EarlyStopping` rule.
     points
-        Configurations to try before the searcher's own.
+        Configurations to try before the searcher's own, or trials of an earlier run, such as
+        ``cerebro.open("runs/a").top(3)``. Names that they leave open are searched.
     width
         Trials live at a time, for searchers that listen to reports.
     workers
@@ -249,7 +257,7 @@ def search(
         space=repr(space),
         space_json=the_space.to_json(),
         searcher_class=describe(the_searcher),
-        points=tuple(dict(point) for point in points),
+        points=check_points(points),
     )
     if goes_on:
         return resume_search(settings, the_searcher)
@@ -260,9 +268,15 @@ def run_search(settings: Settings, space: Space, the_searcher: Searcher) -> Resu
     """Run a search whose arguments have been checked."""
     set_up(the_searcher, space, settings)
     first = the_searcher.suggest()
-    if not isinstance(first, Suggestion):
+    if first is None or first is DONE:
         raise InputError(f"the searcher {settings.searcher_name} suggests no trial")
-    batch_size_of(first.config, settings.batch_size)  # later ones fail their trials alone
+    problem = suggestion_problem(first)
+    if problem is None and (first.trial, first.parent) != (None, None):
+        problem = f"begins with {first!r}: there is no trial yet that could go on or be cloned"
+    if problem is not None:
+        raise InputError(f"the searcher {settings.searcher_name} {problem}")
+    config = recordable(first.config)[0]  # what cannot be recorded fails its trial alone
+    batch_size_of(config, settings.batch_size)  # later ones fail their trials alone
     if not settings.validates:
         warnings.warn(
             "no validation data: trials are ranked by training metrics (give validation=)",
@@ -274,7 +288,7 @@ def run_search(settings: Settings, space: Space, the_searcher: Searcher) -> Resu
         the_searcher,
         partial(make_run, settings),
         first=first,
-        prepare=partial(prepare, settings=settings, searcher=the_searcher, config=first.config),
+        prepare=partial(prepare, settings=settings, searcher=the_searcher, config=config),
     )
 
 

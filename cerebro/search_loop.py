@@ -18,7 +18,7 @@ from cerebro.hooks import Hooks
 from cerebro.live_trial import LiveTrial
 from cerebro.live_trials import LiveTrials
 from cerebro.rounds import Report, Rounds
-from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion
+from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion, suggestion_problem
 from cerebro.searchers.notes import Notes
 from cerebro.settings import Settings
 from cerebro.store import Store
@@ -214,11 +214,17 @@ class SearchLoop:
     def _drop(self) -> None:
         """End paused trials that the searcher says it will not resume: their slots are freed."""
         dropped = getattr(self.searcher, "dropped", None)
-        for number in dropped() if callable(dropped) else ():
-            trial = self._trials.by_number.get(number)
+        numbers = dropped() if callable(dropped) else []
+        if not isinstance(numbers, (list, tuple)):
+            raise InputError(
+                f"the searcher {self._settings.searcher_name}: dropped() must return a list of "
+                f"trials' numbers, not {numbers!r}"
+            )
+        for number in numbers:
+            trial = self._trials.by_number.get(number) if type(number) is int else None
             if trial is None or not trial.asleep:
                 raise InputError(
-                    f"the searcher {self._settings.searcher_name} drops trial {number}, which it "
+                    f"the searcher {self._settings.searcher_name} drops trial {number!r}, which it "
                     "has not paused"
                 )
             self._trials.wake(trial)
@@ -314,16 +320,12 @@ class SearchLoop:
             raise InputError(f"the searcher {self._settings.searcher_name} {problem}")
 
     def _problem(self, suggestion: Any) -> str | None:
-        if not isinstance(suggestion, Suggestion):
-            return f"suggests {suggestion!r}: suggest() must return a Suggestion, None or DONE"
+        problem = suggestion_problem(suggestion)
+        if problem is not None:
+            return problem
         epochs = suggestion.epochs
-        if epochs is not None and (type(epochs) is not int or epochs < 1):
-            return f"suggests epochs={epochs!r}: it must be a whole number of at least 1, or None"
         if suggestion.trial is not None:
             return self._problem_of_resuming(suggestion.trial, epochs or self._settings.epochs)
-        config: Any = suggestion.config
-        if not isinstance(config, Mapping):
-            return f"suggests the configuration {config!r}: it must be a mapping"
         if suggestion.parent is not None:
             return self._problem_of_cloning(suggestion.parent, epochs or self._settings.epochs)
         return None

@@ -12,7 +12,7 @@ import numpy as np
 
 from cerebro.data import Dataset
 from cerebro.environment import usable_cores
-from cerebro.errors import InputError
+from cerebro.errors import InputError, one_line
 from cerebro.folds import Folds, KFold, Validation, is_splitter, make_folds
 from cerebro.metrics import metric_mode
 from cerebro.recipe import accepts_info
@@ -180,6 +180,19 @@ def check_columns(train: Dataset, validation: Dataset | None) -> None:
         )
     if validation.num_rows == 0:
         raise InputError(f"validation ({validation.path}) has no rows")
+
+
+def check_points(points: Any) -> tuple[dict[str, Any], ...]:
+    """Configurations, or trials, whose configurations are meant."""
+    if isinstance(points, (str, Mapping)) or not hasattr(points, "__iter__"):
+        raise InputError(
+            f"points must be a list of configurations or trials, not {one_line(repr(points), 100)}"
+        )
+    configs = [getattr(point, "config", point) for point in points]
+    for config in configs:
+        if not isinstance(config, Mapping):
+            raise InputError(f"a point must be a mapping of names to values, not {config!r}")
+    return tuple(dict(config) for config in configs)
 
 
 def check_stop(stop: Any) -> EarlyStopping | None:

@@ -95,5 +95,10 @@ def make_searcher(searcher: str | Searcher | type[Searcher]) -> Searcher:
     missing = [name for name in _METHODS if not callable(getattr(instance, name, None))]
     if missing:
         raise InputError(f"searcher={instance!r} is no searcher: it has no {missing[0]}() method")
+    if not isinstance(getattr(instance, "adaptive", None), bool):
+        raise InputError(
+            f"searcher={instance!r} does not say whether it listens to reports: give it an "
+            "attribute adaptive, True or False"
+        )
     result: Searcher = instance
     return result

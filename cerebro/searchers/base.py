@@ -61,6 +61,23 @@ class Suggestion:
     parent: int | None = None
 
 
+def suggestion_problem(suggestion: Any) -> str | None:
+    """Say what is wrong with a suggestion, whatever trials there are; None if nothing is."""
+    if not isinstance(suggestion, Suggestion):
+        return f"suggests {suggestion!r}: suggest() must return a Suggestion, None or DONE"
+    epochs = suggestion.epochs
+    if epochs is not None and (type(epochs) is not int or epochs < 1):
+        return f"suggests epochs={epochs!r}: it must be a whole number of at least 1, or None"
+    for name in ("trial", "parent"):
+        number = getattr(suggestion, name)
+        if number is not None and type(number) is not int:
+            return f"suggests {name}={number!r}: it must be a trial's number, or None"
+    config: Any = suggestion.config
+    if suggestion.trial is None and not isinstance(config, Mapping):
+        return f"suggests the configuration {config!r}: it must be a mapping"
+    return None
+
+
 class Searcher(Protocol):
     """What :func:`cerebro.search` asks of a searcher.
 

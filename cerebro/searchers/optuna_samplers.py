@@ -23,6 +23,7 @@ from cerebro.searchers.base import (
 )
 from cerebro.searchers.distributions import Parameters, import_optuna, quiet
 from cerebro.space import Node, path_name
+from cerebro.torch_settings import compute_settings
 
 if TYPE_CHECKING:
     import optuna
@@ -176,6 +177,10 @@ class GaussianProcess(SamplerSearch):
     """
 
     _title = "searcher='gp'"
+
+    def _ask(self) -> Suggestion:
+        with compute_settings(1, "warn"):  # the same numbers whatever the cores
+            return super()._ask()
 
     def _sampler(self, optuna: Any, seed: int) -> Any:
         return optuna.samplers.GPSampler(seed=seed, n_startup_trials=self._startup_trials)

@@ -248,6 +248,32 @@ def test_clones_of_pbt_train_with_their_own_learning_rate_and_replay(data, tmp_p
     assert replay(result, clone.number).identical
 
 
+@pytest.mark.parametrize("name", ["asha", "hyperband", "median", "pbt", "tpe"])
+def test_the_record_of_an_asynchronous_search_can_be_followed(data, tmp_path, monkeypatch, name):
+    """Interrupted, it is told again what it was told in the order in which that came."""
+    from cerebro.searchers import notes
+
+    monkeypatch.setattr(notes, "SMALL_STATE", 0)
+    monkeypatch.setattr(notes, "CHARACTERS_PER_WORD", 1)
+
+    class Interrupt:
+        seen = 0
+
+        def on_epoch_end(self, trial, metrics):
+            self.seen += 1
+            if self.seen == 8:
+                raise KeyboardInterrupt
+
+    settings = {"workers": 2, "asynchronous": True, "width": 3}
+    with pytest.raises(KeyboardInterrupt):
+        run(data, tmp_path / "run", name, callbacks=[Interrupt()], **settings)
+    before = decisions_of(cerebro.open(tmp_path / "run"))
+    result = run(data, tmp_path / "run", name, if_exists="resume", **settings)
+    assert result.status == "finished"
+    assert decisions_of(result)[: len(before)] == before
+    assert {trial.status for trial in result.trials} <= {"finished", "stopped"}
+
+
 def test_an_asynchronous_search_replays(data, tmp_path):
     result = run(data, tmp_path / "run", "asha", workers=2, asynchronous=True)
     for trial in result.trials:
@@ -262,6 +288,40 @@ def test_hyperband_without_a_number_of_trials_runs_its_brackets(data, tmp_path):
 def test_points_come_first(data, tmp_path):
     result = run(data, tmp_path / "run", "hyperband", points=[{"lr": 0.1}])
     assert result.trials[0].config["lr"] == 0.1
+
+
+def test_trials_of_an_earlier_run_are_points(data, tmp_path):
+    earlier = run(data, tmp_path / "earlier", "random")
+    again = run(data, tmp_path / "again", "hyperband", points=earlier.top(2), seed=4)
+    assert [trial.config for trial in again.trials[:2]] == [t.config for t in earlier.top(2)]
+    assert again.trials[2].config not in [trial.config for trial in earlier.trials]
+
+
+def test_a_warm_sampler_is_resumed_with_what_it_knew(data, tmp_path):
+    pytest.importorskip("optuna")
+    earlier = run(data, tmp_path / "earlier", "random")
+    options = {
+        "epochs": EPOCHS, "n_trials": 6, "validation": 0.25, "workers": 0, "seed": 3, "width": 3,
+        "progress": False,
+    }  # fmt: skip
+
+    def search(folder, **settings):
+        searcher = TPE(startup_trials=4, earlier=[earlier])
+        return cerebro.search(
+            LeastSquares, SPACE, data, searcher=searcher, run=folder, **options, **settings
+        )
+
+    class Interrupt:
+        def on_epoch_end(self, trial, metrics):
+            if trial.number == 3:
+                raise KeyboardInterrupt
+
+    undisturbed = search(tmp_path / "undisturbed")
+    with pytest.raises(KeyboardInterrupt):
+        search(tmp_path / "run", callbacks=[Interrupt()])
+    with pytest.raises(InputError, match=r"if_exists='resume'"):
+        cerebro.resume(tmp_path / "run")  # the record does not have the earlier run
+    assert everything(search(tmp_path / "run", if_exists="resume")) == everything(undisturbed)
 
 
 def test_a_sampler_learns_from_an_earlier_run(data, tmp_path):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -196,6 +198,77 @@ def test_stopping_loses_the_late_winner() -> None:
 
 def last_value(trial: SimulatedTrial) -> float:
     return trial.values[-1]
+
+
+CURVES = json.loads((Path(__file__).parent.parent / "golden/learning-curves.json").read_text())
+"""Of real models: the one that is best in the end is the fifth after 3 epochs, third after 9."""
+
+
+def recorded_in_order(order: str) -> list[list[float]]:
+    """The recorded curves in an order of arrival: by what they are at the first comparison."""
+    curves = sorted(CURVES["curves"], key=lambda curve: curve[2])
+    if order == "worst first":
+        return curves[::-1]
+    return [curves[i * 11 % 27] for i in range(27)] if order == "random" else curves
+
+
+def survivor(searcher: Searcher, curves: list[list[float]], width: int) -> tuple[int, int]:
+    """Who is the best in the end, by its place in the truth, and how many came to the end."""
+    trials = drive(
+        searcher,
+        lambda config, trial, epoch: curves[trial][epoch],
+        epochs=27,
+        n_trials=27,
+        width=width,
+        order=None,
+    )
+    at_end = [trial for trial in trials if trial.epoch == 27]
+    truth = sorted(range(27), key=lambda trial: curves[trial][-1])
+    return truth.index(min(at_end, key=last_value).number), len(at_end)
+
+
+@pytest.mark.parametrize("order", ["best first", "worst first", "random"])
+@pytest.mark.parametrize("width", [1, 8, 27])
+@pytest.mark.parametrize("make", [SuccessiveHalving, ASHA])
+def test_on_recorded_curves_exact_variants_keep_the_true_best(
+    make: Callable[[int], Searcher], width: int, order: str
+) -> None:
+    best, survivors = survivor(make(3), recorded_in_order(order), width)
+    assert best == 0
+    if make is not ASHA:  # which promotes before all have come
+        assert survivors == 3
+
+
+@pytest.mark.parametrize("order", ["best first", "worst first", "random"])
+@pytest.mark.parametrize("width", [1, 8, 27])
+@pytest.mark.parametrize("make", [SuccessiveHalving, Hyperband])
+def test_on_recorded_curves_the_best_of_a_rung_go_on(
+    make: Callable[[], Searcher], width: int, order: str
+) -> None:
+    """The exact answer is 9, 3 and 1, whoever comes first."""
+    curves = recorded_in_order(order)
+    trials = drive(
+        make(),
+        lambda config, trial, epoch: curves[trial][epoch],
+        epochs=27,
+        n_trials=27,
+        width=width,
+        order=None,
+    )
+    left = list(range(27))
+    for count, rung in ((9, 1), (3, 3), (1, 9)):
+        left = sorted(left, key=lambda trial: curves[trial][rung - 1])[:count]
+        assert {trial.number for trial in trials if trial.epoch > rung} == set(left)
+
+
+def test_on_recorded_curves_stopping_loses_the_true_best_by_the_order_of_arrival() -> None:
+    found = {
+        order: survivor(ASHA(3, variant="stopping"), recorded_in_order(order), 1)
+        for order in ("best first", "worst first", "random")
+    }
+    assert found["best first"][0] > 0  # lost
+    assert found["worst first"][0] == 0 and found["worst first"][1] > 9  # at three times the cost
+    assert len({survivors for _, survivors in found.values()}) > 1
 
 
 # --- the others -----------------------------------------------------------------

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 
 from cerebro.errors import InputError
 from cerebro.searchers import DONE, Decision, GridSearch, RandomSearch, Suggestion, make_searcher
-from cerebro.space import Space, integer, uniform
+from cerebro.space import Space, integer, loguniform, uniform
 
 SPACE = Space({"lr": uniform(0, 1), "layers": integer(1, 4)})
 GRID = Space({"a": [1, 2], "b": ["x", "y", "z"]})
@@ -44,6 +45,35 @@ def test_random_search_is_the_space_sampled_by_trial_number():
     assert {(s.epochs, s.trial, s.parent) for s in suggestions} == {(4, None, None)}
     longer = drain(ready(RandomSearch(), n_trials=8))
     assert [s.config for s in longer[:5]] == [s.config for s in suggestions]
+
+
+def test_the_dimensions_of_random_search_are_independent():
+    """No dimension tells of another, and another dimension leaves a dimension's draws alone."""
+    space = Space({name: uniform(0, 1) for name in "abcd"})
+    draws = np.array(
+        [list(s.config.values()) for s in drain(ready("random", space=space, n_trials=2000))]
+    )
+    correlation = np.corrcoef(draws.T) - np.eye(4)
+    assert abs(correlation).max() < 4 / math.sqrt(2000)
+    cells = np.histogram2d(draws[:, 0], draws[:, 1], bins=4, range=[[0, 1], [0, 1]])[0]
+    assert ((cells - 125) ** 2 / 125).sum() < 37.7  # chi squared, 15 degrees of freedom, 0.1 %
+    alone = drain(ready("random", space=Space({"a": uniform(0, 1)}), n_trials=50))
+    assert [s.config["a"] for s in alone] == draws[:50, 0].tolist()
+
+
+@pytest.mark.parametrize("name", ["random", "quasirandom"])
+def test_logarithmic_bounds_are_the_values_themselves(name):
+    if name == "quasirandom":
+        pytest.importorskip("scipy")
+    space = Space({"lr": loguniform(1e-4, 1e-1), "units": integer(1, 1000, log=True)})
+    configs = [s.config for s in drain(ready(name, space=space, n_trials=1024))]
+    rates = sorted(config["lr"] for config in configs)
+    assert 1e-4 <= rates[0] < 1.1e-4 and 0.09 < rates[-1] <= 1e-1
+    assert rates[512] == pytest.approx(10**-2.5, rel=0.3)  # as many below as above, in decades
+    assert {min(c["units"] for c in configs), max(c["units"] for c in configs)} <= {
+        1,
+        *range(950, 1001),
+    }
 
 
 def test_points_come_first_and_count_as_trials():
