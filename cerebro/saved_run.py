@@ -244,12 +244,14 @@ class SavedRun:
         return Path(recorded)
 
     def spans(self) -> dict[int, tuple[float, float]]:
-        """When each trial's first unit began and its last one ended, as `units` has it."""
+        """When each trial's first unit began and its last one ended; with folds, of them all."""
         self.before_reading()
         with reader(self.folder) as connection:
             check_rows(connection, "units")
             rows = connection.execute(
-                "SELECT trial, min(started), max(started + seconds) FROM units GROUP BY trial"
+                "SELECT trial / ?1, min(started), max(started + seconds) FROM units "
+                "GROUP BY trial / ?1",
+                (self.trials_each,),
             )
             return {trial: (begin, end) for trial, begin, end in rows}
 

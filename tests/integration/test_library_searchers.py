@@ -197,6 +197,27 @@ def test_a_searcher_that_does_not_say_again_what_it_said_is_refused(data, tmp_pa
         run(data, tmp_path / "run", "asha", width=3, if_exists="resume")
 
 
+@pytest.mark.parametrize("name", ["asha", "hyperband", "median"])
+def test_a_searcher_is_told_again_what_it_was_told_of_folds(data, tmp_path, monkeypatch, name):
+    from cerebro.searchers import notes
+
+    monkeypatch.setattr(notes, "SMALL_STATE", 0)
+    monkeypatch.setattr(notes, "CHARACTERS_PER_WORD", 1)
+
+    class Interrupt:
+        def on_epoch_end(self, trial, metrics):
+            if (trial.number, trial.epoch) == (4, 1):
+                raise KeyboardInterrupt
+
+    folds = {"validation": cerebro.KFold(2), "width": 3}
+    undisturbed = run(data, tmp_path / "undisturbed", name, **folds)
+    with pytest.raises(KeyboardInterrupt):
+        run(data, tmp_path / "run", name, callbacks=[Interrupt()], **folds)
+    again = run(data, tmp_path / "run", name, if_exists="resume", **folds)
+    assert everything(again) == everything(undisturbed)
+    assert decisions_of(again) == decisions_of(undisturbed)
+
+
 @pytest.mark.parametrize("name", ["asha", "hyperband", "median", "pbt"])
 def test_trials_that_stop_early_change_nothing_of_that(data, tmp_path, name):
     """The same search with any number of workers and after interruptions, with a rule."""

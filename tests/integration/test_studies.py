@@ -155,6 +155,17 @@ def test_clones_have_their_parents_on_record(data, tmp_path):
         assert min(theirs.intermediate_values) == clone.parent_epoch + 1
 
 
+def test_of_folds_the_means_are_the_studys(data, tmp_path):
+    space = {"lr": cerebro.loguniform(0.003, 0.3)}
+    result = search(
+        *(data, tmp_path / "run"),
+        searcher="random", space=space, batch_size=10, n_trials=3, validation=cerebro.KFold(2),
+    )  # fmt: skip
+    study = result.to_study()
+    assert [trial.value for trial in study.trials] == [t.metrics["loss"] for t in result.trials]
+    assert all(t.datetime_start < t.datetime_complete for t in study.trials)
+
+
 def test_a_study_of_that_name_is_not_added_to(result, tmp_path):
     storage = f"sqlite:///{tmp_path / 'study.db'}"
     result.to_study(storage=storage)
