@@ -149,8 +149,8 @@ class FoldedTrials:
         LiveTrial or None
             The configuration, if with it all folds have finished the epoch, or all have ended.
         """
-        trial = self.by_number[fold.record.number // self._each]
-        if trial.record.status in ENDED:
+        trial = self.by_number.get(fold.record.number // self._each)
+        if trial is None or trial.record.status in ENDED:
             return None
         culprit = failed_fold(trial.record.folds)
         if culprit is not None:

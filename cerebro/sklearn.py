@@ -3,12 +3,14 @@
 :class:`Model` makes such an estimator hop. Its state is what it has learned, as
 arrays and JSON, never a pickle; so only estimators whose every fitted attribute
 is known here are taken, and the others are refused by name.
+
+`SearchCV` is a whole search, with folds, as an estimator of scikit-learn's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sklearn.metrics import get_scorer
@@ -17,6 +19,9 @@ from sklearn.preprocessing import LabelBinarizer
 from sklearn.utils._openmp_helpers import _openmp_effective_n_threads
 
 from cerebro.errors import InputError, StateError
+
+if TYPE_CHECKING:
+    from cerebro.sklearn_search import SearchCV as SearchCV
 
 Batch = dict[str, Any]
 
@@ -109,7 +114,7 @@ class Model:
         loss: Callable[[Any, Any], float] | None = None,
     ) -> None:
         self.estimator = estimator
-        self._kind = _check_estimator(estimator)
+        self._kind = kind_of(estimator)
         self._inputs = [inputs] if isinstance(inputs, str) else list(inputs)
         self._target = target
         self._classes = None if classes is None else np.unique(np.asarray(classes))
@@ -351,7 +356,8 @@ class Model:
             raise InputError(f"the {type(self.estimator).__name__} has not learned anything yet")
 
 
-def _check_estimator(estimator: Any) -> str:
+def kind_of(estimator: Any) -> str:
+    """Return what a supported estimator is, as in `SUPPORTED`; InputError for any other."""
     kind = type(estimator)
     if kind.__module__.partition(".")[0] != "sklearn" or kind.__name__ not in SUPPORTED:
         raise InputError(
@@ -508,3 +514,11 @@ def _decoded(value: Any, own: Any) -> Any:
     for name, item in value["attributes"].items():
         setattr(made, name, _decoded(item, own))
     return made
+
+
+def __getattr__(name: str) -> Any:
+    if name == "SearchCV":  # it needs what is above this module
+        from cerebro.sklearn_search import SearchCV
+
+        return SearchCV
+    raise AttributeError(f"module 'cerebro.sklearn' has no attribute {name!r}")

@@ -67,7 +67,7 @@ PYTHON_LAYERS = [
     ["new_run"],
     ["resume"],
     ["search"],
-    ["commands", "demo", "optuna", "ray"],
+    ["commands", "demo", "optuna", "sklearn_search", "ray"],
     ["cli"],
     ["__main__"],
 ]
@@ -104,6 +104,7 @@ USE_CORE = {
     "restore",
     "saved_run",
     "searchers.pbt",
+    "sklearn_search",
     "slot_check",
     "space.conditions",
     "space.search_space",
@@ -120,7 +121,7 @@ USE_CORE = {
 # Imported only inside the functions that need them, except in the module made for them.
 OPTIONAL = {
     "torch": {"cerebro.torch", "cerebro._torch_state"},
-    "sklearn": {"cerebro.sklearn"},
+    "sklearn": {"cerebro.sklearn", "cerebro.sklearn_search"},
     "jax": set(),
     "pandas": set(),
     "pyarrow": set(),

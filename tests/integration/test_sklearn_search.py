@@ -1,0 +1,280 @@
+"""cerebro.sklearn.SearchCV beside scikit-learn's own searches."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cerebro
+from cerebro import _core, generators
+from cerebro.errors import InputError, RunError
+
+pytest.importorskip("sklearn")
+from sklearn.base import clone, is_classifier, is_regressor
+from sklearn.cluster import MiniBatchKMeans
+from sklearn.datasets import load_digits, make_regression
+from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import LogisticRegression, SGDClassifier, SGDRegressor
+from sklearn.model_selection import GridSearchCV, GroupKFold, ShuffleSplit, cross_val_score
+from sklearn.naive_bayes import MultinomialNB
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+from cerebro.sklearn import SearchCV
+
+ALPHAS = {"alpha": [0.01, 1.0, 30.0]}
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[Any, Any]:
+    x, y = load_digits(n_class=4, return_X_y=True)
+    return x[:200], y[:200]
+
+
+def search_cv(estimator: Any = None, space: Any = None, **options: Any) -> SearchCV:
+    options = {"searcher": "grid", "epochs": 1, "cv": 3, "workers": 0, **options}
+    return SearchCV(estimator or MultinomialNB(), space or ALPHAS, **options)
+
+
+SHARED = ("mean_test_score", "std_test_score", "rank_test_score", "param_alpha")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"cv": ShuffleSplit(4, test_size=0.3, random_state=1)},
+        {"cv": [(np.arange(50, 200), np.arange(50)), (np.arange(120), np.arange(120, 190))]},
+        {"scoring": "neg_log_loss"},
+        {"scoring": lambda estimator, x, y: float((estimator.predict(x) == y)[y > 0].mean())},
+    ],
+)
+def test_it_is_a_grid_search_where_batches_do_not_matter(digits: Any, options: Any) -> None:
+    """Naive Bayes counts: fitted at once or by batch, in any order, it is the same."""
+    x, y = digits
+    options = {"cv": 3, **options}
+    theirs = GridSearchCV(MultinomialNB(), ALPHAS, **options).fit(x, y)
+    ours = search_cv(**options).fit(x, y)
+    assert ours.n_splits_ == theirs.n_splits_
+    splits = [f"split{fold}_test_score" for fold in range(ours.n_splits_)]
+    exact = "scoring" not in options or callable(options["scoring"])
+    for name in (*splits, *SHARED):
+        tolerance = {"rtol": 0 if exact else 1e-12}
+        np.testing.assert_allclose(
+            np.asarray(ours.cv_results_[name], float),
+            np.asarray(theirs.cv_results_[name], float),
+            **tolerance,
+        )
+    assert ours.cv_results_["params"] == theirs.cv_results_["params"]
+    assert ours.best_index_ == theirs.best_index_
+    assert ours.best_params_ == theirs.best_params_
+    assert ours.best_score_ == pytest.approx(theirs.best_score_, rel=1e-12)
+    np.testing.assert_array_equal(
+        ours.best_estimator_.feature_log_prob_, theirs.best_estimator_.feature_log_prob_
+    )
+    np.testing.assert_array_equal(ours.predict(x), theirs.predict(x))
+    np.testing.assert_array_equal(ours.predict_proba(x), theirs.predict_proba(x))
+    assert ours.score(x, y) == theirs.score(x, y)
+    missing = set(theirs.cv_results_) - set(ours.cv_results_)
+    assert missing == set()
+
+
+@pytest.mark.parametrize("as_objects", [False, True])
+def test_labels_are_the_callers(digits: Any, as_objects: bool) -> None:
+    x, y = digits
+    names = np.array(["zero", "one", "two", "three"])[y]
+    if as_objects:
+        names = names.astype(object)
+    theirs = GridSearchCV(MultinomialNB(), ALPHAS, cv=3, scoring="f1_macro").fit(x, names)
+    ours = search_cv(scoring="f1_macro").fit(x, names)
+    assert ours.classes_.tolist() == ["one", "three", "two", "zero"]
+    assert ours.best_estimator_.classes_.tolist() == ours.classes_.tolist()
+    np.testing.assert_array_equal(
+        ours.cv_results_["mean_test_score"], theirs.cv_results_["mean_test_score"]
+    )
+    np.testing.assert_array_equal(ours.predict(x), theirs.predict(x))
+
+
+def test_groups_stay_together(digits: Any) -> None:
+    x, y = digits
+    groups = np.arange(len(y)) // 20
+    theirs = GridSearchCV(MultinomialNB(), ALPHAS, cv=GroupKFold(3)).fit(x, y, groups=groups)
+    ours = search_cv(cv=GroupKFold(3)).fit(x, y, groups=groups)
+    for fold in range(3):
+        name = f"split{fold}_test_score"
+        np.testing.assert_array_equal(ours.cv_results_[name], theirs.cv_results_[name])
+
+
+def test_workers_and_seeds(digits: Any) -> None:
+    """The seed decides, and the number of workers does not."""
+    x, y = digits
+
+    def scores(**options: Any) -> list[float]:
+        made = search_cv(
+            SGDClassifier(), {"alpha": cerebro.loguniform(1e-6, 1e-1)},
+            searcher="random", n_trials=3, epochs=2, batch_size=16, **options,
+        ).fit(x, y)  # fmt: skip
+        results = made.cv_results_
+        values = [*results["mean_test_score"], *results["param_alpha"]]
+        return [float(v) for v in [*values, *made.best_estimator_.coef_.ravel()]]
+
+    first = scores(workers=0)
+    assert scores(workers=2) == first
+    assert scores(random_state=1) != first
+    assert scores(random_state=np.random.RandomState(7)) == scores(
+        random_state=np.random.RandomState(7)
+    )
+
+
+def test_the_best_is_trained_on_all_rows(digits: Any, tmp_path: Path) -> None:
+    """A plain loop over the same batches gives the same estimator."""
+    x, y = digits
+    made = search_cv(
+        SGDClassifier(), {"alpha": [1e-3], "batch_size": [8, 32]},
+        epochs=3, path=tmp_path / "data", random_state=4,
+    ).fit(x, y)  # fmt: skip
+    data = cerebro.Dataset(tmp_path / "data")
+    assert len(data) == len(x)
+    assert 1 <= made.best_epochs_ <= 3
+    assert made.best_epochs_ == made.cv_results_["epochs"][made.best_index_]
+    plain = SGDClassifier(alpha=1e-3)
+    seed = _core.trial_seed(4, 0) % 2**32
+    with generators.preserved(False, seed):
+        for epoch in range(made.best_epochs_):
+            batches = data.batches(
+                made.best_params_["batch_size"], seed=4, epoch=epoch, framework="numpy"
+            )
+            for batch in batches:
+                plain.partial_fit(batch["x"], batch["y"], classes=np.arange(4))
+    np.testing.assert_array_equal(made.best_estimator_.coef_, plain.coef_)
+    assert made.refit_time_ > 0
+
+
+def test_without_an_estimator_of_all_rows(digits: Any) -> None:
+    x, y = digits
+    made = search_cv(refit=False).fit(x, y)
+    assert made.best_params_["alpha"] in ALPHAS["alpha"]
+    assert not hasattr(made, "best_estimator_")
+    with pytest.raises(AttributeError, match="was made with refit=False"):
+        made.predict(x)
+    chosen = search_cv(refit=lambda results: int(np.argmin(results["mean_test_score"]))).fit(x, y)
+    assert chosen.best_index_ == np.argmin(chosen.cv_results_["mean_test_score"])
+    assert chosen.best_estimator_.alpha == ALPHAS["alpha"][chosen.best_index_]
+
+
+def test_a_regressor_and_an_adaptive_searcher() -> None:
+    x, y = make_regression(150, 5, noise=1.0, random_state=0)
+    made = search_cv(
+        SGDRegressor(), {"alpha": cerebro.loguniform(1e-6, 1e-1)},
+        searcher="hyperband", epochs=4, scoring="r2",
+    ).fit(x, y / y.std())  # fmt: skip
+    assert is_regressor(made)
+    assert not is_classifier(made)
+    assert made.best_score_ > 0.85
+    assert not hasattr(made, "predict_proba")
+    assert not hasattr(made, "classes_")
+    assert set(made.cv_results_["status"]) == {"finished", "stopped"}
+
+
+def test_folders_stay_or_go(digits: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    x, y = digits
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    made = search_cv().fit(x, y)
+    assert list(tmp_path.glob("cerebro-search-*")) == []
+    assert not hasattr(made, "result_")
+    kept = search_cv(path=tmp_path / "data", run=tmp_path / "run").fit(x, y)
+    assert kept.result_.verify()
+    assert len(kept.result_.trials) == 3
+    estimator = kept.result_.best.load("last", fold=0).estimator
+    assert estimator.predict(x).tolist() == pytest.approx(y.tolist(), abs=3)
+
+
+def test_within_scikit_learn(digits: Any) -> None:
+    x, y = digits
+    made = search_cv(SGDClassifier(), {"alpha": [1e-4, 1e-2]}, epochs=2)
+    copy = clone(made).set_params(estimator__penalty="l1", epochs=3)
+    assert copy.estimator.penalty == "l1"
+    assert (made.epochs, made.estimator.penalty) == (2, "l2")
+    assert made.get_params()["estimator__alpha"] == 0.0001
+    scores = cross_val_score(make_pipeline(StandardScaler(), made), x, y, cv=2)
+    assert scores.min() > 0.7
+    with pytest.raises(NotFittedError):
+        made.predict(x)
+
+
+def test_names_of_features(digits: Any) -> None:
+    pandas = pytest.importorskip("pandas")
+    x, y = digits
+    frame = pandas.DataFrame(x, columns=[f"pixel {n}" for n in range(x.shape[1])])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made = search_cv().fit(frame, y)
+        made.predict(frame)
+    assert made.feature_names_in_.tolist() == list(frame.columns)
+    assert made.n_features_in_ == 64
+
+
+def test_a_configuration_that_fails_has_no_score(digits: Any) -> None:
+    x, y = digits
+    with pytest.warns(UserWarning, match="1 of 3 configurations failed, the first: .*alpha"):
+        made = search_cv(space={"alpha": [0.1, -1.0, 1.0]}).fit(x, y)
+    means = made.cv_results_["mean_test_score"]
+    assert math.isnan(means[1])
+    assert not np.isnan(means[[0, 2]]).any()
+    assert made.cv_results_["rank_test_score"][1] == 3
+    assert made.best_index_ != 1
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: search_cv(scoring=["accuracy", "f1"]), InputError, "one scorer, not several"),
+        (lambda: search_cv(scoring={"a": "accuracy"}), InputError, "one scorer, not several"),
+        (
+            lambda: search_cv(LogisticRegression()),
+            InputError,
+            "LogisticRegression is not",
+        ),
+        (lambda: search_cv(MiniBatchKMeans()), InputError, "classifiers and regressors, not Mini"),
+        (lambda: search_cv(space={"beta": [1]}), RunError, "Invalid parameter 'beta'"),
+        (
+            lambda: search_cv(cv=[([0, 1], [2, 999])]),
+            InputError,
+            "cv, fold 0: it must give",
+        ),
+        (lambda: search_cv(cv=[([0, 1], [1, 2])]), InputError, "row .* is on both sides"),
+        (lambda: search_cv(cv=1), ValueError, "n_splits"),
+        (lambda: search_cv(epochs=0), InputError, "epochs must be"),
+    ],
+)
+def test_what_cannot_be_searched(digits: Any, make: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        make().fit(*digits)
+
+
+def test_bad_targets(digits: Any) -> None:
+    x, y = digits
+    with pytest.raises(InputError, match="only one class"):
+        search_cv().fit(x, np.zeros(len(y), int))
+    with pytest.raises(InputError, match="requires y to be passed"):
+        search_cv().fit(x, None)
+    with pytest.raises(ValueError, match="Unknown label type"):
+        search_cv().fit(x, np.linspace(0, 1, len(y)))
+
+
+def test_scikit_learn_finds_nothing_wrong() -> None:
+    """The checks that scikit-learn makes of its own estimators."""
+    made = search_cv(SGDClassifier(), {"alpha": [1e-3]}, cv=2, epochs=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        results = check_estimator(made, on_fail=None, on_skip=None)
+    failed = [(r["check_name"], str(r["exception"])) for r in results if r["status"] == "failed"]
+    assert failed == []
+    assert sum(r["status"] == "passed" for r in results) > 40
