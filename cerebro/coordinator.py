@@ -57,6 +57,8 @@ from cerebro.unit import (
     WorkerLost,
 )
 
+MAX_LOST_STATES = 10
+"""Times that a trial may go back in one epoch because a machine was lost."""
 MAX_PATIENCE = 86_400.0
 """Seconds; the system's own waits end at some 24 days."""
 
@@ -459,6 +461,7 @@ class Coordinator:
             text = f"epoch {epoch.epoch} was trained again and gave another state than at first"
             self.store.add_event(self._now(), "not the same", text, trial.record.number)
             warnings.warn(f"trial {trial.record.number}: {text}", stacklevel=2)
+        trial.lost_states = 0
         self._trials.add_epoch(trial, epoch)
         self._note_not_finite(trial, epoch.epoch)
         return True
@@ -516,6 +519,12 @@ class Coordinator:
             self._schedule.unit_failed(worker, self._now())
             trial.worker = None
         self._unkept.pop(event.trial, None)
+        trial.lost_states += 1
+        if trial.lost_states > MAX_LOST_STATES:
+            cause = f"its state was lost {trial.lost_states} times in an epoch: {event.reason}"
+            trial.unkept = False
+            self._end_trial(trial, "failed", cause)
+            return
         before = trial.position
         self._trials.go_back(trial, event.position)
         lost = before - trial.position

@@ -32,6 +32,8 @@ class LiveTrial:
     """Paused by the searcher, which may suggest it again."""
     unkept: bool = False
     """The state of its last epoch is on its way to where it is kept; see `UnitDone.is_kept`."""
+    lost_states: int = 0
+    """Times that it had to go back in this epoch."""
     reported: int = -1
     """The last epoch that the searcher has heard of, also one that the trial did not train."""
     clone_of: CloneOf | None = None

@@ -272,6 +272,9 @@ class UnitRunner:
         live = self._live.pop(task.trial, None)
         if live is not None and live.epochs != task.epochs:
             live = None  # it was built for another number of epochs
+        begins = task.position == 0 or task.clone_of is not None
+        if live is not None and begins and live.position != task.position:
+            live = None  # its states are lost, and it begins once more
         loaded = False
         if live is None:
             live = self.build(task.trial, task.config, task.epochs)

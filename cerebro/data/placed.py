@@ -70,7 +70,11 @@ class PlacedDataset(Dataset):
         ]
 
     def verify_shard(self, shard: int) -> None:
-        super().verify_shard(shard)
+        try:
+            super().verify_shard(shard)
+        except CorruptDataError:
+            self._forget(shard)
+            raise
         if shard not in self._here:
             self._here[shard] = self._open_shard(shard)
             self._generation += 1
@@ -79,10 +83,15 @@ class PlacedDataset(Dataset):
         try:
             super().check_sizes(shard)
         except CorruptDataError:
-            self._here.pop(shard, None)  # whoever brings it again brings other files
+            self._forget(shard)
             raise
         if shard not in self._here:
             self.verify_shard(shard)
+
+    def _forget(self, shard: int) -> None:
+        """Close a damaged shard: whoever brings it again brings other files."""
+        self._here.pop(shard, None)
+        self._generation += 1
 
     def reader(self, shard: int) -> _core.ShardReader:
         """Return a shard's reader.

@@ -30,6 +30,7 @@ from cerebro.data.placed import PlacedDataset
 from cerebro.errors import CerebroError, WorkerError, text_of
 from cerebro.executors.local import LocalExecutor
 from cerebro.ray.cache import Cache, cache_folder
+from cerebro.ray.fetching import StateGone, StoreFull, fetch
 from cerebro.ray.messages import Answer, Begin, DataAt, NodeReport, StateIn
 from cerebro.ray.sent import Sent
 from cerebro.room import available_memory
@@ -46,8 +47,6 @@ from cerebro.unit import (
     WorkerLost,
 )
 
-STATE_SECONDS = 300.0
-"""How long a state may take to come from another node."""
 MAX_LOG_BYTES = 1 << 20
 """Of what a unit has printed; more is left out in the middle."""
 
@@ -68,6 +67,7 @@ class WorkerActor:
         self._dispatched: dict[int, int] = {}
         self._live: dict[int, int] = {}  # trials in the process's memory, and their positions
         self._slots: dict[int, _core.Slots] = {}
+        self._gone: set[str] = set()
         self._shares_run = True
         self._folder = Path()
 
@@ -179,9 +179,10 @@ class WorkerActor:
             self._forget(trial)
         fetched = 0
         if state is not None and self._live.get(task.trial) != task.position:
-            packed, missing = _fetch(state)
-            if packed is None:
-                return Answer(None, missing), None
+            try:
+                packed = fetch(state.refs[0], state.node, self._gone)
+            except (StateGone, StoreFull) as error:
+                return Answer(None, str(error), is_full=isinstance(error, StoreFull)), None
             fetched = len(packed)
             task = self._with_state(task, state, packed)
             del packed  # the object store may have its memory back
@@ -211,6 +212,10 @@ class WorkerActor:
         if self._local is not None:
             with contextlib.suppress(KeyError):
                 self._local.cancel(self._inner)
+
+    def node_is_gone(self, node: str) -> None:
+        """Wait no longer for states that were made on a node."""
+        self._gone.add(node)
 
     def ping(self) -> int:
         """Answer: this actor lives."""
@@ -283,16 +288,6 @@ class WorkerActor:
             left = f"\n... {len(text) - MAX_LOG_BYTES} bytes ...\n".encode()
             text = text[:half] + left + text[-half:]
         return text
-
-
-def _fetch(state: StateIn) -> tuple[Any, str]:
-    """Get a state from the object store: an array of bytes that lies there, or why not."""
-    import ray
-
-    try:
-        return ray.get(state.refs[0], timeout=STATE_SECONDS), ""
-    except ray.exceptions.RayError as error:
-        return None, type(error).__name__
 
 
 def _open_data(data: DataAt) -> Dataset:

@@ -6,14 +6,19 @@ import contextlib
 import os
 import signal
 import socket
+import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from cerebro.errors import InputError, text_of
 
 CONNECT_SECONDS = 10.0
+ANSWER_SECONDS = 3.0
+"""Within which a node that lives takes a connection."""
 
 
 def import_ray() -> Any:
@@ -74,8 +79,9 @@ def connect(address: str | None, cpus: float | None) -> Connection:
     began = not ray.is_initialized()
     if began:
         address = address or os.environ.get("RAY_ADDRESS") or None
-        if address is not None and address != "auto":
-            _check_reachable(address)
+        known = _noted_address() if address == "auto" else address
+        if known is not None:
+            _check_reachable(known)
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
         if address is None:
             address = "local"
@@ -106,18 +112,42 @@ def _no_cluster(address: str, error: BaseException) -> InputError:
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself would try for minutes."""
+    """See whether a cluster answers: Ray itself would try for minutes, or for ever."""
     host, _, port = address.rpartition(":")
     try:
-        number = int(port)
-        with socket.create_connection((host.strip("[]"), number), CONNECT_SECONDS):
-            return
+        at = host.strip("[]"), int(port)
+        with socket.create_connection(at, CONNECT_SECONDS) as connection:
+            if not os.environ.get("RAY_USE_TLS"):
+                _expect_grpc(connection)
     except (ValueError, OverflowError):
         raise InputError(
             f"address={address!r} is none: give 'auto' or 'host:port' of the cluster's head node"
         ) from None
     except OSError as error:
         raise _no_cluster(address, error) from None
+
+
+def _expect_grpc(connection: socket.socket) -> None:
+    """Exchange the first words of HTTP/2, which Ray's servers speak."""
+    settings = b"\0\0\0\4\0\0\0\0\0"  # a frame of no bytes: length, type, flags, stream
+    connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
+    answer = b""
+    while len(answer) < len(settings):
+        piece = connection.recv(len(settings) - len(answer))
+        if not piece:
+            raise ConnectionError("what listens there hangs up")
+        answer += piece
+    if answer[3] != settings[3]:
+        raise ConnectionError("what listens there is no Ray cluster")
+
+
+def _noted_address() -> str | None:
+    """The cluster that Ray has noted as this machine's, which may be gone by now."""
+    folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    try:
+        return Path(folder, "ray", "ray_current_cluster").read_text().strip() or None
+    except OSError:
+        return None
 
 
 @contextlib.contextmanager
@@ -140,7 +170,17 @@ class Node:
 
     id: str
     address: str
+    port: int = 0
+    """Of its raylet."""
     resources: dict[str, float] = field(default_factory=dict)
+
+    def answers(self) -> bool:
+        """Whether somebody listens at its raylet's port."""
+        try:
+            with socket.create_connection((self.address, self.port), ANSWER_SECONDS):
+                return True
+        except OSError:
+            return False
 
     def room_for(self, needs: dict[str, float]) -> int:
         """How many workers fit."""
@@ -151,10 +191,15 @@ class Node:
 
 
 def alive_nodes(ray: Any) -> list[Node]:
-    """The nodes that are there, in the order of their numbers."""
+    """The nodes that the cluster counts among its own, in the order of their numbers."""
     return sorted(
         (
-            Node(node["NodeID"], node["NodeManagerAddress"], dict(node["Resources"]))
+            Node(
+                node["NodeID"],
+                node["NodeManagerAddress"],
+                int(node["NodeManagerPort"]),
+                dict(node["Resources"]),
+            )
             for node in ray.nodes()
             if node["Alive"]
         ),
@@ -162,14 +207,13 @@ def alive_nodes(ray: Any) -> list[Node]:
     )
 
 
-def is_reachable(ray: Any, node: str) -> bool:
-    """Whether a node's raylet still answers; the cluster itself takes longer to notice."""
-    for entry in ray.nodes():
-        if entry["NodeID"] == node and entry["Alive"]:
-            at = entry["NodeManagerAddress"], entry["NodeManagerPort"]
-            with contextlib.suppress(OSError), socket.create_connection(at, CONNECT_SECONDS):
-                return True
-    return False
+def reachable(nodes: Sequence[Node]) -> list[Node]:
+    """Those of the nodes that answer: it takes the cluster half a minute to miss one."""
+    if not nodes:
+        return []
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(Node.answers, nodes))
+    return [node for node, there in zip(nodes, answers, strict=True) if there]
 
 
 def spread(

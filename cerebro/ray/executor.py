@@ -35,9 +35,10 @@ from cerebro.executors.base import Wake
 from cerebro.executors.local import packed as pickled
 from cerebro.plain_files import open_plain
 from cerebro.ray import shipping
-from cerebro.ray.actor import STATE_SECONDS, WorkerActor
+from cerebro.ray.actor import WorkerActor
 from cerebro.ray.cache import cache_folder
-from cerebro.ray.connection import Connection, Node, alive_nodes, connect, is_reachable, spread
+from cerebro.ray.connection import Connection, Node, alive_nodes, connect, reachable, spread
+from cerebro.ray.fetching import StoreFull, fetch
 from cerebro.ray.likeness import differences
 from cerebro.ray.mailbox import Mailbox
 from cerebro.ray.messages import Answer, Begin, DataAt, NodeReport, StateIn, Traffic
@@ -70,6 +71,10 @@ LOOK_SECONDS = 5.0
 """How often the cluster is asked for new nodes, and busy workers for a sign of life."""
 SILENT_LOOKS = 6
 """Looks in a row without a sign of life after which a worker is given up."""
+STORE_FULL = (
+    "Ray's object store is full on a node, and so is the disk that it writes to then: free some "
+    "there, start Ray with more --object-store-memory, or keep fewer trials live (width=)"
+)
 
 
 @dataclass
@@ -88,6 +93,7 @@ class Hand:
     stale: set[int] = field(default_factory=set)
     """Trials of which another worker has made a newer state."""
     silent_looks: int = 0
+    has_answered: bool = False
     is_gone: bool = False
     """Whether the actor, and not only its process, is lost."""
     node_is_gone: bool = False
@@ -156,6 +162,7 @@ class Executor:
         self._replicas = whole_number("replicas", replicas, 1) or 1
         self._shared_path = None if shared_path is None else Path(shared_path).absolute()
         self._connection: Connection | None = None
+        self._is_refused = False
         self._reset()
 
     def __repr__(self) -> str:
@@ -184,6 +191,7 @@ class Executor:
         self._next = 0
         self._serial = 0
         self._known: set[str] = set()
+        self._gone: set[str] = set()  # nodes
         self._next_look = 0.0
         self._written: Dataset | None = None  # the rows of the validation view
         self._lock = threading.Lock()
@@ -192,6 +200,7 @@ class Executor:
 
     def start(self, context: RunContext) -> list[int]:
         if self._connection is not None:
+            self._is_refused = True
             raise InputError("this executor runs another search: make one for each")
         if context.folds is not None:
             raise InputError(
@@ -254,7 +263,7 @@ class Executor:
 
     def replace(self, worker: int) -> int:
         hand = self._lost.pop(worker)
-        if hand.node_is_gone or hand.node.id not in {n.id for n in alive_nodes(self._ray)}:
+        if hand.node_is_gone:
             raise WorkerError(f"node {hand.name} is gone")
         actor = hand.actor
         if hand.is_gone:
@@ -279,6 +288,9 @@ class Executor:
             self._fetch_shard(hand, shard)
 
     def close(self, *, kill: bool = False) -> None:
+        if self._is_refused:  # whoever was refused closes what it has not begun
+            self._is_refused = False
+            return
         if self._connection is None:
             return
         ray = self._ray
@@ -307,6 +319,11 @@ class Executor:
         return {number: hand.node.id for number, hand in sorted(self._hands.items())}
 
     @property
+    def _full(self) -> tuple[type[BaseException], ...]:
+        """What Ray raises when there is no room for a state."""
+        return self._ray.exceptions.ObjectStoreFullError, self._ray.exceptions.OutOfDiskError
+
+    @property
     def _ray(self) -> Any:
         assert self._connection is not None, "the executor has not been started"
         return self._connection.ray
@@ -315,7 +332,7 @@ class Executor:
 
     def _start(self) -> None:
         assert self._connection is not None
-        nodes = alive_nodes(self._ray)
+        nodes = reachable(alive_nodes(self._ray))
         self._known = {node.id for node in nodes}
         chosen = spread(nodes, self._needs, self.workers, self._connection.node)
         hired = [(node, self._hire(node)) for node in chosen]
@@ -495,7 +512,7 @@ class Executor:
             train=DataAt(train.spec_at(folders[0]), True),
             validation=None
             if validation is None
-            else DataAt(validation.spec_at(folders[-1]), False),
+            else DataAt(validation.spec_at(folders[-1]), True),
         )
         return hand
 
@@ -521,17 +538,23 @@ class Executor:
         return Source(self._written)
 
     def _introduce(self, hand: Hand) -> list[int]:
-        """Send a node the manifests and the validation rows; return its shards of earlier runs."""
+        """Send a node the manifests and the validation rows (-1); return what it has then."""
+        self._send_validation(hand)
+        return [-1, *shipping.begin(self._ray, hand.actor, self._train, START_SECONDS)]
+
+    def _send_validation(self, hand: Hand) -> None:
         validation = self._validation
         if validation is not None:
             have = shipping.begin(self._ray, hand.actor, validation, START_SECONDS)
             missing = [shard for shard in validation.shards if shard not in have]
             sent = shipping.send(self._ray, hand.actor, validation, missing)
             self._note_traffic(hand.place, [-1] if missing else [], sent)
-        return shipping.begin(self._ray, hand.actor, self._train, START_SECONDS)
 
     def _send_shards(self, hand: Hand, shards: Sequence[int]) -> None:
-        """Send shards to a node; in a thread of its own."""
+        """Send shards to a node, -1 for the validation rows; in a thread of its own."""
+        if -1 in shards:
+            self._send_validation(hand)
+        shards = [shard for shard in shards if shard >= 0]
         sent = shipping.send(self._ray, hand.actor, self._train, shards)
         self._note_traffic(hand.place, shards, sent)
 
@@ -579,7 +602,7 @@ class Executor:
 
     def _send_when_loaded(self, hand: Hand, call: Call) -> None:
         job = call.job
-        if isinstance(job, Task) and job.shard >= 0 and not self._is_there(hand, job.shard):
+        if isinstance(job, Task) and not self._is_there(hand, job.shard):
             self._parked.setdefault((hand.place, job.shard), []).append(hand.number)
             self._fetch_shard(hand, job.shard)
         else:
@@ -634,7 +657,7 @@ class Executor:
         held = self._states.at(task.trial, task.position)
         if held is None:
             raise LookupError("its state was lost with a node")
-        return StateIn((held.ref,), held.state_hash)
+        return StateIn((held.ref,), held.state_hash, held.node)
 
     # --- hearing -------------------------------------------------------------
 
@@ -654,9 +677,13 @@ class Executor:
             return  # it comes too late: the worker was given up
         hand.silent_looks = 0
         error = done.exception()
+        if isinstance(error, self._full) or (error is None and done.result().is_full):
+            self._trouble = OSError(STORE_FULL)
+            return
         if error is not None:
             self._actor_failed(hand, error)
             return
+        hand.has_answered = True
         answer: Answer = done.result()
         self.traffic.state_bytes += answer.fetched
         self.traffic.states += answer.fetched > 0
@@ -707,7 +734,7 @@ class Executor:
         """Bring the state at an epoch's end to this machine's disk, beside the training."""
         self._keeping[trial] = held.position
         path = Path(self._context.epoch_dir, unpublished(file, held.state_hash))
-        job = self._porters.submit(fetch_to_file, self._ray, held, path)
+        job = self._porters.submit(fetch_to_file, held, self._gone, path)
         job.add_done_callback(
             lambda done: self._mailbox.put(partial(self._kept, trial, held, done))
         )
@@ -722,9 +749,11 @@ class Executor:
             self._events.append(StateKept(trial))
         elif isinstance(error, OSError):
             self._trouble = error  # the run's disk
+        elif isinstance(error, StoreFull):
+            self._trouble = OSError(STORE_FULL)
         else:
             position = self._states.lose(trial, held.position)
-            reason = f"the state at its epoch's end was lost with a node ({type(error).__name__})"
+            reason = f"the state at its epoch's end is lost: {text_of(error)}"
             self._events.append(StateLost(trial, reason, position=position))
 
     def _lose_state(self, worker: int, task: Task, reason: str) -> None:
@@ -749,7 +778,8 @@ class Executor:
         error = done.exception()
         if error is None:
             self._arrived.setdefault(place, set()).add(shard)
-            if self._placement is not None and not self._placement.has(place, shard):
+            known = self._placement is None or self._placement.has(place, shard) or shard < 0
+            if self._placement is not None and not known:
                 self._placement.add_shard(place, shard)
                 self._events.append(ShardsPlaced())
         for worker in self._parked.pop(key, ()):
@@ -767,13 +797,18 @@ class Executor:
         """Send a shard again that is damaged on a node, once; False: that is no help."""
         job = call.job
         assert isinstance(job, Task)
-        if event.kind != "data" or hand.reads_all or job.shard < 0 or call.reloaded:
+        if event.kind != "data" or hand.reads_all or call.reloaded:
             return False
         call.reloaded = True
-        checksum = self._train.checksum
-        hand.actor.forget.options(concurrency_group="control").remote(checksum, job.shard)
+        source = self._train if job.shard >= 0 else self._validation
+        assert source is not None
+        damaged = [job.shard] if job.shard >= 0 else source.shards
+        forget = hand.actor.forget.options(concurrency_group="control")
+        forgotten = [forget.remote(source.checksum, shard) for shard in damaged]
+        self._ray.wait(forgotten, num_returns=len(forgotten), timeout=END_SECONDS)
         self._arrived[hand.place].discard(job.shard)
-        text = f"node {hand.name}: {event.message}: shard {job.shard} is sent again"
+        what = f"shard {job.shard} is" if job.shard >= 0 else "the validation rows are"
+        text = f"node {hand.name}: {event.message}: {what} sent again"
         self._events.append(Note("shard damaged", text))
         self._send_when_loaded(hand, call)
         return True
@@ -783,19 +818,29 @@ class Executor:
     def _actor_failed(self, hand: Hand, error: BaseException) -> None:
         """An actor is gone, or cannot go on."""
         hand.is_gone = True
-        hand.node_is_gone = not is_reachable(self._ray, hand.node.id)
+        hand.node_is_gone = hand.node.id in self._gone or not hand.node.answers()
         reason = f"worker {hand.number} on node {hand.name} is gone: {_cause_of(error)}"
         if hand.node_is_gone:
             reason = f"node {hand.name} is gone"
-            self._states.lose_node(hand.node.id)
+            self._node_is_gone(hand.node.id)
         with contextlib.suppress(Exception):
             self._ray.kill(hand.actor, no_restart=True)
-        began = not isinstance(getattr(error, "cause", None), WorkerError)
+        # One that never said anything has begun nothing, and neither has one without a process.
+        began = hand.has_answered and not isinstance(getattr(error, "cause", None), WorkerError)
         self._out.pop(hand.number, None)
         self._lose(
             hand,
             WorkerLost(hand.number, reason, began=began, with_machine=hand.node_is_gone),
         )
+
+    def _node_is_gone(self, node: str) -> None:
+        if node in self._gone:
+            return
+        self._gone.add(node)
+        self._states.lose_node(node)
+        for hand in self._hands.values():
+            if hand.node.id != node:
+                hand.actor.node_is_gone.options(concurrency_group="control").remote(node)
 
     def _lose(self, hand: Hand, event: WorkerLost) -> None:
         del self._hands[hand.number]
@@ -820,22 +865,23 @@ class Executor:
                 self._ask(hand)
         alive = {node.id: node for node in alive_nodes(self._ray)}
         for hand in [h for h in self._hands.values() if h.node.id not in alive]:
+            self._node_is_gone(hand.node.id)
             self._actor_failed(hand, WorkerError("its node has left the cluster"))
-        for node in alive.values():
-            if node.id not in self._known:
-                self._known.add(node.id)
-                self._greet(node)
+        for node in reachable([node for node in alive.values() if node.id not in self._known]):
+            self._known.add(node.id)
+            self._greet(node)
         self._relieve()
 
     def _ask(self, hand: Hand) -> None:
         hand.silent_looks += 1
-        if hand.silent_looks > SILENT_LOOKS:
-            seconds = SILENT_LOOKS * LOOK_SECONDS
+        seconds = hand.silent_looks * LOOK_SECONDS
+        if hand.silent_looks > SILENT_LOOKS and (hand.has_answered or seconds > START_SECONDS):
             self._actor_failed(hand, WorkerError(f"no sign of life for {seconds:g} seconds"))
             return
 
         def heard() -> None:
             hand.silent_looks = 0
+            hand.has_answered = True
 
         answer = hand.actor.ping.options(concurrency_group="control").remote()
         answer.future().add_done_callback(
@@ -889,7 +935,7 @@ class Executor:
                         hands[0],
                         [s for s in range(self._context.train.num_shards) if s not in have],
                     )
-                    have = list(range(self._context.train.num_shards))
+                    have = [-1, *range(self._context.train.num_shards)]
                 self._arrived[hands[0].place] = set(have)
             for hand in hands:
                 self._with_data(hand).actor.begin.remote(hand.begin)
@@ -908,7 +954,7 @@ class Executor:
         for hand in done.result():
             self._take_on(hand)
             if self._placement is not None:
-                for shard in self._arrived.get(hand.place, ()):
+                for shard in self._arrived.get(hand.place, set()) - {-1}:
                     self._placement.add_shard(hand.place, shard)
             self._later.append(WorkerJoined(hand.number))
 
@@ -952,17 +998,17 @@ def run_token(context: RunContext) -> Iterator[tuple[str, str]]:
             file.unlink(missing_ok=True)
 
 
-def fetch_to_file(ray: Any, held: HeldState, path: Path) -> None:
+def fetch_to_file(held: HeldState, gone: set[str], path: Path) -> None:
     """Write a state from the object store to a file.
 
     Raises
     ------
-    RayError, CorruptDataError
+    StateGone, CorruptDataError
         If it is gone, or is not what it was.
     OSError
         If it cannot be written.
     """
-    packed = ray.get(held.ref, timeout=STATE_SECONDS)
+    packed = fetch(held.ref, held.node, gone)
     if _core.hash_state(packed) != held.state_hash:
         raise CorruptDataError("its hash is another")
     with path.open("wb") as file:

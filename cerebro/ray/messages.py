@@ -71,6 +71,8 @@ class StateIn:
     """One reference to its bytes. In a tuple, because Ray would fetch a bare one also where
     the worker has the model in memory."""
     state_hash: str
+    node: str = ""
+    """Where it was made; empty: in the coordinator."""
     is_clone: bool = False
 
 
@@ -82,6 +84,8 @@ class Answer:
     """None: the state that it was to begin with could not be fetched."""
     missing: str = ""
     """Why."""
+    is_full: bool = False
+    """Because there was no room for it in the object store."""
     log: bytes = b""
     """What the trial has printed since the last answer, where logs do not go into the run."""
     fetched: int = 0

@@ -78,21 +78,28 @@ class Placement:
             The shards that places have from earlier runs.
         """
         places = self._counts()
-        cached = cached or {}
-        load = dict.fromkeys(places, 0.0)
         order = list(places)
         copies = min(replicas, len(places))
         share = copies * sum(self.rows) / sum(places.values())
-        for shard in sorted(range(len(self.rows)), key=lambda s: (-self.rows[s], s)):
-            chosen: list[str] = []
-            for _ in range(copies):
-                left = [place for place in order if place not in chosen]
-                after = {p: load[p] + self.rows[shard] / places[p] for p in left}
-                have = [p for p in left if shard in cached.get(p, ()) and after[p] <= 1.05 * share]
-                place = min(have or left, key=lambda p: (after[p], order.index(p)))
-                chosen.append(place)
-                load[place] = after[place]
-                self.add_shard(place, shard)
+        load = dict.fromkeys(places, 0.0)
+        largest_first = sorted(range(len(self.rows)), key=lambda s: (-self.rows[s], s))
+
+        def after(place: str, shard: int) -> float:
+            return load[place] + self.rows[shard] / places[place]
+
+        def give(place: str, shard: int) -> None:
+            load[place] = after(place, shard)
+            self.add_shard(place, shard)
+
+        for shard in largest_first:
+            have = [p for p in order if cached and shard in cached.get(p, ())]
+            have = [p for p in have if after(p, shard) <= MARGIN * share]
+            for place in sorted(have, key=lambda p: load[p])[:copies]:
+                give(place, shard)
+        for shard in largest_first:
+            while sum(self.has(place, shard) for place in places) < copies:
+                left = [place for place in order if not self.has(place, shard)]
+                give(min(left, key=lambda p: (after(p, shard), order.index(p))), shard)
         return {place: sorted(self.shards[place]) for place in places}
 
     def relief(self, speeds: Mapping[int, float] | None = None) -> tuple[int, str] | None:

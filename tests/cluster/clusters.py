@@ -18,17 +18,19 @@ class Cluster:
     The head has no processor: this process is on it, and reads the data where they are.
     """
 
-    def __init__(self, folder, nodes=3, head_cpus=0):
+    def __init__(self, folder, nodes=3, head_cpus=0, variables=None, **head):
         from ray.cluster_utils import Cluster as RayCluster
 
         self.folder = folder
+        self.variables = variables or {}
         self.cluster = RayCluster(
             initialize_head=True,
             head_node_args={
                 "num_cpus": head_cpus,
                 "object_store_memory": STORE_BYTES,
                 "include_dashboard": False,
-                "env_vars": {"CEREBRO_CACHE": str(folder / "head")},
+                "env_vars": {"CEREBRO_CACHE": str(folder / "head")} | self.variables,
+                **head,
             },
         )
         self.address = self.cluster.address
@@ -39,7 +41,8 @@ class Cluster:
         cache = self.folder / f"node-{number}"
         cache.mkdir()
         options = {"num_cpus": 1, "object_store_memory": STORE_BYTES} | options
-        return self.cluster.add_node(env_vars={"CEREBRO_CACHE": str(cache)}, **options)
+        variables = {"CEREBRO_CACHE": str(cache)} | self.variables
+        return self.cluster.add_node(env_vars=variables, **options)
 
     def kill(self, node):
         """End a node's processes at once, as a loss of power does."""
@@ -69,3 +72,10 @@ def running(folder, **options):
             del os.environ["CEREBRO_CACHE"]
         else:
             os.environ["CEREBRO_CACHE"] = before
+
+
+def living_actors():
+    """What actors there are in the cluster that this process belongs to."""
+    from ray._private.state import actors
+
+    return [actor for actor in actors().values() if actor["State"] != "DEAD"]

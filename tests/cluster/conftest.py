@@ -16,7 +16,8 @@ import cerebro
 INTEGRATION = Path(__file__).parent.parent / "integration"
 sys.path.insert(0, str(INTEGRATION))
 # Whatever a cluster starts finds the models of these tests.
-os.environ["PYTHONPATH"] = os.pathsep.join([str(INTEGRATION), os.environ["PYTHONPATH"]])
+HERE = Path(__file__).parent
+os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(INTEGRATION), os.environ["PYTHONPATH"]])
 
 SHARDS = 6
 

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import os
+import signal
 import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
 
 import pytest
 
 ray = pytest.importorskip("ray")
 
+import ballast  # noqa: E402
 import resumable  # noqa: E402
-from clusters import running  # noqa: E402
+from clusters import living_actors, running  # noqa: E402
+
+import cerebro  # noqa: E402
+import cerebro.ray.executor as module  # noqa: E402
 
 EPOCHS = 4
 
@@ -18,7 +27,7 @@ EPOCHS = 4
 @pytest.fixture(scope="module")
 def expected(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "local"
-    return resumable.search(folder, data, workers=2, epochs=EPOCHS)
+    return resumable.search(folder, data, workers=2, epochs=EPOCHS, build=ballast.build)
 
 
 @pytest.fixture
@@ -33,7 +42,7 @@ def cluster(tmp_path):
 class AtUnit:
     """Does something when so many units are done."""
 
-    def __init__(self, *, unit, do):
+    def __init__(self, unit, do):
         self.left = unit
         self.do = do
 
@@ -43,34 +52,54 @@ class AtUnit:
             self.do()
 
 
-def events(result, kind):
+def search(folder, data, executor, **options):
+    options = {"epochs": EPOCHS, "build": ballast.build} | options
+    return resumable.search(folder, data, executor=executor, **options)
+
+
+def rows(result, sql, *values):
     with sqlite3.connect(result.path / "run.sqlite") as connection:
-        return [
-            text
-            for (text,) in connection.execute("SELECT text FROM events WHERE kind = ?", (kind,))
-        ]
+        return connection.execute(sql, values).fetchall()
 
 
-def living_actors():
-    from ray._private.state import actors
+def events(result, kind):
+    return [text for (text,) in rows(result, "SELECT text FROM events WHERE kind = ?", kind)]
 
-    return [a for a in actors().values() if a["State"] not in ("DEAD",)]
+
+def pid_of(hand):
+    return ray.get(hand.actor.ping.options(concurrency_group="control").remote())
+
+
+def worker_processes(folder):
+    """Worker processes of the cluster whose caches are in a folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if b"cerebro._worker" in (entry / "cmdline").read_bytes():
+                environment = (entry / "environ").read_bytes()
+                if f"CEREBRO_CACHE={folder}".encode() in environment:
+                    found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
 
 
 def test_a_node_that_dies_costs_little(cluster, data, tmp_path, expected, apart):
     victim = cluster.nodes[1]
-    strike = AtUnit(unit=15, do=lambda: cluster.kill(victim))
     executor = cluster.executor()
-    result = resumable.search(
-        tmp_path / "run", data, executor=executor, epochs=EPOCHS, callbacks=[strike]
+    result = search(
+        tmp_path / "run", data, executor, callbacks=[AtUnit(15, lambda: cluster.kill(victim))]
     )
     assert resumable.hashes(result) == resumable.hashes(expected)
+    assert result.best.number == expected.best.number
     assert result.status == "finished"
     assert any("is gone" in text for text in events(result, "worker lost"))
     # Its shards went to nodes that were left, and nothing else was copied again.
-    sent = [shard for (_, shard) in executor.traffic.shards if shard >= 0]
-    assert sorted(sent) != list(range(6))
+    sent = sorted(shard for (_, shard) in executor.traffic.shards if shard >= 0)
+    assert sent == [0, *range(6)] or len(sent) == 8
     assert set(sent) == set(range(6))
+    assert set(executor.traffic.shards.values()) == {1}
+    assert result.trials[2].log.count("a model for trial 2\n") >= 1
     assert not living_actors()
 
 
@@ -78,15 +107,100 @@ def test_an_actor_that_dies_is_replaced_on_its_node(cluster, data, tmp_path, exp
     executor = cluster.executor()
 
     def kill():
-        hand = next(iter(executor._hands.values()))
-        os.kill(ray.get(hand.actor.ping.options(concurrency_group="control").remote()), 9)
+        os.kill(pid_of(next(iter(executor._hands.values()))), signal.SIGKILL)
 
-    strike = AtUnit(unit=9, do=kill)
-    result = resumable.search(
-        tmp_path / "run", data, executor=executor, epochs=EPOCHS, callbacks=[strike]
-    )
+    result = search(tmp_path / "run", data, executor, callbacks=[AtUnit(9, kill)])
     assert resumable.hashes(result) == resumable.hashes(expected)
     assert len(events(result, "worker lost")) == 1
-    assert set(executor.traffic.shards.values()) == {1}
     assert not events(result, "worker not replaced")
+    assert not events(result, "state lost")  # the node has it still
+    assert set(executor.traffic.shards.values()) == {1}
     assert not living_actors()
+
+
+def test_the_coordinator_dies_and_a_resume_goes_on_with_fewer_nodes(
+    cluster, data, tmp_path, expected
+):
+    command = [sys.executable, ballast.__file__, tmp_path / "run", data, cluster.address, "40"]
+    ended = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=200)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    ray.init(address=cluster.address, log_to_driver=False)
+    wait_until(lambda: not living_actors())
+    wait_until(lambda: not worker_processes(cluster.folder))
+    cluster.kill(cluster.nodes[0])
+    result = cerebro.resume(
+        tmp_path / "run", ballast.build, executor=cluster.executor(workers=2), progress=False
+    )
+    assert resumable.hashes(result) == resumable.hashes(expected)
+    assert result.best.number == expected.best.number
+
+
+def test_an_actor_that_stops_is_given_up(cluster, data, tmp_path, expected, apart, monkeypatch):
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.5)
+    executor = cluster.executor()
+
+    def stop():
+        os.kill(pid_of(executor._hands[0]), signal.SIGSTOP)
+
+    result = search(tmp_path / "run", data, executor, callbacks=[AtUnit(20, stop)])
+    assert resumable.hashes(result) == resumable.hashes(expected)
+    (lost,) = events(result, "worker lost")
+    assert "no sign of life for 3" in lost
+    assert not living_actors()
+
+
+def test_nodes_join_while_it_runs(data, tmp_path, expected, apart, monkeypatch):
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.5)
+    gate = tmp_path / "gate"
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    with running(folder, nodes=2, variables={"GATE": str(gate)}) as cluster:
+        executor = cluster.executor()
+
+        def has_shards():
+            holders = executor.holders()
+            return any(worker > 1 for workers in (holders or {}).values() for worker in workers)
+
+        def is_ready():
+            hand = executor._hands.get(2)
+            return hand is not None and hand.has_answered and 2 not in executor._out
+
+        def open_gate():
+            wait_until(has_shards)
+            wait_until(is_ready)
+            gate.touch()
+
+        def join():
+            cluster.add()
+            threading.Thread(target=open_gate, daemon=True).start()
+
+        result = search(tmp_path / "run", data, executor, callbacks=[AtUnit(5, join)])
+        assert resumable.hashes(result) == resumable.hashes(expected)
+        assert events(result, "worker joined") == ["worker 2"]
+        assert {worker for (worker,) in rows(result, "SELECT DISTINCT worker FROM units")} == {
+            0,
+            1,
+            2,
+        }
+        # The first node has kept what it had.
+        assert set(executor.traffic.shards.values()) == {1}
+        assert not living_actors()
+
+
+def test_states_that_fit_nowhere_end_the_search_with_a_reason(data, tmp_path, apart):
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    full = {"local_fs_capacity_threshold": 0.0, "object_spilling_threshold": 1.0}
+    with running(folder, nodes=1, _system_config=full) as cluster:
+        with pytest.raises(OSError, match=r"object store is full on a node, .*: free some"):
+            search(tmp_path / "run", data, cluster.executor(), build=ballast.build_huge)
+        assert not living_actors()
+
+
+def wait_until(condition):
+    """Wait for what other processes do; each look is an event of theirs or a short while."""
+    for _ in range(600):
+        if condition():
+            return
+        threading.Event().wait(0.1)
+    raise AssertionError("it did not happen within a minute")

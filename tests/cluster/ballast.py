@@ -1,0 +1,83 @@
+"""Models whose states are too large for Ray's messages; run as a program, a search that is killed.
+
+python ballast.py FOLDER DATA ADDRESS UNIT
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import resumable
+
+import cerebro
+
+BALLAST = 40_000  # float64
+
+
+class Model(resumable.Model):
+    def __init__(self, config, info):
+        super().__init__(config, info)
+        self.ballast = np.arange(BALLAST) * self.w[0]
+
+    def begin_epoch(self, epoch):
+        """Wait before the second epoch until whoever tests says go."""
+        gate = os.environ.get("GATE")
+        if gate and epoch == 1:
+            for _ in range(1200):
+                if Path(gate).exists():
+                    return
+                time.sleep(0.1)
+            raise TimeoutError("nobody has opened the gate")
+
+    def train_batch(self, batch):
+        self.ballast += self.w[1]
+        return super().train_batch(batch)
+
+    def state_dict(self):
+        return {**super().state_dict(), "ballast": self.ballast}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.ballast = np.array(state["ballast"])
+
+
+def build(config, info):
+    print(f"a model for trial {info.trial}")
+    return Model(config, info)
+
+
+def build_huge(config, info):
+    model = Model(config, info)
+    model.ballast = np.zeros(12_500_000)  # 100 MB, more than a node's store
+    return model
+
+
+class Strike:
+    """Kills this process after so many units, and says which actors it had."""
+
+    def __init__(self, left):
+        self.left = left
+
+    def on_unit_end(self, trial, metrics):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    import ballast  # under its own name, so that `build` is found again
+
+    folder, data, address, unit = sys.argv[1:]
+    resumable.search(
+        folder,
+        data,
+        build=ballast.build,
+        executor=cerebro.ray.Executor(address=address),
+        callbacks=[ballast.Strike(int(unit))],
+        epochs=4,
+    )

@@ -1,0 +1,412 @@
+"""What the Ray executor decides without Ray: shards, states, nodes, caches, likeness."""
+
+from __future__ import annotations
+
+import pickle
+import select
+import threading
+
+import numpy as np
+import pytest
+
+import cerebro
+from cerebro import environment
+from cerebro.data.placed import PlacedDataset, write_view
+from cerebro.errors import CorruptDataError, InputError
+from cerebro.ray.cache import Cache
+from cerebro.ray.connection import Node, spread
+from cerebro.ray.likeness import differences
+from cerebro.ray.mailbox import Mailbox
+from cerebro.ray.placement import Pace, Placement
+from cerebro.ray.sent import Sent
+from cerebro.ray.states import CARRIED_BYTES, HeldState, HeldStates
+
+# --- which shards lie where ---------------------------------------------------------
+
+
+def placed(rows, places):
+    placement = Placement(rows)
+    for worker, place in enumerate(places):
+        placement.add_worker(worker, place)
+    return placement
+
+
+def test_shards_are_dealt_by_the_workers_of_a_place():
+    placement = placed([10] * 9, "abb")
+    dealt = placement.deal()
+    assert sorted(dealt["a"] + dealt["b"]) == list(range(9))
+    assert (len(dealt["a"]), len(dealt["b"])) == (3, 6)
+    assert placement.holders()[dealt["b"][0]] == [1, 2]
+
+
+def test_unequal_shards_are_dealt_by_their_rows():
+    dealt = placed([60, 10, 10, 10, 10, 20], "ab").deal()
+    assert dealt == {"a": [0], "b": [1, 2, 3, 4, 5]}
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 7])
+def test_replicas_lie_at_different_places(replicas):
+    placement = placed([10] * 8, "abc")
+    placement.deal(replicas)
+    counts = {len({*holders}) for holders in placement.holders().values()}
+    assert counts == {min(replicas, 3)}
+
+
+def test_what_a_place_has_from_before_it_keeps():
+    dealt = placed([10] * 6, "abc").deal(1, {"a": [4, 5], "b": [0], "c": []})
+    assert {4, 5} <= set(dealt["a"])
+    assert 0 in dealt["b"]
+    assert {len(shards) for shards in dealt.values()} == {2}
+
+
+def test_a_place_that_has_everything_gets_no_more_than_its_share():
+    dealt = placed([10] * 6, "abc").deal(1, {"b": range(6)})
+    assert {len(shards) for shards in dealt.values()} == {2}
+
+
+def relieve(placement, speeds=None):
+    copies = []
+    while (wish := placement.relief(speeds)) is not None:
+        copies.append(wish)
+        placement.add_shard(wish[1], wish[0])
+    return copies
+
+
+def test_equal_places_need_no_relief():
+    placement = placed([10] * 8, "abcd")
+    placement.deal()
+    assert relieve(placement) == []
+
+
+def test_a_slow_place_is_helped_and_nothing_is_taken_away():
+    placement = placed([10] * 8, "abcd")
+    dealt = placement.deal()
+    copies = relieve(placement, {0: 0.5})
+    assert {shard for shard, _ in copies} <= {*dealt["a"]}
+    assert 0 < len(copies) <= 4
+    assert {*dealt["a"]} <= placement.shards["a"]
+
+
+def test_a_place_that_joins_gets_its_share():
+    placement = placed([10] * 12, "abc")
+    placement.deal()
+    placement.add_worker(3, "d")
+    copies = relieve(placement)
+    assert {place for _, place in copies} == {"d"}
+    assert 3 <= len(copies) <= 4
+    assert len({shard for shard, _ in copies}) == len(copies)
+
+
+def test_a_place_that_is_gone_holds_nothing():
+    placement = placed([10] * 4, "ab")
+    dealt = placement.deal()
+    placement.remove_place("a")
+    assert all(placement.holders()[shard] == [] for shard in dealt["a"])
+    assert all(placement.holders()[shard] == [1] for shard in dealt["b"])
+
+
+def test_pace_compares_workers_on_the_same_trials():
+    pace = Pace()
+    for _ in range(40):
+        for trial, cost in enumerate([1.0, 7.0]):  # trials differ sevenfold
+            for worker, factor in enumerate([1.0, 1.0, 2.0]):
+                pace.add(worker, trial, 100, 100 * cost * factor)
+    speeds = pace.speeds()
+    assert speeds[0] == pytest.approx(speeds[1], rel=0.1)
+    assert speeds[0] / speeds[2] == pytest.approx(2.0, rel=0.1)
+    pace.forget(2)
+    assert set(pace.speeds()) == {0, 1}
+
+
+# --- which states there are ----------------------------------------------------------
+
+
+def state(position, node, nbytes=10**6):
+    return HeldState(position, f"ref {position}", node, 0, "hash", nbytes)
+
+
+def test_the_newest_state_and_the_newest_elsewhere_are_kept():
+    held = HeldStates()
+    for position, node in enumerate("aabbba", 1):
+        held.add(3, state(position, node))
+    assert held.newest(3) == state(6, "a")
+    assert held.at(3, 5) == state(5, "b")
+    assert held.at(3, 4) is None
+    assert held.nbytes == 2 * 10**6
+
+
+def test_a_lost_node_takes_a_trial_back_to_the_other_state():
+    held = HeldStates()
+    for position, node in enumerate("abb", 1):
+        held.add(0, state(position, node))
+    held.lose_node("b")
+    assert held.at(0, 3) is None
+    assert held.lose(0, 3) == 1
+    assert held.at(0, 1) == state(1, "a")
+    held.lose_node("a")
+    assert held.lose(0, 1) is None
+
+
+def test_small_states_lie_with_the_coordinator():
+    held = HeldStates()
+    held.add(0, state(1, "a", CARRIED_BYTES))
+    held.lose_node("a")
+    assert held.at(0, 1) is not None
+
+
+def test_ended_trials_hold_no_states():
+    held = HeldStates()
+    held.add(0, state(1, "a"))
+    held.forget(0)
+    assert held.newest(0) is None
+    assert held.lose(0, 1) is None
+
+
+# --- nodes ----------------------------------------------------------------------------
+
+
+def node(name, cpus, **resources):
+    return Node(name, "10.0.0.1", 1, {"CPU": cpus, **resources})
+
+
+def test_workers_are_dealt_in_turn_and_begin_with_the_coordinators_node():
+    nodes = [node("a", 2.0), node("b", 1.0), node("c", 0.0), node("d", 4.0)]
+    chosen = spread(nodes, {"CPU": 1.0}, 5, "d")
+    assert [n.id for n in chosen] == ["d", "a", "b", "d", "a"]
+    assert len(spread(nodes, {"CPU": 1.0}, None, "a")) == 7
+    assert [n.id for n in spread(nodes, {"CPU": 2.0}, None, "a")] == ["a", "d", "d"]
+
+
+def test_workers_that_do_not_fit_are_refused():
+    nodes = [node("a", 2.0), node("b", 1.0, GPU=1.0)]
+    with pytest.raises(InputError, match=r"4 worker.* 1 CPU each do not fit .* 2 CPU; 1 CPU"):
+        spread(nodes, {"CPU": 1.0}, 4, "a")
+    with pytest.raises(InputError, match="fewer workers= or resources="):
+        spread(nodes, {"CPU": 2.0, "GPU": 1.0}, None, "a")
+
+
+def test_bad_arguments_are_refused():
+    for options, word in [
+        ({"workers": 0}, "workers"),
+        ({"replicas": 0}, "replicas"),
+        ({"address": ""}, "address"),
+        ({"address": 6379}, "address"),
+        ({"resources": {"GPU": -1}}, "resources"),
+        ({"resources": ["GPU"]}, "resources"),
+    ]:
+        with pytest.raises(InputError, match=word):
+            cerebro.ray.Executor(**options)
+
+
+# --- likeness ---------------------------------------------------------------------------
+
+
+def altered(here, path, value):
+    there = {name: dict(part) if isinstance(part, dict) else part for name, part in here.items()}
+    *folders, name = path
+    (there[folders[0]] if folders else there)[name] = value
+    return there
+
+
+@pytest.mark.parametrize(
+    "path",
+    [("cerebro",), ("python",), ("packages", "numpy"), ("system",), ("cpu", "features"),
+     ("variables", "ATEN_CPU_CAPABILITY"), ("blas",)],
+)  # fmt: skip
+def test_what_changes_results_is_refused(path):
+    here = environment.describe(1)
+    refused, noted = differences(here, altered(here, path, "another"))
+    assert len(refused) == 1
+    assert path[-1] in refused[0]
+    assert not noted
+
+
+def test_what_is_likely_to_change_nothing_is_noted():
+    here = environment.describe(1)
+    assert differences(here, here) == ([], [])
+    refused, noted = differences(here, altered(here, ("cpu", "model"), "another"))
+    assert not refused
+    assert "here and another there" in noted[0]
+    assert differences(here, altered(here, ("packages", "pillow"), "0")) == ([], [])
+    assert differences(here, altered(here, ("variables", "OMP_NUM_THREADS"), "8")) == ([], [])
+
+
+# --- a data set in parts ------------------------------------------------------------------
+
+
+@pytest.fixture
+def data(tmp_path):
+    rng = np.random.default_rng(0)
+    columns = {
+        "x": rng.normal(size=(100, 3)),
+        "tokens": [np.arange(n % 5) for n in range(100)],
+        "kind": np.array(["cat", "dog"])[rng.integers(0, 2, 100)],
+    }
+    return cerebro.shard(columns, tmp_path / "set", shards=4)
+
+
+def in_parts(data, folder, shards):
+    """The view of a copy that lacks some shards."""
+    import shutil
+
+    shutil.copytree(data.path, folder)
+    for shard in set(range(data.num_shards)) - set(shards):
+        shutil.rmtree(folder / f"shard-{shard:05d}")
+    return PlacedDataset.from_spec({**data.spec(), "path": str(folder)})
+
+
+def batches_of(data, shard):
+    found = data.batches(7, seed=3, epoch=2, shard=shard, framework="numpy")
+    return [{name: np.array(values) for name, values in batch.items()} for batch in found]
+
+
+def equal(left, right):
+    return len(left) == len(right) and all(
+        a.keys() == b.keys() and all((a[n] == b[n]).all() for n in a)
+        for a, b in zip(left, right, strict=True)
+    )
+
+
+def test_a_part_gives_the_batches_of_the_whole(data, tmp_path):
+    view, _ = data.split(0.8, 0.2)
+    part = in_parts(view, tmp_path / "part", [1, 3])
+    assert part.num_rows == view.num_rows
+    assert part.shard_rows() == view.shard_rows()
+    assert part.checksum == view.checksum
+    for shard in (1, 3):
+        assert equal(batches_of(part, shard), batches_of(view, shard))
+    again = pickle.loads(pickle.dumps(part))
+    assert isinstance(again, PlacedDataset)
+    assert equal(batches_of(again, 3), batches_of(view, 3))
+
+
+def test_a_shard_that_is_not_here_says_what_to_do(data, tmp_path):
+    part = in_parts(data, tmp_path / "part", [1])
+    with pytest.raises(InputError, match=r"shard 0 of the data is on another node: .*replicas="):
+        part.stats("x")
+    with pytest.raises(InputError, match="before the search"):
+        part.split(0.5, 0.5)
+    with pytest.raises(InputError, match="no shard of the data set is in"):
+        in_parts(data, tmp_path / "none", []).parts()
+
+
+def test_a_shard_that_comes_later_is_found(data, tmp_path):
+    part = in_parts(data, tmp_path / "part", [0])
+    before = part.generation
+    with pytest.raises(CorruptDataError):
+        part.verify_shard(2)
+    (data.path / "shard-00002").rename(tmp_path / "part" / "shard-00002")
+    part.check_sizes(2)
+    assert part.generation > before
+    assert len(batches_of(part, 2)) > 0
+
+
+def test_the_rows_of_a_view_are_a_data_set(data, tmp_path):
+    transforms = {"x": cerebro.transforms.Scale(0.5)}
+    view = data.split(0.7, 0.3)[1].with_transforms(transforms)
+    folder = tmp_path / "view"
+    folder.mkdir()
+    written = write_view(view, folder)
+    written.verify()
+    assert written.shard_rows() == view.shard_rows()
+    assert written.classes == view.classes
+    assert equal(list(written.in_order(8, "numpy")), [*map(dict, view.in_order(8, "numpy"))])
+    labels = data.split(0.5, 0.5, stratify="kind")[1]
+    other = tmp_path / "labels"
+    other.mkdir()
+    assert equal(
+        list(write_view(labels, other).in_order(8, "numpy")), list(labels.in_order(8, "numpy"))
+    )
+
+
+def test_shards_without_rows_are_left_out(data, tmp_path):
+    view = data.select(np.arange(30, 60))
+    assert 0 in view.shard_rows()
+    folder = tmp_path / "view"
+    folder.mkdir()
+    written = write_view(view, folder)
+    assert written.shard_rows() == [rows for rows in view.shard_rows() if rows]
+    assert equal(list(written.in_order(8, "numpy")), list(view.in_order(8, "numpy")))
+
+
+# --- a node's cache --------------------------------------------------------------------------
+
+
+def ship(cache, data, shard, piece=1000, spoil=False):
+    checksum = data.manifest.checksum
+    for name in data.manifest.shards[shard].files:
+        content = bytearray((data.path / f"shard-{shard:05d}" / name).read_bytes())
+        if spoil:
+            content[-1] ^= 1
+        for offset in range(0, len(content), piece):
+            cache.receive(checksum, shard, name, offset, bytes(content[offset : offset + piece]))
+    cache.finish(checksum, shard)
+
+
+def test_shards_come_in_pieces_and_stay(data, tmp_path):
+    cache = Cache(tmp_path / "cache")
+    manifest = (data.path / "manifest.json").read_bytes()
+    assert cache.begin(manifest) == []
+    ship(cache, data, 2)
+    ship(cache, data, 0)
+    again = Cache(tmp_path / "cache")
+    assert again.begin(manifest) == [0, 2]
+    assert again.place == cache.place != Cache(tmp_path / "other").place
+    folder = cache.data(data.manifest.checksum)
+    part = PlacedDataset.from_spec({**data.spec(), "path": str(folder)})
+    assert equal(batches_of(part, 2), batches_of(data, 2))
+    cache.forget(data.manifest.checksum, 2)
+    assert again.begin(manifest) == [0]
+
+
+def test_a_shard_that_was_altered_on_the_way_is_refused(data, tmp_path):
+    cache = Cache(tmp_path / "cache")
+    manifest = (data.path / "manifest.json").read_bytes()
+    cache.begin(manifest)
+    with pytest.raises(CorruptDataError, match="shard-00001"):
+        ship(cache, data, 1, spoil=True)
+    assert cache.begin(manifest) == []
+    with pytest.raises(CorruptDataError, match="no file"):
+        cache.receive(data.manifest.checksum, 1, "../escape", 0, b"")
+
+
+def test_scratch_of_a_process_that_is_gone_is_removed(tmp_path):
+    cache = Cache(tmp_path)
+    mine = cache.scratch()
+    left = mine.with_name("worker-left")
+    left.mkdir()
+    (left / "lock").touch()
+    (left / "3.a").write_bytes(b"state")
+    other = Cache(tmp_path)
+    theirs = other.scratch()
+    assert not left.exists()
+    assert mine.exists()
+    assert theirs != mine
+    other.close()
+    assert not theirs.exists()
+    cache.close()
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+# --- messages -----------------------------------------------------------------------------------
+
+
+def test_a_mailbox_wakes_whoever_waits():
+    mailbox = Mailbox()
+    sender = threading.Thread(target=mailbox.put, args=("letter",))
+    sender.start()
+    ready, _, _ = select.select([mailbox.fileno()], [], [], 60)
+    assert ready
+    sender.join()
+    assert mailbox.take() == ["letter"]
+    assert mailbox.take() == []
+    assert select.select([mailbox.fileno()], [], [], 0)[0] == []
+    mailbox.close()
+    mailbox.put("too late")
+
+
+def test_a_pickle_opens_itself_where_it_is_unpacked():
+    sent = Sent(pickle.dumps({"secret": 7}))
+    with pytest.raises(TypeError):
+        sent({})
+    assert pickle.loads(pickle.dumps({"inside": sent})) == {"inside": {"secret": 7}}
