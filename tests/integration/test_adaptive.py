@@ -207,7 +207,7 @@ def go_on(data, folder, make, build, undisturbed, **settings):
     assert units_of(result) <= units_of(undisturbed)
 
 
-@pytest.mark.parametrize(("before", "after", "every"), [(0, 0, 9), (2, 1, 40)])
+@pytest.mark.parametrize(("before", "after", "every"), [(0, 0, 13), (2, 1, 70)])
 @pytest.mark.parametrize("make", [Halving, Population])
 @pytest.mark.parametrize("build", [build_uneven, build_some_bad])
 def test_an_interrupted_search_goes_on_as_if_nothing_had_been(
