@@ -69,7 +69,7 @@ SIGNATURES = {
     "Result.summary": "(self)",
     "Result.to_dataframe": "(self)",
     "Result.plot": "(self, metric=None, *, trials=None, kind='curves')",
-    "Trial.load": "(self, epoch='best', build=None)",
+    "Trial.load": "(self, epoch='best', build=None, *, fold=None)",
     "torch.Model": MODEL,
     "transforms.Pad": "(value=0, max_length=None, multiple_of=1)",
 }
@@ -102,7 +102,7 @@ NAMES = """
     transforms.RandomCrop transforms.RandomHorizontalFlip
 """
 FIELDS_OF_INFO = (
-    "epochs steps_per_epoch total_steps batch_size trial seed device columns classes data"
+    "epochs steps_per_epoch total_steps batch_size trial seed device columns classes data fold"
 )
 
 
@@ -139,7 +139,8 @@ def test_everything_has_its_name():
 
 
 def test_frameworks_are_not_imported_with_the_package():
-    code = "import sys, cerebro; print(sorted({'torch', 'sklearn', 'jax'} & set(sys.modules)))"
+    others = {"torch", "sklearn", "jax", "ray", "optuna", "scipy"}
+    code = f"import sys, cerebro; print(sorted({others} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
     )

@@ -97,13 +97,17 @@ class Objects:
     def __init__(self):
         self.ended = 0
         self.counts = []
+        self.before = self.count()  # other tests' results
 
     def on_trial_end(self, trial):
         self.ended += 1
         if self.ended % 50 == 0:
-            gc.collect()
-            kinds = (LiveTrial, TrialRecord, EpochRecord)
-            self.counts.append(sum(isinstance(o, kinds) for o in gc.get_objects()))
+            self.counts.append(self.count() - self.before)
+
+    def count(self):
+        gc.collect()
+        kinds = (LiveTrial, TrialRecord, EpochRecord)
+        return sum(type(o) in kinds for o in gc.get_objects())
 
 
 class AskAndTell(Recorded):
@@ -277,7 +281,7 @@ class Resumes(AskAndTell):
     [
         (5, "resumes trial 5, which it has not paused (finished)"),
         (500, "resumes trial 500, which does not exist"),
-        ("five", "resumes trial 'five', which does not exist"),
+        ("five", "suggests trial='five': it must be a trial's number, or None"),
         (-1, "resumes trial -1, which does not exist"),
     ],
 )
