@@ -371,7 +371,8 @@ class Coordinator:
         holders = None if self._places is None else self._places.holders()
         for shard, workers in (holders or {}).items():
             there = [self._schedule_worker[w] for w in workers if w in self._schedule_worker]
-            self._schedule.set_holders(shard, there)
+            if there:  # else the scheduler knows as much, or will when a loss is heard of
+                self._schedule.set_holders(shard, there)
 
     # --- events ----------------------------------------------------------
 

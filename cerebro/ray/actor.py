@@ -44,7 +44,6 @@ from cerebro.unit import (
     Task,
     UnitDone,
     UnitFailed,
-    WorkerLost,
 )
 
 MAX_LOG_BYTES = 1 << 20
@@ -65,7 +64,7 @@ class WorkerActor:
         self._inner = -1  # the process's number in the local executor
         self._trouble = "the worker was given nothing to begin with"
         self._dispatched: dict[int, int] = {}
-        self._live: dict[int, int] = {}  # trials in the process's memory, and their positions
+        self._made: dict[int, int] = {}  # positions of the states in the slots here
         self._slots: dict[int, _core.Slots] = {}
         self._gone: set[str] = set()
         self._shares_run = True
@@ -178,7 +177,7 @@ class WorkerActor:
         for trial in task.ended:
             self._forget(trial)
         fetched = 0
-        if state is not None and self._live.get(task.trial) != task.position:
+        if state is not None and self._made.get(task.trial) != task.position:
             try:
                 packed = fetch(state.refs[0], state.node, self._gone)
             except (StateGone, StoreFull) as error:
@@ -190,13 +189,9 @@ class WorkerActor:
         packed = None
         if isinstance(event, UnitDone):
             packed = self._packed(task)
-            self._live[task.trial] = task.position + 1
-        elif isinstance(event, WorkerLost):
-            self._live.clear()
+            self._made[task.trial] = task.position + 1
         elif isinstance(event, UnitFailed) and event.kind == "data":
             del self._dispatched[task.trial]  # it is sent again when the data are here
-        for trial in getattr(event, "dropped", ()):
-            self._live.pop(trial, None)
         return Answer(event, log=self._take_log(task.trial), fetched=fetched), packed
 
     def restart(self) -> None:
@@ -267,7 +262,7 @@ class WorkerActor:
 
     def _forget(self, trial: int) -> None:
         """A trial has ended, or another worker has its state: nothing of it is needed here."""
-        self._live.pop(trial, None)
+        self._made.pop(trial, None)
         slots = self._slots.pop(trial, None)
         if slots is not None:
             slots.close()

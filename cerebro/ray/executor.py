@@ -314,8 +314,8 @@ class Executor:
         self._reset()
         self.traffic = traffic
 
-    def processes(self) -> dict[int, Any]:
-        """Return the node of each worker."""
+    def nodes(self) -> dict[int, str]:
+        """Return the number, in the cluster, of the node that each worker is on."""
         return {number: hand.node.id for number, hand in sorted(self._hands.items())}
 
     @property

@@ -118,6 +118,25 @@ def test_an_actor_that_dies_is_replaced_on_its_node(cluster, data, tmp_path, exp
     assert not living_actors()
 
 
+def test_a_process_that_dies_is_replaced_in_its_actor(cluster, data, tmp_path, expected, apart):
+    executor = cluster.executor()
+    actors = set()
+
+    def kill():
+        actors.update(pid_of(hand) for hand in executor._hands.values())
+        os.kill(worker_processes(cluster.folder)[0], signal.SIGKILL)
+
+    def compare():
+        assert {pid_of(hand) for hand in executor._hands.values()} == actors
+
+    callbacks = [AtUnit(9, kill), AtUnit(60, compare)]
+    result = search(tmp_path / "run", data, executor, callbacks=callbacks)
+    assert resumable.hashes(result) == resumable.hashes(expected)
+    (lost,) = events(result, "worker lost")
+    assert "SIGKILL" in lost
+    assert not events(result, "state lost")
+
+
 def test_the_coordinator_dies_and_a_resume_goes_on_with_fewer_nodes(
     cluster, data, tmp_path, expected
 ):
