@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from cerebro.errors import StateError
@@ -26,6 +26,8 @@ class KeptStates:
         self._needed: Counter[tuple[int, int]] = Counter()
         self.best_epoch: Callable[[TrialRecord], int | None] = self._own_best
         """Gives the epoch whose state ``keep="best"`` keeps of a trial."""
+        self.pinned: Collection[tuple[int, int]] = ()
+        """Trials and epochs whose states the searcher wants kept."""
 
     def add(self, record: TrialRecord, epoch: EpochRecord, told: int | None = None) -> None:
         """Record a finished epoch; its state is published, others are retired.
@@ -94,7 +96,7 @@ class KeptStates:
             if best is not None:
                 wanted.add(best)
         for number in sorted(set(kept) - wanted - {told}):
-            if self._needed[record.number, number] > 0:
+            if self._needed[record.number, number] > 0 or (record.number, number) in self.pinned:
                 continue
             epoch = kept.pop(number)
             assert epoch.state_file is not None

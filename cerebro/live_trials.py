@@ -88,7 +88,9 @@ class LiveTrials:
         parent = None if suggestion.parent is None else self.recall(suggestion.parent)
         if parent is not None:
             assert parent.told is not None
-            record.parent, record.parent_epoch = parent.record.number, parent.told
+            earlier = suggestion.parent_epoch
+            record.parent = parent.record.number
+            record.parent_epoch = parent.told if earlier is None else earlier
         trial = self.by_number[number] = LiveTrial(record, reported=record.first_epoch - 1)
         trial.first_position = record.first_epoch * self._context.units_per_epoch
         trial.position = trial.first_position
@@ -97,8 +99,8 @@ class LiveTrials:
             *(number, config, record.status, record.target_epochs),
             *(record.parent, record.parent_epoch),
         )
-        if parent is not None and parent.told is not None:
-            trial.clone_of = self.states.clone_of(parent.record, parent.told)
+        if parent is not None and record.parent_epoch is not None:
+            trial.clone_of = self.states.clone_of(parent.record, record.parent_epoch)
         self._schedule.add_trial(number, epochs=self._goal(trial), epoch=record.first_epoch)
         trial.scheduled = True
         self._plan(trial, record.target_epochs)
@@ -176,6 +178,16 @@ class LiveTrials:
         self._hold_or_release(trial)
         self._plan(trial, trial.record.done)
         self.set_status(trial, "paused")
+
+    def shelve(self, trial: LiveTrial) -> None:
+        """Free the slots of a paused trial, and its live models: its last epoch's state stays."""
+        kept = self.states.kept(trial.record)
+        if kept is None or trial.worker is not None or trial.record.status in ENDED:
+            return
+        trial.origin = kept
+        self.states.remove_slots(trial.record.number)
+        for worker in trial.workers:
+            self._ended.setdefault(worker, []).append(trial.record.number)
 
     def resume(self, trial: LiveTrial, epochs: int) -> None:
         """The searcher lets a trial go on that it had paused."""

@@ -62,6 +62,7 @@ class SearchLoop:
         self._fresh = 0  # trials that are no clones
         self._news = False
         self._notes = Notes(searcher)
+        trials.states.pinned = getattr(searcher, "pinned", trials.states.pinned)
         self._standing: set[int] = set()  # trials that ended early and are reported on
 
     # --- what the coordinator says ---------------------------------------
@@ -94,6 +95,7 @@ class SearchLoop:
         """
         with self._hooks.later(), self._store.group():
             self._news = False
+            self._shelve()
             for _ in range(MAX_STEPS):
                 if not self._step(ask):
                     break
@@ -231,6 +233,14 @@ class SearchLoop:
             if trial.record.status not in ENDED:
                 self._trials.end(trial, "stopped")
 
+    def _shelve(self) -> None:
+        """Free what paused trials hold that the searcher says it will not resume soon."""
+        shelved = getattr(self.searcher, "shelved", None)
+        for number in shelved() if callable(shelved) else ():
+            trial = self._trials.by_number.get(number)
+            if trial is not None and trial.asleep:
+                self._trials.shelve(trial)
+
     def _stand(self, trial: LiveTrial) -> None:
         """Report a trial's last metrics for an epoch that it, stopped early, no longer trains.
 
@@ -327,7 +337,7 @@ class SearchLoop:
         if suggestion.trial is not None:
             return self._problem_of_resuming(suggestion.trial, epochs or self._settings.epochs)
         if suggestion.parent is not None:
-            return self._problem_of_cloning(suggestion.parent, epochs or self._settings.epochs)
+            return self._problem_of_cloning(suggestion, epochs or self._settings.epochs)
         return None
 
     def _problem_of_resuming(self, number: Any, epochs: int) -> str | None:
@@ -344,16 +354,21 @@ class SearchLoop:
             )
         return None
 
-    def _problem_of_cloning(self, number: Any, epochs: int) -> str | None:
+    def _problem_of_cloning(self, suggestion: Suggestion, epochs: int) -> str | None:
+        number: Any = suggestion.parent
         parent = self._trials.recall(number)
         if parent is None:
             return f"clones trial {number!r}, which does not exist"
         if parent.told is None:
             return f"clones trial {number}, of which no epoch has been reported yet"
-        if epochs <= parent.told + 1:
+        epoch = parent.told if suggestion.parent_epoch is None else suggestion.parent_epoch
+        kept = [known.epoch for known in parent.record.epochs if known.state_file is not None]
+        if epoch not in kept or epoch > parent.told:
+            return f"clones trial {number} after epoch {epoch}, of which no state is kept"
+        if epochs <= epoch + 1:
             return (
                 f"clones trial {number} until {epochs} epochs are done, but that one has done "
-                f"{parent.told + 1}, which count: suggest more"
+                f"{epoch + 1}, which count: suggest more"
             )
         return None
 

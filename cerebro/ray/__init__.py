@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cerebro.ray.executor import Executor
     from cerebro.ray.fitting import fit
+    from cerebro.ray.proxy import trainable
 
-__all__ = ["Executor", "fit"]
+__all__ = ["Executor", "fit", "trainable"]
 
-_LAZY = {"Executor": "executor", "fit": "fitting"}
+_LAZY = {"Executor": "executor", "fit": "fitting", "trainable": "proxy"}
 """Names and the modules that they come from."""
 
 

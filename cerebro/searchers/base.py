@@ -53,12 +53,16 @@ class Suggestion:
     parent
         The number of the trial that a new trial is a clone of: it begins with the parent's
         state after the last epoch that was reported, and its epochs count on from there.
+    parent_epoch
+        An earlier epoch of the parent, of which the clone takes the state: one that the
+        searcher has had kept (`pinned`).
     """
 
     config: dict[str, Any]
     epochs: int | None = None
     trial: int | None = None
     parent: int | None = None
+    parent_epoch: int | None = None
 
 
 def suggestion_problem(suggestion: Any) -> str | None:
@@ -97,6 +101,10 @@ class Searcher(Protocol):
     A searcher may have a method ``dropped() -> list[int]``: the paused trials that it will
     not resume, each told once. They end as stopped, and what is kept for going on is freed;
     those of a searcher without it wait for the end of the run.
+
+    ``shelved() -> list[int]`` names paused trials that will not go on soon: their slots are
+    freed, and they go on from the kept state of their last epoch. ``pinned`` is a set of pairs
+    (trial, epoch) whose states are kept whatever ``keep`` says, for clones.
 
     Its state is not recorded with every answer. When a run is resumed it may be told again
     what it was told since, and asked again, and has to say the same; a `suggest` that
