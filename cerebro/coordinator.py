@@ -93,6 +93,7 @@ class Coordinator:
         self._places = placing(executor)  # None: every worker reads every shard
         self._schedule = self._make_schedule()
         self._trials = self._make_trials(searcher)
+        self._trials.states.pinned = getattr(searcher, "pinned", ())
         self._folded = (
             None
             if settings.folds is None

@@ -90,6 +90,11 @@ class FoldedTrials:
             self._trials.pause(fold)
         update(trial.record)
 
+    def shelve(self, trial: LiveTrial) -> None:
+        """Free what a paused configuration holds."""
+        for fold in self._passed_on(trial):
+            self._trials.shelve(fold)
+
     def resume(self, trial: LiveTrial, epochs: int) -> None:
         """The searcher lets a configuration go on that it had paused."""
         for fold in self._passed_on(trial):

@@ -62,7 +62,6 @@ class SearchLoop:
         self._fresh = 0  # trials that are no clones
         self._news = False
         self._notes = Notes(searcher)
-        trials.states.pinned = getattr(searcher, "pinned", trials.states.pinned)
         self._standing: set[int] = set()  # trials that ended early and are reported on
 
     # --- what the coordinator says ---------------------------------------

@@ -99,6 +99,7 @@ USE_CORE = {
     "ray.actor",
     "ray.cache",
     "ray.executor",
+    "ray.requests",
     "ray.tune_searcher",
     "replay",
     "restore",
@@ -132,7 +133,7 @@ OPTIONAL = {
     "scipy": set(),
     "rich": set(),
     "optuna": {"cerebro.optuna"},
-    "ray": set(),
+    "ray": {"cerebro.ray.proxy"},
 }
 
 # --- C ------------------------------------------------------------------------

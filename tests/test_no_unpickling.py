@@ -33,7 +33,7 @@ ALLOWED = {
     "executors/local.py": "packs a search for its own workers and reads their answers",
     "executors/process.py": "sends messages to one of them",
     "_worker.py": "reads what the process that started it sends",
-    "ray/sent.py": "names the unpickler that such a process is to call",
+    "ray/sent.py": "names the unpickler that such a process, or an actor, is to call",
 }
 
 # Where such bytes come from: straight out of a connection, or under these names.

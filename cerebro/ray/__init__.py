@@ -1,17 +1,20 @@
 """Cerebro and Ray: a cluster behind, Ray Tune in front.
 
     cerebro.search(build, space, train, ..., executor=cerebro.ray.Executor(address="auto"))
+    tune.Tuner(cerebro.ray.trainable(build, train, batch_size=64), param_space=..., ...).fit()
     cerebro.ray.fit(build, train, param_space=..., scheduler=ASHAScheduler(...), ...)
 
-`Executor` runs a search's units on the nodes of a cluster (docs/guide/cluster.md), `fit`
-drives Ray Tune's algorithms (docs/guide/ray-tune.md). Ray itself is imported when one of
-them is used.
+`Executor` runs a search's units on the nodes of a cluster (docs/guide/cluster.md), `trainable`
+is for Ray Tune's Tuner and `fit` drives Tune's algorithms (docs/guide/ray-tune.md). Ray itself
+is imported when one of them is used.
 """
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
+
+from cerebro.errors import InputError
 
 if TYPE_CHECKING:
     from cerebro.ray.executor import Executor
@@ -26,5 +29,12 @@ _LAZY = {"Executor": "executor", "fit": "fitting", "trainable": "proxy"}
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        return getattr(importlib.import_module(f"cerebro.ray.{_LAZY[name]}"), name)
+        try:
+            return getattr(importlib.import_module(f"cerebro.ray.{_LAZY[name]}"), name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "ray":
+                raise
+            raise InputError(
+                f"cerebro.ray.{name} needs Ray Tune ({error}): pip install 'cerebro[ray]'"
+            ) from None
     raise AttributeError(f"module 'cerebro.ray' has no attribute {name!r}")

@@ -16,10 +16,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-
 from cerebro.errors import CerebroError, InputError, text_of
 from cerebro.ray.requests import Answer, Point, Request
+from cerebro.ray.sent import opened
 from cerebro.ray.session import Session, Work
 from cerebro.room import available_memory
 
@@ -55,6 +54,8 @@ class Spec:
     folder: str | None
     cwd: str
     path: tuple[str, ...]
+    variables: dict[str, str | None]
+    """Of the environment, those that change bits: Ray sets some of its own."""
 
 
 class Engine:
@@ -63,6 +64,10 @@ class Engine:
     def __init__(self, spec: Spec) -> None:
         os.chdir(spec.cwd)
         sys.path[:] = [*dict.fromkeys([*spec.path, *sys.path])]
+        for name, value in spec.variables.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
         self._spec = spec
         self._sessions: dict[Path, Session] = {}
         self._proxies: dict[str, Path] = {}
@@ -71,7 +76,7 @@ class Engine:
 
     @cached_property
     def _work(self) -> Work:
-        work: Work = cloudpickle.loads(self._spec.work)
+        work: Work = opened(self._spec.work)
         return work
 
     async def enter(self, proxy: str, folder: str) -> None:
@@ -210,6 +215,7 @@ def _check_cores(spec: Spec, node: str) -> None:
     cores = int(known[0]["Resources"].get("CPU", 0)) if known else spec.cpus
     if spec.cpus > cores:
         raise InputError(
-            f"cerebro.ray.trainable: its workers need {spec.cpus} CPUs, and Ray has {cores} on this "
-            f"node: give workers={max(1, cores)} or less (times threads), or ray.init(num_cpus=)"
+            f"cerebro.ray.trainable: its workers need {spec.cpus} CPUs, and Ray has {cores} on "
+            f"this node: give workers={max(1, cores)} or less (times threads), or "
+            "ray.init(num_cpus=)"
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import sys
 import uuid
@@ -19,7 +20,7 @@ import ray
 from ray import tune
 from ray.exceptions import RayActorError
 
-from cerebro.environment import usable_cores
+from cerebro.environment import THREAD_VARIABLES, VARIABLES, usable_cores
 from cerebro.errors import InputError, RunError
 from cerebro.executors.local import packed
 from cerebro.ray.engine import PROXY_BYTES, Spec, engine_of
@@ -28,7 +29,7 @@ from cerebro.settings import (
     MAX_THREADS,
     check_build,
     check_columns,
-    split_validation,
+    views_of,
     whole_number,
 )
 from cerebro.space import json_value
@@ -38,6 +39,9 @@ FOLDER = "cerebro"
 TOKEN = "cerebro.json"
 ATTEMPTS = 3
 LEAVE_SECONDS = 10.0
+PATIENCE_SECONDS = 30.0
+
+logger = logging.getLogger(__name__)
 
 OPTIONS = {
     *("eval_batch_size", "drop_last", "seed", "max_retries", "unit_timeout", "stagger"),
@@ -102,7 +106,12 @@ def trainable(
     which trials asked for their first epoch: `cerebro.replay` of the run shows it.
     """
     check_build(build)
-    train, held_out = split_validation(data, validation)
+    train, held_out, folds = views_of(data, validation)
+    if folds is not None:
+        raise InputError(
+            "validation: a trial of Tune's is one model, and folds are several: give a data set or "
+            "a fraction, or use cerebro.ray.fit"
+        )
     check_columns(train, held_out)
     unknown = sorted(options.keys() - OPTIONS)
     if unknown:
@@ -124,6 +133,7 @@ def trainable(
         folder=None if run is None else str(Path(run).resolve()),
         cwd=str(Path.cwd()),
         path=tuple(sys.path),
+        variables={name: os.environ.get(name) for name in (*VARIABLES, *THREAD_VARIABLES)},
     )
     title = getattr(build, "__name__", "cerebro").strip("<>")
     return type(title, (Proxy,), {"spec": spec, "__module__": __name__, "__doc__": build.__doc__})
@@ -149,8 +159,8 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
         return tune.PlacementGroupFactory([{"CPU": 0, "memory": PROXY_BYTES}])
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """`tune.with_resources` makes a subclass that asks for others: start the engine all the same."""
         super().__init_subclass__(**arguments)
+        # Of `tune.with_resources`, which asks for others: the engine is started all the same.
         own = cls.__dict__.get("default_resource_request")
         if own is None:
             return
@@ -171,7 +181,7 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
         self._at: dict[str, Any] | None = None  # the point it has come to
         self._begin: dict[str, Any] | None = None  # the checkpoint it was given
         self._engine = engine_of(self.spec, owner=False)
-        ray.get(self._engine.enter.remote(self._id, self._folder()))
+        self._enter()
 
     def step(self) -> dict[str, Any]:
         """Have one epoch trained."""
@@ -227,6 +237,17 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
         self._leave()
 
     # --- the engine ------------------------------------------------------
+
+    def _enter(self) -> None:
+        """Wait for the engine, and say so if that takes long."""
+        entered = self._engine.enter.remote(self._id, self._folder())
+        while not ray.wait([entered], timeout=PATIENCE_SECONDS)[0]:
+            logger.warning(
+                "the engine of cerebro.ray.trainable waits for %d CPUs of this Ray cluster, which "
+                "others use: end them, or give workers=",
+                self.spec.cpus,
+            )
+        ray.get(entered)
 
     def _call(self, method: str, argument: dict[str, Any]) -> Any:
         """Call the engine; another one takes over if it has ended."""

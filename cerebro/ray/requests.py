@@ -345,7 +345,7 @@ class Woken:
         with selectors.DefaultSelector() as both:  # which is readable itself
             for source in (self._bell, *(() if wake is None else (wake,))):
                 both.register(source.fileno(), selectors.EVENT_READ)
-            return self._executor.wait(timeout, wake=both)  # type: ignore[arg-type]
+            return self._executor.wait(timeout, wake=both)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._executor, name)

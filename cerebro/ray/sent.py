@@ -30,3 +30,8 @@ class Sent:
 
     def __call__(self, *args: Any) -> Any:
         raise TypeError("this stands for a function that only worker processes know")
+
+
+def opened(message: bytes) -> Any:
+    """Return what is in a pickle that Ray has carried from the process of its owner."""
+    return cloudpickle.loads(message)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cerebro.errors import InputError, RunError, text_of
+from cerebro.errors import InputError, text_of
 from cerebro.executors.local import LocalExecutor
 from cerebro.protocol import Info
 from cerebro.ray.requests import Answer, Point, RequestedTrials, Woken
@@ -92,12 +92,16 @@ class Session:
 
     def _record(self, number: int, epoch: int) -> EpochRecord:
         self.flush()
-        try:
-            with reader(self._folder) as connection:
-                (record,) = read_trials(connection, [number])
-            return next(known for known in record.epochs if known.epoch == epoch)
-        except (KeyError, StopIteration):
-            raise InputError(f"trial {number} has no epoch {epoch} on record") from None
+        with reader(self._folder) as connection:
+            known = connection.execute(
+                "SELECT 1 FROM trials WHERE number = ?", (number,)
+            ).fetchone()
+            records = [] if known is None else read_trials(connection, [number])
+        for record in records:
+            for trained in record.epochs:
+                if trained.epoch == epoch:
+                    return trained
+        raise InputError(f"trial {number} has no epoch {epoch} on record")
 
     # --- the thread ------------------------------------------------------
 
@@ -122,7 +126,7 @@ class Session:
                     asynchronous=True,
                     progress=False,
                     callbacks=[requested, self],
-                    executor=Woken(LocalExecutor(work.workers, work.threads), requested.bell),  # type: ignore[arg-type]
+                    executor=Woken(LocalExecutor(work.workers, work.threads), requested.bell),
                     **work.options,
                 )
         except BaseException as error:

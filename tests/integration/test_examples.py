@@ -32,7 +32,8 @@ NEEDS = {
 
 def test_every_example_is_here() -> None:
     found = {path.relative_to(EXAMPLES).with_suffix("") for path in EXAMPLES.rglob("*.py")}
-    assert {path.as_posix() for path in found} == SMALL.keys()
+    # Those of Ray Tune's kind run on a cluster: tests/tune/test_programs.py.
+    assert {path.as_posix() for path in found if path.parts[0] != "ray"} == SMALL.keys()
 
 
 @pytest.mark.parametrize("name", SMALL)

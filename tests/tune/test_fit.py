@@ -310,8 +310,9 @@ def test_nothing_of_ray_is_imported_before_it_is_used() -> None:
 def test_without_ray_the_error_says_what_to_install(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['ray'] = None\nimport cerebro\n"
-        "try: cerebro.ray.fit(print, 'data', param_space={})\n"
-        "except cerebro.InputError as error: print(error)"
+        "for name, more in (('fit', {'param_space': {}}), ('trainable', {})):\n"
+        "    try: getattr(cerebro.ray, name)(print, 'data', **more)\n"
+        "    except cerebro.InputError as error: print(error)"
     )
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert "pip install 'cerebro[ray]'" in out.stdout
+    assert out.stdout.count("pip install 'cerebro[ray]'") == 2
