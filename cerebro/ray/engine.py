@@ -83,7 +83,7 @@ class Engine:
         """A proxy is there."""
         self._proxies[proxy] = Path(folder)
         need = len(self._proxies) * PROXY_BYTES
-        if not self._warned and need > available_memory() + need // 2:
+        if not self._warned and available_memory() < need // 2:
             self._warned = True
             logger.warning(
                 "%d trials of Tune's are live: each is a process of some 120 MB, and memory is "
@@ -145,7 +145,7 @@ class Engine:
             call["owner"],
             call["config"],
             trial=call["trial"],
-            begin=None if call["trial"] is not None else begin,
+            begin=begin,
             target=call["target"],
         )
         answer = await asyncio.wrap_future(session.ask(request))
@@ -191,8 +191,11 @@ def engine_of(spec: Spec, *, owner: bool) -> Any:
         found = ray.get_actor(spec.name)
         return _held.get(spec.name, found)  # what began it must be kept, or it ends
     node = ray.get_runtime_context().get_node_id()
-    for other in _held.values():
-        other.retire.remote()
+    for name in list(_held):
+        try:
+            ray.get_actor(name).retire.remote()
+        except ValueError:
+            del _held[name]
     if owner:
         _check_cores(spec, node)
     actor = ray.remote(Engine).options(

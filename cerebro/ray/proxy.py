@@ -122,7 +122,7 @@ def trainable(
     threads = whole_number("threads", threads, 1, MAX_THREADS) or 1
     count = whole_number("workers", workers, 1, optional=True) or _default_workers(threads)
     epochs = whole_number("epochs", epochs, 1, optional=True)
-    options = {"keep": "last", "batch_size": batch_size, **options}
+    options = {"batch_size": batch_size, **options}
     work = Work(build, train, held_out, count, threads, epochs, options)
     name = f"cerebro-{uuid.uuid4().hex}"
     spec = Spec(
@@ -192,7 +192,7 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
                 "owner": self.trial_id,
                 "config": self._config,
                 "trial": self._trial,
-                "begin": self._begin,
+                "begin": self._begin if self._at is None else None,
                 "target": 1 if at is None else at["epoch"] + 2,
             },
         )
@@ -210,7 +210,7 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Write down which state it is; it stays where it is."""
-        token: dict[str, Any] = {"point": self._at or self._begin, "owner": None}
+        token: dict[str, Any] = {"point": self._at or self._begin, "owner": None, "config": None}
         if self._at is not None:
             self._call("keep", self._at)
             token |= {"owner": self.trial_id, "config": self._config}
@@ -220,11 +220,12 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
         """Go on from a state: with the trial itself, or with a clone of another one's."""
         try:
             token = json.loads(Path(checkpoint, TOKEN).read_text())
-        except (OSError, ValueError) as error:
+            point, owner, config = token["point"], token["owner"], token["config"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{checkpoint} is no checkpoint of cerebro.ray.trainable") from error
-        self._at, self._begin, self._trial = None, token["point"], None
-        if token["owner"] == self.trial_id and token["config"] == self._config:
-            self._trial = token["point"]["trial"]
+        is_own = owner == self.trial_id and config == self._config
+        self._at, self._begin = None, point
+        self._trial = point["trial"] if is_own else None
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Stand for another trial, or for this one with other hyper-parameters."""

@@ -49,7 +49,8 @@ class Request:
     trial
         Cerebro's number, if the proxy knows it.
     begin
-        Of a trial without a number: what it is a clone of; None: it begins anew.
+        Of a trial without a number: what it is a clone of; None: it begins anew. Of one with
+        a number: its own state, for a clone to begin with in case the trial has failed.
     target
         So many epochs are to be done then, those of what it was cloned from included.
     """
@@ -115,6 +116,7 @@ class RequestedTrials:
 
         It has `RunError` if the trial cannot go on.
         """
+        request.answer.set_running_or_notify_cancel()  # from now on it cannot be cancelled
         with self._changed:
             if self._closing is not None:
                 request.answer.set_exception(RunError(self._closing))
@@ -212,10 +214,13 @@ class RequestedTrials:
 
     def _number_of(self, request: Request) -> int | None:
         """The trial that is meant, None for one that is to begin: a failed one begins again."""
-        if request.trial is not None:
+        if request.trial is not None and (request.begin is None or not self._failed(request.trial)):
             return request.trial
         number = self._keys.get(request.identity)
-        return None if number in self._ends and number not in self._over else number
+        return None if number is None or self._failed(number) else number
+
+    def _failed(self, number: int) -> bool:
+        return number in self._ends and number not in self._over
 
     def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
         """Pause the trial until it is wanted again."""

@@ -132,6 +132,7 @@ class Session:
         except BaseException as error:
             why = text_of(error, 2000) or type(error).__name__
         requested.close(why)
+        requested.bell.close()
 
     def on_run_start(self, result: Any) -> None:
         """Keep the run's record at hand."""

@@ -73,6 +73,7 @@ def main() -> None:
     scheduler = PopulationBasedTraining(
         time_attr="training_iteration",
         perturbation_interval=options.interval,
+        synch=True,  # networks that start late are waited for
         metric="mean_accuracy",
         mode="max",
         hyperparam_mutations={

@@ -177,6 +177,23 @@ def test_a_trial_that_fails_tells_why_and_may_begin_again(
     ]  # fmt: skip
 
 
+def test_a_trial_that_failed_goes_on_from_its_checkpoint_as_a_clone(
+    data: cerebro.Dataset, tmp_path: Path
+) -> None:
+    engine = Engine(tmp_path / "run", data)
+    kept = engine.get("a", 0.1, 1).point
+    engine.session.keep(kept)
+    engine.get("a", 0.1, 2, trial=0)
+    cerebro.control.stop(tmp_path / "run", trial=0)
+    with pytest.raises(RunError, match="trial 0 stopped"):
+        for target in range(3, 100):
+            engine.get("a", 0.1, target, trial=0)
+    again = engine.get("a", 0.1, 2, trial=0, begin=kept)
+    assert (again.point.trial, again.point.epoch) == (1, 1)
+    assert engine.get("a", 0.1, 2, trial=0, begin=kept) == again
+    engine.close()
+
+
 def test_known_epochs_end_a_trial(data: cerebro.Dataset, tmp_path: Path) -> None:
     engine = Engine(tmp_path / "run", data, epochs=2)
     engine.get("a", 0.1, 1)
