@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 import subprocess
 import sys
 import warnings
+from wsgiref.util import setup_testing_defaults
 
 import numpy as np
 import pytest
@@ -237,6 +239,38 @@ def test_optunas_plots_draw_it(studies, origin, name, library):
         plt.close("all")
     else:
         assert figure.data
+
+
+@pytest.mark.parametrize("origin", ["to_study", "optimize"])
+def test_the_dashboard_shows_it(data, result, tmp_path, origin):
+    """What its page asks for: the studies, and one of them with its trials and importances."""
+    dashboard = pytest.importorskip("optuna_dashboard")
+    storage = f"sqlite:///{tmp_path / 'studies.db'}"
+    if origin == "to_study":
+        study = result.to_study(storage=storage, study_name="pets")
+    else:
+        pruner = optuna.pruners.PercentilePruner(30.0, n_startup_trials=2)
+        study = optuna.create_study(storage=storage, study_name="pets", pruner=pruner)
+        optimize(study, data, n_trials=4, run=tmp_path / "run")
+    app = dashboard.wsgi(storage)
+
+    def get(path):
+        status, environ = [], {}
+        setup_testing_defaults(environ)
+        environ["PATH_INFO"] = path
+        body = b"".join(app(environ, lambda line, *_: status.append(line)))
+        assert status == ["200 OK"], body
+        return json.loads(body)
+
+    (summary,) = get("/api/studies")["study_summaries"]
+    assert summary["study_name"] == "pets"
+    detail = get(f"/api/studies/{summary['study_id']}")
+    assert len(detail["trials"]) == len(study.trials) > 3
+    for shown, trial in zip(detail["trials"], study.trials, strict=True):
+        assert shown["state"].upper()[:8] == trial.state.name.upper()[:8]
+        values = {v["step"]: v["value"] for v in shown.get("intermediate_values", ())}
+        assert values == trial.intermediate_values
+        assert {p["name"] for p in shown["params"]} == set(trial.params)
 
 
 # --- storages that fail -----------------------------------------------------------
