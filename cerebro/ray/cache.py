@@ -1,8 +1,8 @@
 """A node's cache folder: shards that were sent to it, kept for the next run; and scratch.
 
     data/CHECKSUM/manifest.json, shard-00003/...    a data set, or some of its shards
-    data/CHECKSUM/.arriving-*                       a shard on its way
-    scratch/*                                       one folder for each worker that runs
+    scratch/*                                       one folder for each process that runs: shards on
+                                                    their way, slots, rows that are to be sent
     place                                           which folder this is
 
 A shard gets its name when all of its files have come and have the checksums that the
@@ -86,7 +86,7 @@ class Cache:
         """Write a piece of one of a shard's files."""
         folder = self._arriving.get((checksum, shard))
         if folder is None:
-            folder = Path(tempfile.mkdtemp(prefix=".arriving-", dir=self.data(checksum)))
+            folder = Path(tempfile.mkdtemp(prefix="arriving-", dir=self.scratch()))
             self._arriving[checksum, shard] = folder
         if name not in self._manifest(checksum).shards[shard].files:
             raise CorruptDataError(f"shard {shard} has no file {name!r}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
 import tempfile
 import threading
@@ -36,7 +35,7 @@ from cerebro.executors.local import packed as pickled
 from cerebro.plain_files import open_plain
 from cerebro.ray import shipping
 from cerebro.ray.actor import WorkerActor
-from cerebro.ray.cache import cache_folder
+from cerebro.ray.cache import Cache, cache_folder
 from cerebro.ray.connection import Connection, Node, alive_nodes, connect, reachable, spread
 from cerebro.ray.fetching import StoreFull, fetch
 from cerebro.ray.likeness import differences
@@ -193,6 +192,7 @@ class Executor:
         self._known: set[str] = set()
         self._gone: set[str] = set()  # nodes
         self._next_look = 0.0
+        self._cache: Cache | None = None
         self._written: Dataset | None = None  # the rows of the validation view
         self._lock = threading.Lock()
 
@@ -308,8 +308,8 @@ class Executor:
             self._connection.close()
         self._connection = None
         self._mailbox.close()
-        if self._written is not None:
-            shutil.rmtree(self._written.path, ignore_errors=True)
+        if self._cache is not None:
+            self._cache.close()
         traffic = self.traffic
         self._reset()
         self.traffic = traffic
@@ -531,9 +531,9 @@ class Executor:
             return Source(view)
         with self._lock:
             if self._written is None:
-                cache = cache_folder()
-                cache.mkdir(parents=True, exist_ok=True)
-                folder = Path(tempfile.mkdtemp(prefix="view-", dir=cache))
+                # In scratch: what a coordinator that is killed leaves there, the next one removes.
+                self._cache = Cache(cache_folder())
+                folder = Path(tempfile.mkdtemp(prefix="view-", dir=self._cache.scratch()))
                 self._written = write_view(view, folder)
         return Source(self._written)
 

@@ -152,6 +152,10 @@ def test_the_coordinator_dies_and_a_resume_goes_on_with_fewer_nodes(
     )
     assert resumable.hashes(result) == resumable.hashes(expected)
     assert result.best.number == expected.best.number
+    # The first one's validation rows went when the second one wrote its own.
+    cache = cluster.folder / "coordinator"
+    assert {entry.name for entry in cache.iterdir()} == {"data", "scratch"}
+    assert not list((cache / "scratch").iterdir())
 
 
 def test_an_actor_that_stops_is_given_up(cluster, data, tmp_path, expected, apart, monkeypatch):

@@ -370,6 +370,17 @@ def test_a_shard_that_was_altered_on_the_way_is_refused(data, tmp_path):
         cache.receive(data.manifest.checksum, 1, "../escape", 0, b"")
 
 
+def test_a_shard_on_its_way_lies_in_scratch(data, tmp_path):
+    """Where it is removed if the process that receives it is killed."""
+    cache = Cache(tmp_path)
+    manifest = (data.path / "manifest.json").read_bytes()
+    cache.begin(manifest)
+    cache.receive(data.manifest.checksum, 0, next(iter(data.manifest.shards[0].files)), 0, b"part")
+    assert [f.name for f in cache.data(data.manifest.checksum).iterdir()] == ["manifest.json"]
+    assert [f.read_bytes() for f in cache.scratch().glob("*/*")] == [b"part"]
+    cache.close()
+
+
 def test_scratch_of_a_process_that_is_gone_is_removed(tmp_path):
     cache = Cache(tmp_path)
     mine = cache.scratch()

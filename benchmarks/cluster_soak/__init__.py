@@ -1,0 +1,1 @@
+"""Searches on a cluster of Ray, struck at random: see docs/design/ray.md, "The soak"."""

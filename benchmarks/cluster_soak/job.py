@@ -1,0 +1,75 @@
+"""The program that the soak disturbs: ``python -m benchmarks.cluster_soak.job SPEC``.
+
+SPEC is JSON: the problem, ``data``, ``run``, ``address`` (null: inline, nothing disturbs it),
+``resume``, ``apart``, ``replicas`` and ``shared``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import cerebro
+import cerebro.ray.executor as module
+from benchmarks.cluster_soak import models
+from benchmarks.faults.job import Told
+from benchmarks.faults.models import tell
+from benchmarks.faults.problem import Problem
+from cerebro.unit import News, Note, WorkerJoined
+
+ROWS = [300, 6000]
+"""Of 32 bytes each in a model's state: below and above what Ray carries in its messages."""
+LOOK_SECONDS = 1.0
+"""How often the coordinator looks for new nodes: runs are shorter than its usual period."""
+
+
+class Executor(module.Executor):
+    """Tells the soak which workers join."""
+
+    def wait(self, *arguments: Any, **options: Any) -> Sequence[News]:
+        news = super().wait(*arguments, **options)
+        for event in news:
+            if isinstance(event, WorkerJoined):
+                tell(f"joined {event.worker}")
+            elif isinstance(event, Note) and event.kind == "node not used":
+                tell("refused")
+        return news
+
+
+@contextlib.contextmanager
+def no_token(context: Any) -> Iterator[tuple[str, str]]:
+    """What a node looks for that does not see the run's folder."""
+    yield "/nowhere", "nothing"
+
+
+def executor(spec: dict[str, Any]) -> Executor:
+    module.LOOK_SECONDS = LOOK_SECONDS
+    if spec["apart"]:
+        module.run_token = no_token
+    shared = Path(spec["data"]).parent if spec["shared"] else None
+    return Executor(spec["address"], replicas=spec["replicas"], shared_path=shared)
+
+
+def main(text: str) -> None:
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # asked where it is when it hangs
+    spec = json.loads(text)
+    how: dict[str, Any] = {"workers": 0}
+    if spec["address"] is not None:
+        how = {"executor": executor(spec), "callbacks": [Told()]}
+    if spec["resume"]:
+        cerebro.resume(spec["run"], progress=False, **how)
+    else:
+        arguments = Problem(**spec["problem"]).arguments()
+        arguments |= {"build": models.build, "space": {**arguments["space"], "rows": ROWS}}
+        cerebro.search(data=spec["data"], run=spec["run"], keep="last", **arguments, **how)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
