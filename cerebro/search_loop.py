@@ -361,7 +361,8 @@ class SearchLoop:
         if parent.told is None:
             return f"clones trial {number}, of which no epoch has been reported yet"
         epoch = parent.told if suggestion.parent_epoch is None else suggestion.parent_epoch
-        kept = [known.epoch for known in parent.record.epochs if known.state_file is not None]
+        kept = {known.epoch for known in parent.record.epochs if known.state_file is not None}
+        kept.add(parent.told)  # which always is
         if epoch not in kept or epoch > parent.told:
             return f"clones trial {number} after epoch {epoch}, of which no state is kept"
         if epochs <= epoch + 1:

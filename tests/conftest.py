@@ -22,6 +22,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """On several cores, keep the order of the files.
+
+    Those that take minutes have few tests, and would come last, with the other cores idle.
+    """
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
 @pytest.fixture(scope="session")
 def disk_shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A library for LD_PRELOAD that watches what reaches the disk; see its source."""

@@ -541,8 +541,14 @@ def test_a_searcher_stops_trials(data, tmp_path):
 @pytest.mark.parametrize(
     ("searcher", "message"),
     [
-        (Endless(parent=0), "clones trial 0, which does not exist"),
-        (Endless(trial=0), "resumes trial 0, which does not exist"),
+        (
+            Endless(parent=0),
+            "begins with .*parent=0.*: there is no trial yet that could go on",
+        ),
+        (
+            Endless(trial=0),
+            "begins with .*trial=0.*: there is no trial yet that could go on",
+        ),
         (Endless(epochs=0), "suggests epochs=0: it must be a whole number of at least 1"),
         (Endless("continue"), "answered 'continue' to the report of trial 0, epoch 0"),
     ],

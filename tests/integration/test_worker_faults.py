@@ -16,6 +16,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -346,7 +347,7 @@ START_FAILS = """
             # From here on no worker gets as far as its first task.
             open(os.path.join(HERE, "broken"), "w").close()
             os._exit(1)
-        while os.path.getsize(os.path.join(HERE, "broken")) < 3:
+        while not os.path.exists(os.path.join(HERE, "missing")):
             time.sleep(0.01)
 """
 
@@ -389,11 +390,27 @@ def test_workers_that_die_as_they_start_end_the_run(data, tmp_path):
     assert "failed" not in {trial.status for trial in result.trials}  # none is to blame
 
 
+def kinds_so_far(run):
+    try:
+        return [kind for kind, _ in events(run)]
+    except (OSError, sqlite3.Error):
+        return []  # it has not begun
+
+
 def test_a_place_where_workers_die_is_left_empty(data, calm, tmp_path):
     module = import_file(program(tmp_path, data, START_FAILS))
     module.settings["workers"] = 2
+
+    def say_when_it_is_missing():
+        while "worker not replaced" not in kinds_so_far(tmp_path / "run"):
+            time.sleep(0.02)
+        (tmp_path / "missing").touch()
+
+    watcher = threading.Thread(target=say_when_it_is_missing, daemon=True)
+    watcher.start()  # the other worker does not finish before
     with pytest.warns(UserWarning, match="a worker process is missing from now on"):
         result = broken_starts(module, tmp_path)
+    watcher.join()
     assert hashes(result) == calm
     kinds = [kind for kind, _ in events(result.path)]
     assert kinds == ["worker lost"] * 4 + ["worker not replaced"]
