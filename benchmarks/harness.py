@@ -26,6 +26,7 @@ class Bench:
     title: str
     json_path: str | None = None
     lines: list[dict[str, object]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def add(
         self,
@@ -49,18 +50,25 @@ class Bench:
             }
         )
 
+    def note(self, text: str) -> None:
+        """Say what was not measured, and why."""
+        self.notes.append(text)
+
     def report(self) -> None:
         print(f"\n{self.title}  ({platform.machine()}, Python {platform.python_version()})")
         for line in self.lines:
             ratio = "" if line["ratio"] is None else f"{line['ratio']:8.3f} x {line['reference']}"
             bar = f"   bar {line['bar']}" if line["bar"] else ""
             print(f"  {line['name']:<58}{line['value']:12.4g} {line['unit']:<10}{ratio}{bar}")
+        for note in self.notes:
+            print(f"  {note}")
         if self.json_path:
             record = {
                 "title": self.title,
                 "machine": platform.processor() or platform.machine(),
                 "python": platform.python_version(),
                 "results": self.lines,
+                "notes": self.notes,
             }
             Path(self.json_path).write_text(json.dumps(record, indent=1), encoding="utf-8")
 
