@@ -314,9 +314,6 @@ def main() -> None:
         options = ["--data", str(folder), *(["--quick"] if arguments.quick else [])]
 
         def run(name: str) -> peers.Outcome | None:
-            if name == "cerebro.ray.trainable" and not has_trainable():
-                bench.note(f"{name}: skipped, this version has none")
-                return None
             outcome = peers.run_cell(MODULE, name, folder, arguments.limit, options, CELLS[name][0])
             if makespan_of(outcome) is None:
                 bench.note(f"{name}: {outcome.why or 'nothing was trained'}")
@@ -347,12 +344,6 @@ def add_units(bench: Bench, outcomes: list[peers.Outcome]) -> None:
             reference="" if first else "local workers",
             ratio=None if first else cost / costs[0],
         )
-
-
-def has_trainable() -> bool:
-    """Whether there is a `cerebro.ray.trainable`."""
-
-    return "trainable" in cerebro.ray.__all__
 
 
 if __name__ == "__main__":
