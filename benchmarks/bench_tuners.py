@@ -411,7 +411,7 @@ def add_plain(table: Table, name: str, search: Search, trials: int) -> None:
                 table.add(name, like, f"{label}: memory per further report", grown, "bytes")
     elif ten and ten.reports:
         per_report = 1e3 * ten.seconds / ten.reports
-        table.add(name, like, f"{label}: per report, trials shared out", per_report, "ms")
+        table.add(name, like, f"{label}: per report, with its share of a trial", per_report, "ms")
     add_process(table, name, label, one or ten)
 
 
