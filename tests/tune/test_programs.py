@@ -61,12 +61,13 @@ def test_asha_with_optuna(run_program: Any, tmp_path: Path) -> None:
 def test_a_program_that_is_killed_goes_on(run_program: Any, tmp_path: Path) -> None:
     """Nothing that was trained is trained again, and nothing of it is left running."""
     arguments = ["--storage", "results", "--workers", "2", "--samples", "3", "--iterations", "12"]
+    others = {child.pid for child in children()}  # idle workers of tests before
     first = run_program(EXAMPLES / "restored.py", *arguments)
     folder = tmp_path / "results" / "restored"
     wait_for_epochs(first, folder, 3)
     first.kill()
     first.communicate()
-    wait_until_gone()
+    wait_until_gone(others)
     before = histories(folder)
     assert sum(map(len, before.values())) < 36  # else it was over before it was killed
     text = finished(run_program(EXAMPLES / "restored.py", *arguments))
@@ -89,12 +90,15 @@ def wait_for_epochs(process: Any, folder: Path, count: int) -> None:
     raise AssertionError("nothing was trained")
 
 
-def wait_until_gone() -> None:
+def children() -> Any:
+    return pytest.importorskip("psutil").Process().children(recursive=True)
+
+
+def wait_until_gone(others: set[int]) -> None:
     """Of a driver that died nothing is left: neither its engine nor its workers."""
-    psutil = pytest.importorskip("psutil")
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
-        lines = [command_of(child) for child in psutil.Process().children(recursive=True)]
+        lines = [command_of(child) for child in children() if child.pid not in others]
         if not any("cerebro._worker" in line or "ray::Engine" in line for line in lines):
             return
         time.sleep(0.05)
