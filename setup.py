@@ -32,7 +32,8 @@ WARNINGS = [
 
 
 def c_sources() -> list[str]:
-    files = sorted([*HERE.glob("csrc/core/*.c"), *HERE.glob("csrc/python/*.c")])
+    folders = ("core", "cuda", "python")
+    files = sorted(file for folder in folders for file in HERE.glob(f"csrc/{folder}/*.c"))
     return [str(file.relative_to(HERE)) for file in files]
 
 
@@ -76,7 +77,10 @@ setup(
             "cerebro._core",
             sources=c_sources(),
             depends=c_headers(),
-            include_dirs=["csrc/core", "csrc/python", "csrc/third_party", numpy.get_include()],
+            include_dirs=[
+                *("csrc/core", "csrc/cuda", "csrc/python", "csrc/third_party"),
+                numpy.get_include(),
+            ],
             define_macros=[("_GNU_SOURCE", "1")],
             # Contraction off: multiply-adds would give other bits than the frameworks.
             extra_compile_args=[

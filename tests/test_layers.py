@@ -15,13 +15,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 CORE = ROOT / "csrc" / "core"
+CUDA = ROOT / "csrc" / "cuda"
 BINDING = ROOT / "csrc" / "python"
 PACKAGE = ROOT / "cerebro"
 
 # A family is <name>.[ch] and <name>_*.[ch]; it may include its own headers and those below.
 C_LAYERS = [
     ["base"],
-    ["alloc", "beat", "dtype", "hash", "heap", "json", "rng", "stream", "watch"],
+    ["alloc", "beat", "device", "dtype", "hash", "heap", "json", "rng", "stream", "watch"],
     ["convert", "copy", "fsio", "gather", "runner"],
     ["npy", "pointwise", "publish", "schedule", "tensor"],
     ["shard", "state"],
@@ -188,9 +189,21 @@ def test_core_includes_point_down() -> None:
     assert problems == []
 
 
+def test_core_knows_no_cuda() -> None:
+    """The core reaches a GPU through device.h; no file needs CUDA's own headers."""
+    names = {file.name for file in c_files(CUDA)}
+    problems = [f"{f.name}: {n}" for f in c_files(CORE) for n in includes(f) if n in names]
+    foreign = re.compile(r"(cuda|cudnn|driver_types|nv)\w*\.h")
+    for file in [*c_files(CORE), *c_files(CUDA), *c_files(BINDING)]:
+        problems += [
+            f"{file.name}: {n}" for n in includes(file) if n not in names and foreign.match(n)
+        ]
+    assert problems == []
+
+
 def test_core_knows_no_python() -> None:
     problems = []
-    for file in c_files(CORE):
+    for file in [*c_files(CORE), *c_files(CUDA)]:
         foreign = ("Python", "numpy/", "py_", "module")
         problems += [f"{file.name}: {n}" for n in includes(file) if n.startswith(foreign)]
         if re.search(r"\bPy[A-Z_]\w*\(", without_comments(file.read_text())):
@@ -214,11 +227,12 @@ def calls(pattern: re.Pattern[str], files: list[Path]) -> list[str]:
 
 
 def test_core_never_prints_or_exits() -> None:
-    assert calls(FORBIDDEN, c_files(CORE)) == []
+    assert calls(FORBIDDEN, [*c_files(CORE), *c_files(CUDA)]) == []
 
 
 def test_core_allocates_through_its_seam() -> None:
-    assert calls(HEAP, [file for file in c_files(CORE) if file.stem != "alloc"]) == []
+    files = [*c_files(CORE), *c_files(CUDA)]
+    assert calls(HEAP, [file for file in files if file.stem != "alloc"]) == []
 
 
 def file_scope(source: str) -> list[str]:
@@ -251,7 +265,8 @@ def mutable_globals(source: str) -> list[str]:
 
 
 def test_core_has_no_mutable_globals() -> None:
-    found = {file.name: mutable_globals(file.read_text()) for file in c_files(CORE)}
+    files = [*c_files(CORE), *c_files(CUDA)]
+    found = {file.name: mutable_globals(file.read_text()) for file in files}
     assert {name: lines for name, lines in found.items() if lines} == {}
 
 

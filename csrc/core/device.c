@@ -1,0 +1,362 @@
+/* device.c -- what all devices have in common: the count, the books of memory,
+ * and the way to the table of the kind. */
+#include "device_impl.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+/* --- the device ----------------------------------------------------------- */
+
+cer_status
+cer_device_init(cer_device *device, const cer_device_ops *ops,
+                cer_device_kind kind, int index, cer_error *err)
+{
+    device->ops = ops;
+    device->kind = kind;
+    device->index = index;
+    if (kind == CER_DEVICE_HOST)
+        (void)snprintf(device->name, sizeof device->name, "cpu");
+    else
+        (void)snprintf(device->name, sizeof device->name, "cuda:%d", index);
+    atomic_init(&device->count, 1);
+    for (int use = 0; use < CER_USE_COUNT; use++)
+        atomic_init(&device->held[use], 0);
+    atomic_init(&device->allocator, NULL);
+    device->reclaimers = NULL;
+    if (pthread_mutex_init(&device->reclaim_lock, NULL) != 0)
+        return cer_fail(err, CER_NOMEM, "out of memory for a device's lock");
+    return CER_OK;
+}
+
+void
+cer_device_clear(cer_device *device)
+{
+    (void)pthread_mutex_destroy(&device->reclaim_lock);
+}
+
+void
+cer_device_retain(cer_device *device)
+{
+    atomic_fetch_add_explicit(&device->count, 1, memory_order_relaxed);
+}
+
+void
+cer_device_release(cer_device *device)
+{
+    if (device != NULL &&
+        atomic_fetch_sub_explicit(&device->count, 1, memory_order_acq_rel) == 1)
+        device->ops->drop(device);
+}
+
+cer_device_kind
+cer_device_kind_of(const cer_device *device)
+{
+    return device->kind;
+}
+
+int
+cer_device_index(const cer_device *device)
+{
+    return device->index;
+}
+
+const char *
+cer_device_name(const cer_device *device)
+{
+    return device->name;
+}
+
+/* --- memory --------------------------------------------------------------- */
+
+static const char *const use_names[CER_USE_COUNT] = {"shards", "batches",
+                                                     "states", "other"};
+
+/* Asks those who can give memory back, until one has. */
+static bool
+reclaim(cer_device *device, size_t bytes)
+{
+    bool freed = false;
+
+    (void)pthread_mutex_lock(&device->reclaim_lock);
+    for (cer_device_reclaimer *r = device->reclaimers; r != NULL && !freed;
+         r = r->next)
+        freed = r->reclaim(r->context, bytes);
+    (void)pthread_mutex_unlock(&device->reclaim_lock);
+    return freed;
+}
+
+void
+cer_device_add_reclaimer(cer_device *device, cer_device_reclaimer *reclaimer)
+{
+    (void)pthread_mutex_lock(&device->reclaim_lock);
+    reclaimer->next = device->reclaimers;
+    device->reclaimers = reclaimer;
+    (void)pthread_mutex_unlock(&device->reclaim_lock);
+}
+
+void
+cer_device_remove_reclaimer(cer_device *device, cer_device_reclaimer *reclaimer)
+{
+    cer_device_reclaimer **link = &device->reclaimers;
+
+    (void)pthread_mutex_lock(&device->reclaim_lock);
+    while (*link != NULL && *link != reclaimer)
+        link = &(*link)->next;
+    if (*link != NULL)
+        *link = reclaimer->next;
+    (void)pthread_mutex_unlock(&device->reclaim_lock);
+}
+
+static cer_status
+alloc_once(cer_device *device, const cer_device_allocator *from, bool pinned,
+           size_t bytes, void **out, cer_error *err)
+{
+    if (pinned)
+        return device->ops->alloc_pinned(device, bytes, out, err);
+    if (from != NULL)
+        return from->alloc(from->context, device->index, bytes, out, err);
+    return device->ops->alloc(device, bytes, out, err);
+}
+
+/* Adds to a text that is cut where it does not fit. */
+static void append(char *text, size_t size, const char *format, ...)
+    CER_PRINTF(3, 4);
+
+static void
+append(char *text, size_t size, const char *format, ...)
+{
+    size_t used = strlen(text);
+    va_list args;
+
+    va_start(args, format);
+    (void)vsnprintf(text + used, size - used, format, args);
+    va_end(args);
+}
+
+static cer_status
+short_of_memory(cer_device *device, size_t bytes, cer_device_use use,
+                bool pinned, cer_error *err)
+{
+    char held[200] = "";
+    size_t free_bytes, total;
+
+    if (pinned)
+        return cer_fail(err, CER_NOMEM,
+                        "out of pinned host memory for %s: %.1f MB for %s",
+                        device->name, (double)bytes / 1e6, use_names[use]);
+    for (int i = 0; i < CER_USE_COUNT; i++) {
+        size_t n = cer_device_held(device, (cer_device_use)i);
+
+        if (n != 0)
+            append(held, sizeof held, "%s%s %.1f MB",
+                   held[0] == '\0' ? "" : ", ", use_names[i], (double)n / 1e6);
+    }
+    if (held[0] == '\0')
+        append(held, sizeof held, "nothing");
+    if (device->ops->memory(device, &free_bytes, &total, NULL) == CER_OK)
+        append(held, sizeof held, "; %.1f of %.1f MB are free",
+               (double)free_bytes / 1e6, (double)total / 1e6);
+    return cer_fail(err, CER_NOMEM,
+                    "out of memory on %s: %.1f MB for %s; Cerebro holds in "
+                    "this process: %s. Use fewer workers per device, smaller "
+                    "batches or a smaller model",
+                    device->name, (double)bytes / 1e6, use_names[use], held);
+}
+
+static cer_status
+alloc_block(cer_device *device, size_t bytes, cer_device_use use, bool pinned,
+            cer_device_block *out, cer_error *err)
+{
+    const cer_device_allocator *from =
+        pinned ? NULL
+               : atomic_load_explicit(&device->allocator, memory_order_acquire);
+    void *data = NULL;
+    cer_status status;
+
+    *out = (cer_device_block){0};
+    if (bytes == 0)
+        return CER_OK;
+    do
+        status = alloc_once(device, from, pinned, bytes, &data, err);
+    while (status == CER_NOMEM && !pinned && reclaim(device, bytes));
+    if (status == CER_NOMEM)
+        return short_of_memory(device, bytes, use, pinned, err);
+    if (status != CER_OK)
+        return status;
+    *out = (cer_device_block){data, bytes, use, pinned, from};
+    if (!pinned)
+        atomic_fetch_add_explicit(&device->held[use], bytes,
+                                  memory_order_relaxed);
+    return CER_OK;
+}
+
+cer_status
+cer_device_alloc(cer_device *device, size_t bytes, cer_device_use use,
+                 cer_device_block *out, cer_error *err)
+{
+    return alloc_block(device, bytes, use, false, out, err);
+}
+
+cer_status
+cer_device_alloc_pinned(cer_device *device, size_t bytes, cer_device_use use,
+                        cer_device_block *out, cer_error *err)
+{
+    return alloc_block(device, bytes, use, true, out, err);
+}
+
+void
+cer_device_free(cer_device *device, cer_device_block *block)
+{
+    cer_device_block old = *block;
+
+    *block = (cer_device_block){0};
+    if (old.data == NULL)
+        return;
+    if (old.pinned) {
+        device->ops->free_pinned(device, old.data);
+        return;
+    }
+    if (old.from != NULL)
+        old.from->give_back(old.from->context, device->index, old.data);
+    else
+        device->ops->give_back(device, old.data);
+    atomic_fetch_sub_explicit(&device->held[old.use], old.bytes,
+                              memory_order_relaxed);
+}
+
+cer_status
+cer_device_pin(cer_device *device, void *memory, size_t bytes, cer_error *err)
+{
+    return bytes == 0 ? CER_OK : device->ops->pin(device, memory, bytes, err);
+}
+
+void
+cer_device_unpin(cer_device *device, void *memory)
+{
+    if (memory != NULL)
+        device->ops->unpin(device, memory);
+}
+
+cer_status
+cer_device_memory(cer_device *device, size_t *free_bytes, size_t *total_bytes,
+                  cer_error *err)
+{
+    return device->ops->memory(device, free_bytes, total_bytes, err);
+}
+
+size_t
+cer_device_held(const cer_device *device, cer_device_use use)
+{
+    return atomic_load_explicit(&device->held[use], memory_order_relaxed);
+}
+
+void
+cer_device_set_allocator(cer_device *device,
+                         const cer_device_allocator *allocator)
+{
+    atomic_store_explicit(&device->allocator, allocator, memory_order_release);
+}
+
+/* --- streams and events --------------------------------------------------- */
+
+cer_status
+cer_device_stream_new(cer_device *device, void **out, cer_error *err)
+{
+    *out = NULL;
+    return device->ops->stream_new(device, out, err);
+}
+
+void
+cer_device_stream_free(cer_device *device, void *stream)
+{
+    if (stream != NULL)
+        device->ops->stream_free(device, stream);
+}
+
+cer_status
+cer_device_stream_sync(cer_device *device, void *stream, cer_error *err)
+{
+    return device->ops->stream_sync(device, stream, err);
+}
+
+cer_status
+cer_device_stream_wait(cer_device *device, void *stream, void *event,
+                       cer_error *err)
+{
+    return device->ops->stream_wait(device, stream, event, err);
+}
+
+cer_status
+cer_device_stream_capturing(cer_device *device, void *stream, bool *out,
+                            cer_error *err)
+{
+    *out = false;
+    return device->ops->stream_capturing(device, stream, out, err);
+}
+
+cer_status
+cer_device_event_new(cer_device *device, void **out, cer_error *err)
+{
+    *out = NULL;
+    return device->ops->event_new(device, out, err);
+}
+
+void
+cer_device_event_free(cer_device *device, void *event)
+{
+    if (event != NULL)
+        device->ops->event_free(device, event);
+}
+
+cer_status
+cer_device_event_record(cer_device *device, void *event, void *stream,
+                        cer_error *err)
+{
+    return device->ops->event_record(device, event, stream, err);
+}
+
+cer_status
+cer_device_event_query(cer_device *device, void *event, bool *done,
+                       cer_error *err)
+{
+    *done = false;
+    return device->ops->event_query(device, event, done, err);
+}
+
+cer_status
+cer_device_event_sync(cer_device *device, void *event, cer_error *err)
+{
+    return device->ops->event_sync(device, event, err);
+}
+
+/* --- work ----------------------------------------------------------------- */
+
+cer_status
+cer_device_copy(cer_device *device, void *to, const void *from, size_t bytes,
+                cer_device_copy_kind kind, void *stream, cer_error *err)
+{
+    if (bytes == 0)
+        return CER_OK;
+    return device->ops->copy(device, to, from, bytes, kind, stream, err);
+}
+
+cer_status
+cer_device_fill(cer_device *device, void *to, uint8_t value, size_t bytes,
+                void *stream, cer_error *err)
+{
+    if (bytes == 0)
+        return CER_OK;
+    return device->ops->fill(device, to, value, bytes, stream, err);
+}
+
+cer_status
+cer_device_run(cer_device *device, const cer_device_launch *launch,
+               void *stream, cer_error *err)
+{
+    for (int i = 0; i < 3; i++) {
+        if (launch->grid[i] == 0)
+            return CER_OK;
+    }
+    return device->ops->run(device, launch, stream, err);
+}

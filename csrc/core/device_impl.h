@@ -1,0 +1,70 @@
+/* device_impl.h -- what device.c shares with the devices behind it.
+ *
+ * A device is a struct that begins with a cer_device. device.c counts it, keeps
+ * the books of its memory and calls its table; the table's functions take
+ * arguments that device.c has looked at (no sizes of 0, no NULL to free). */
+#ifndef CER_DEVICE_IMPL_H
+#define CER_DEVICE_IMPL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "device.h"
+
+typedef struct cer_device_ops {
+    /* The last reference is gone: frees the device itself. */
+    void (*drop)(cer_device *device);
+    /* CER_NOMEM where memory is short, and only then. */
+    cer_status (*alloc)(cer_device *device, size_t bytes, void **out,
+                        cer_error *err);
+    void (*give_back)(cer_device *device, void *data);
+    cer_status (*alloc_pinned)(cer_device *device, size_t bytes, void **out,
+                               cer_error *err);
+    void (*free_pinned)(cer_device *device, void *data);
+    cer_status (*pin)(cer_device *device, void *memory, size_t bytes,
+                      cer_error *err);
+    void (*unpin)(cer_device *device, void *memory);
+    cer_status (*memory)(cer_device *device, size_t *free_bytes,
+                         size_t *total_bytes, cer_error *err);
+    cer_status (*stream_new)(cer_device *device, void **out, cer_error *err);
+    void (*stream_free)(cer_device *device, void *stream);
+    cer_status (*stream_sync)(cer_device *device, void *stream, cer_error *err);
+    cer_status (*stream_wait)(cer_device *device, void *stream, void *event,
+                              cer_error *err);
+    cer_status (*stream_capturing)(cer_device *device, void *stream, bool *out,
+                                   cer_error *err);
+    cer_status (*event_new)(cer_device *device, void **out, cer_error *err);
+    void (*event_free)(cer_device *device, void *event);
+    cer_status (*event_record)(cer_device *device, void *event, void *stream,
+                               cer_error *err);
+    cer_status (*event_query)(cer_device *device, void *event, bool *done,
+                              cer_error *err);
+    cer_status (*event_sync)(cer_device *device, void *event, cer_error *err);
+    cer_status (*copy)(cer_device *device, void *to, const void *from,
+                       size_t bytes, cer_device_copy_kind kind, void *stream,
+                       cer_error *err);
+    cer_status (*fill)(cer_device *device, void *to, uint8_t value,
+                       size_t bytes, void *stream, cer_error *err);
+    cer_status (*run)(cer_device *device, const cer_device_launch *launch,
+                      void *stream, cer_error *err);
+} cer_device_ops;
+
+struct cer_device {
+    const cer_device_ops *ops;
+    cer_device_kind kind;
+    int index;
+    char name[24];
+    atomic_size_t count;
+    atomic_size_t held[CER_USE_COUNT]; /* bytes of device memory */
+    _Atomic(const cer_device_allocator *) allocator;
+    pthread_mutex_t reclaim_lock; /* of the list, also while it is asked */
+    cer_device_reclaimer *reclaimers;
+};
+
+/* Fills in what device.c keeps; one reference, the caller's. CER_NOMEM. */
+cer_status cer_device_init(cer_device *device, const cer_device_ops *ops,
+                           cer_device_kind kind, int index, cer_error *err);
+/* For `drop`: what cer_device_init made. */
+void cer_device_clear(cer_device *device);
+
+#endif
