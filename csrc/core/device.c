@@ -330,6 +330,12 @@ cer_device_event_sync(cer_device *device, void *event, cer_error *err)
     return device->ops->event_sync(device, event, err);
 }
 
+cer_status
+cer_device_sync(cer_device *device, cer_error *err)
+{
+    return device->ops->sync(device, err);
+}
+
 /* --- work ----------------------------------------------------------------- */
 
 cer_status

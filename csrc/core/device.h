@@ -145,6 +145,9 @@ cer_status cer_device_event_query(cer_device *device, void *event, bool *done,
 cer_status cer_device_event_sync(cer_device *device, void *event,
                                  cer_error *err);
 
+/* Waits until the device has done all that this process put on it. */
+cer_status cer_device_sync(cer_device *device, cer_error *err);
+
 /* --- work ------------------------------------------------------------------
  * Put on `stream`; both sides stay until it is done. */
 typedef enum cer_device_copy_kind {

@@ -77,6 +77,13 @@ at_once(cer_device *device, void *name, cer_error *err)
 }
 
 static cer_status
+all_at_once(cer_device *device, cer_error *err)
+{
+    (void)device, (void)err;
+    return CER_OK;
+}
+
+static cer_status
 both_at_once(cer_device *device, void *name, void *other, cer_error *err)
 {
     (void)device, (void)name, (void)other, (void)err;
@@ -145,6 +152,7 @@ static const cer_device_ops host_ops = {
     .event_record = both_at_once,
     .event_query = is_done,
     .event_sync = at_once,
+    .sync = all_at_once,
     .copy = host_copy,
     .fill = host_fill,
     .run = host_run,

@@ -40,6 +40,7 @@ typedef struct cer_device_ops {
     cer_status (*event_query)(cer_device *device, void *event, bool *done,
                               cer_error *err);
     cer_status (*event_sync)(cer_device *device, void *event, cer_error *err);
+    cer_status (*sync)(cer_device *device, cer_error *err);
     cer_status (*copy)(cer_device *device, void *to, const void *from,
                        size_t bytes, cer_device_copy_kind kind, void *stream,
                        cer_error *err);
