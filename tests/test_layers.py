@@ -27,7 +27,7 @@ C_LAYERS = [
     ["npy", "pointwise", "publish", "schedule", "tensor"],
     ["shard", "state"],
     ["slots", "transform"],
-    ["batch"],
+    ["batch", "kernels"],
     ["loader"],
 ]
 

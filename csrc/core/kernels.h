@@ -1,0 +1,121 @@
+/* kernels.h -- batches made on a device: which kernel does what a column's
+ * transform says, and with which arguments.
+ *
+ * csrc/cuda/kernels.cu has the kernels, kernels_host.c a reference of each with
+ * the same bits. Results are those of cer_transform_rows and
+ * cer_transform_ragged bit for bit; a NaN is a NaN, whose payload the device
+ * chooses.
+ *
+ * The row numbers of a batch come as a table in device memory. They are not
+ * computed there: the order is a Fisher-Yates shuffle, in which every swap
+ * depends on the one before, and row lists of views would be a table anyway.
+ * Four bytes a row, uploaded once per part and epoch, are less than 1 % of
+ * rows of 512 bytes, and the order is the CPU's own.
+ *
+ * Use: one plan per column, its constants copied to the device once; for every
+ * batch cer_kernel_plan_batch, then cer_kernel_launch on the consumer's stream.
+ * Nothing is allocated for a batch. */
+#ifndef CER_KERNELS_H
+#define CER_KERNELS_H
+
+#include "device.h"
+#include "kernels_args.h"
+#include "transform.h"
+
+/*    id             entry in the module    arguments */
+#define CER_KERNEL_LIST(X)                                                     \
+    X(ROWS_16, "cer_rows_16", rows)                                            \
+    X(ROWS_8, "cer_rows_8", rows)                                              \
+    X(ROWS_4, "cer_rows_4", rows)                                              \
+    X(ROWS_2, "cer_rows_2", rows)                                              \
+    X(ROWS_1, "cer_rows_1", rows)                                              \
+    X(VALUES_TABLE, "cer_values_table", values)                                \
+    X(VALUES_FLOAT, "cer_values_float", values)                                \
+    X(VALUES_WIDE, "cer_values_wide", values)                                  \
+    X(PLANES_COPY, "cer_planes_copy", image)                                   \
+    X(PLANES_TABLE, "cer_planes_table", image)                                 \
+    X(PLANES_FLOAT, "cer_planes_float", image)                                 \
+    X(PLANES_WIDE, "cer_planes_wide", image)                                   \
+    X(PIXELS_COPY, "cer_pixels_copy", image)                                   \
+    X(PIXELS_TABLE, "cer_pixels_table", image)                                 \
+    X(PIXELS_FLOAT, "cer_pixels_float", image)                                 \
+    X(PIXELS_WIDE, "cer_pixels_wide", image)                                   \
+    X(RAGGED_COPY, "cer_ragged_copy", ragged)                                  \
+    X(RAGGED_TABLE, "cer_ragged_table", ragged)                                \
+    X(RAGGED_FLOAT, "cer_ragged_float", ragged)                                \
+    X(RAGGED_WIDE, "cer_ragged_wide", ragged)
+
+typedef enum cer_kernel {
+#define CER_KERNEL_ENUM(id, name, family) CER_KERNEL_##id,
+    CER_KERNEL_LIST(CER_KERNEL_ENUM)
+#undef CER_KERNEL_ENUM
+        CER_KERNEL_COUNT
+} cer_kernel;
+
+typedef union cer_kernel_args {
+    cer_rows_args rows;
+    cer_values_args values;
+    cer_image_args image;
+    cer_ragged_args ragged;
+} cer_kernel_args;
+
+typedef struct cer_kernel_call {
+    cer_kernel kernel;
+    cer_kernel_args args;
+} cer_kernel_call;
+
+const char *cer_kernel_name(cer_kernel kernel);
+bool cer_kernel_find(const char *name, cer_kernel *out);
+size_t cer_kernel_args_bytes(cer_kernel kernel);
+/* Blocks of CER_KERNEL_THREADS threads each, at least one. */
+uint32_t cer_kernel_blocks(cer_kernel kernel, const cer_kernel_args *args);
+
+/* The reference: does on the CPU, over memory that the CPU can read, what the
+ * kernel does. */
+void cer_kernel_run_host(cer_kernel kernel, const cer_kernel_args *args);
+
+/* Puts the kernel on `stream`; the call need not outlive this. */
+cer_status cer_kernel_launch(cer_device *device, const cer_kernel_call *call,
+                             void *stream, cer_error *err);
+
+/* --- planning ------------------------------------------------------------- */
+
+typedef struct cer_kernel_plan cer_kernel_plan;
+
+/* The plan for batches of a column with this transform, which it does not keep.
+ * *out is the caller's; NULL on failure. Errors: CER_INVALID (the chain is
+ * longer, or its rows larger, than the kernels take: make the batches on the
+ * CPU; the message says why, to stand after the column's name), CER_NOMEM. */
+cer_status cer_kernel_plan_new(const cer_transform *transform,
+                               cer_kernel_plan **out, cer_error *err);
+void cer_kernel_plan_free(cer_kernel_plan *plan); /* NULL allowed */
+
+/* What the kernel reads besides the rows; to be copied to device memory on
+ * CER_ALIGNMENT once, before the first batch. *bytes may be 0. They live as
+ * long as the plan. */
+const void *cer_kernel_plan_constants(const cer_kernel_plan *plan,
+                                      size_t *bytes);
+
+/* One batch; all pointers are to device memory. */
+typedef struct cer_kernel_batch {
+    const void *src;          /* the column, or its values where ragged */
+    const int64_t *offsets;   /* ragged: the column's */
+    const uint32_t *rows;     /* of the column, n_rows of them */
+    const uint8_t *constants; /* where the plan's were copied */
+    void *dst;                /* as cer_transform_output says */
+    uint8_t *mask;            /* ragged: these three */
+    int64_t *lengths;
+    size_t length; /* the padded length, of cer_transform_length */
+    size_t n_rows;
+    cer_row_key key;
+} cer_kernel_batch;
+
+/* Fills in *out. False: there is nothing to launch, as for no rows. */
+bool cer_kernel_plan_batch(const cer_kernel_plan *plan,
+                           const cer_kernel_batch *batch, cer_kernel_call *out);
+
+/* The call that copies rows of any size as they are. */
+bool cer_kernel_rows(void *dst, const void *src, size_t row_bytes,
+                     const uint32_t *rows, size_t n_rows, cer_kernel_call *out);
+
+#endif
