@@ -373,9 +373,9 @@ class Disturbed:
         if not self.plan.further:
             return True
         self._progress = Progress(dict(self._progress.highest), {})
-        finished = self._leg(Leg("further", 2, ()))
         self._problem = replace(self._problem, epochs=self._problem.epochs + 1)
-        return finished
+        # A damaged state is refused, and put back; a finished trial's is read only here.
+        return any(self._leg(Leg("further", 2, ())) for _ in range(LAST_LEGS))
 
     def _once_more(self) -> None:
         """A finished run that is taken up again has nothing to do."""
