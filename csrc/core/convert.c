@@ -204,7 +204,7 @@ cer_convert_pixels(float *restrict dst, const uint8_t *restrict src,
     size_t k = 0;
 
     for (; k + LINE <= n; k += LINE) {
-        __builtin_prefetch(next + k, 0, 3);
+        __builtin_prefetch(next + k, 0, 2); /* into L2: L1 has no room */
         for (size_t i = k; i < k + LINE; i++)
             dst[i] = (float)src[i];
     }
