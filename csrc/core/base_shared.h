@@ -22,11 +22,17 @@ typedef unsigned long long uint64_t;
 #include <string.h>
 #endif
 
-/* A function of such a header. */
+/* A function of such a header; and one that a GPU calls rather than repeats. */
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #define CER_SHARED static __device__ inline
+#define CER_SHARED_CALL static __device__ __noinline__
+#define CER_ROLLED                                                             \
+    _Pragma("unroll 1") /* before a loop: short, not unrolled                  \
+                         */
 #else
 #define CER_SHARED static inline
+#define CER_SHARED_CALL static inline
+#define CER_ROLLED
 #endif
 
 #if defined(__CUDA_ARCH__)

@@ -6,6 +6,8 @@
 
 #include <string.h>
 
+#include "convert_value.h"
+
 enum { PIECE = 512, LINE = 64 };
 
 typedef union wide {
@@ -21,75 +23,6 @@ cer_dtype_is_float(cer_dtype dtype)
 {
     return dtype == CER_F16 || dtype == CER_BF16 || dtype == CER_F32 ||
            dtype == CER_F64;
-}
-
-/* --- half floats ---------------------------------------------------------- */
-
-static uint32_t
-bits_of(float x)
-{
-    uint32_t bits;
-
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-static float
-float_of(uint32_t bits)
-{
-    float x;
-
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-static uint16_t
-to_bf16(float x)
-{
-    uint32_t bits = bits_of(x);
-
-    if (x != x)
-        return 0x7fc0;
-    return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
-static float
-from_bf16(uint16_t x)
-{
-    return float_of((uint32_t)x << 16);
-}
-
-static uint16_t
-to_f16(float x)
-{
-    uint32_t bits = bits_of(x);
-    uint32_t sign = bits >> 16 & 0x8000;
-    uint32_t rest = bits & 0x7fffffff;
-
-    if (rest > 0x7f800000) /* NaN */
-        return (uint16_t)(sign | 0x7e00);
-    if (rest >= 0x477ff000) /* rounds to more than 65504 */
-        return (uint16_t)(sign | 0x7c00);
-    if (rest < 0x38800000) { /* subnormal: the addition does the rounding */
-        float shifted = float_of(rest) + 0.5f;
-
-        return (uint16_t)(sign | (bits_of(shifted) - bits_of(0.5f)));
-    }
-    rest += 0xfff + ((rest >> 13) & 1); /* ties to even */
-    return (uint16_t)(sign | ((rest - 0x38000000) >> 13));
-}
-
-static float
-from_f16(uint16_t x)
-{
-    uint32_t sign = (uint32_t)(x & 0x8000) << 16;
-    uint32_t rest = (uint32_t)(x & 0x7fff) << 13;
-
-    if (rest >= 0x0f800000) /* infinity and NaN */
-        return float_of(sign | (rest + 0x70000000));
-    if (rest >= 0x00800000)
-        return float_of(sign | (rest + 0x38000000));
-    return float_of(sign | bits_of((float)(x & 0x3ff) * 0x1p-24f));
 }
 
 /* --- reading -------------------------------------------------------------- */
@@ -110,28 +43,12 @@ LOAD(u8, uint8_t, i, s[k])
 LOAD(u16, uint16_t, i, s[k])
 LOAD(u32, uint32_t, i, s[k])
 LOAD(u64, uint64_t, u, s[k])
-LOAD(f16, uint16_t, f, (double)from_f16(s[k]))
-LOAD(bf16, uint16_t, f, (double)from_bf16(s[k]))
+LOAD(f16, uint16_t, f, (double)cer_from_f16(s[k]))
+LOAD(bf16, uint16_t, f, (double)cer_from_bf16(s[k]))
 LOAD(f32, float, f, (double)s[k])
 LOAD(f64, double, f, s[k])
 
 /* --- writing -------------------------------------------------------------- */
-
-#define CLAMP(name, type, low, high, above)                                    \
-    static type clamp_##name(double x)                                         \
-    {                                                                          \
-        if (!(x > (low)))                                                      \
-            return x != x ? 0 : (type)(low);                                   \
-        return x >= (above) ? (type)(high) : (type)x;                          \
-    }
-CLAMP(i8, int8_t, -0x1p7, INT8_MAX, 0x1p7)
-CLAMP(i16, int16_t, -0x1p15, INT16_MAX, 0x1p15)
-CLAMP(i32, int32_t, -0x1p31, INT32_MAX, 0x1p31)
-CLAMP(i64, int64_t, -0x1p63, INT64_MAX, 0x1p63)
-CLAMP(u8, uint8_t, 0.0, UINT8_MAX, 0x1p8)
-CLAMP(u16, uint16_t, 0.0, UINT16_MAX, 0x1p16)
-CLAMP(u32, uint32_t, 0.0, UINT32_MAX, 0x1p32)
-CLAMP(u64, uint64_t, 0.0, UINT64_MAX, 0x1p64)
 
 #define STORE_AS(name, type, member, expression)                               \
     static void store_##name##_##member(void *dst, const wide *w, size_t n)    \
@@ -143,14 +60,14 @@ CLAMP(u64, uint64_t, 0.0, UINT64_MAX, 0x1p64)
 #define STORE_INTEGER(name, type)                                              \
     STORE_AS(name, type, i, (type)w->i[k])                                     \
     STORE_AS(name, type, u, (type)w->u[k])                                     \
-    STORE_AS(name, type, f, clamp_##name(w->f[k]))
+    STORE_AS(name, type, f, cer_clamp_##name(w->f[k]))
 #define STORE_BY(name, type, via)                                              \
     STORE_AS(name, type, i, via(w->i[k]))                                      \
     STORE_AS(name, type, u, via(w->u[k]))                                      \
     STORE_AS(name, type, f, via(w->f[k]))
 #define IS_TRUE(x) ((x) != 0)
-#define AS_F16(x) to_f16((float)(x))
-#define AS_BF16(x) to_bf16((float)(x))
+#define AS_F16(x) cer_to_f16((float)(x))
+#define AS_BF16(x) cer_to_bf16((float)(x))
 #define AS_F32(x) ((float)(x))
 #define AS_F64(x) ((double)(x))
 STORE_INTEGER(i8, int8_t)

@@ -22,31 +22,31 @@
 #include "kernels_args.h"
 #include "transform.h"
 
-/*    id             entry in the module    arguments */
+/*    id             entry in the module   what it does, arguments, values */
 #define CER_KERNEL_LIST(X)                                                     \
-    X(ROWS_16, "cer_rows_16", rows)                                            \
-    X(ROWS_8, "cer_rows_8", rows)                                              \
-    X(ROWS_4, "cer_rows_4", rows)                                              \
-    X(ROWS_2, "cer_rows_2", rows)                                              \
-    X(ROWS_1, "cer_rows_1", rows)                                              \
-    X(VALUES_TABLE, "cer_values_table", values)                                \
-    X(VALUES_FLOAT, "cer_values_float", values)                                \
-    X(VALUES_WIDE, "cer_values_wide", values)                                  \
-    X(PLANES_COPY, "cer_planes_copy", image)                                   \
-    X(PLANES_TABLE, "cer_planes_table", image)                                 \
-    X(PLANES_FLOAT, "cer_planes_float", image)                                 \
-    X(PLANES_WIDE, "cer_planes_wide", image)                                   \
-    X(PIXELS_COPY, "cer_pixels_copy", image)                                   \
-    X(PIXELS_TABLE, "cer_pixels_table", image)                                 \
-    X(PIXELS_FLOAT, "cer_pixels_float", image)                                 \
-    X(PIXELS_WIDE, "cer_pixels_wide", image)                                   \
-    X(RAGGED_COPY, "cer_ragged_copy", ragged)                                  \
-    X(RAGGED_TABLE, "cer_ragged_table", ragged)                                \
-    X(RAGGED_FLOAT, "cer_ragged_float", ragged)                                \
-    X(RAGGED_WIDE, "cer_ragged_wide", ragged)
+    X(ROWS_16, cer_rows_16, rows, rows, COPY)                                  \
+    X(ROWS_8, cer_rows_8, rows, rows, COPY)                                    \
+    X(ROWS_4, cer_rows_4, rows, rows, COPY)                                    \
+    X(ROWS_2, cer_rows_2, rows, rows, COPY)                                    \
+    X(ROWS_1, cer_rows_1, rows, rows, COPY)                                    \
+    X(VALUES_TABLE, cer_values_table, values, values, TABLE)                   \
+    X(VALUES_FLOAT, cer_values_float, values, values, FLOAT)                   \
+    X(VALUES_WIDE, cer_values_wide, values, values, WIDE)                      \
+    X(PLANES_COPY, cer_planes_copy, planes, image, COPY)                       \
+    X(PLANES_TABLE, cer_planes_table, planes, image, TABLE)                    \
+    X(PLANES_FLOAT, cer_planes_float, planes, image, FLOAT)                    \
+    X(PLANES_WIDE, cer_planes_wide, planes, image, WIDE)                       \
+    X(PIXELS_COPY, cer_pixels_copy, pixels, image, COPY)                       \
+    X(PIXELS_TABLE, cer_pixels_table, pixels, image, TABLE)                    \
+    X(PIXELS_FLOAT, cer_pixels_float, pixels, image, FLOAT)                    \
+    X(PIXELS_WIDE, cer_pixels_wide, pixels, image, WIDE)                       \
+    X(RAGGED_COPY, cer_ragged_copy, ragged, ragged, COPY)                      \
+    X(RAGGED_TABLE, cer_ragged_table, ragged, ragged, TABLE)                   \
+    X(RAGGED_FLOAT, cer_ragged_float, ragged, ragged, FLOAT)                   \
+    X(RAGGED_WIDE, cer_ragged_wide, ragged, ragged, WIDE)
 
 typedef enum cer_kernel {
-#define CER_KERNEL_ENUM(id, name, family) CER_KERNEL_##id,
+#define CER_KERNEL_ENUM(id, name, family, args, mode) CER_KERNEL_##id,
     CER_KERNEL_LIST(CER_KERNEL_ENUM)
 #undef CER_KERNEL_ENUM
         CER_KERNEL_COUNT
@@ -67,14 +67,15 @@ typedef struct cer_kernel_call {
 const char *cer_kernel_name(cer_kernel kernel);
 bool cer_kernel_find(const char *name, cer_kernel *out);
 size_t cer_kernel_args_bytes(cer_kernel kernel);
-/* Blocks of CER_KERNEL_THREADS threads each, at least one. */
+/* Blocks of CER_KERNEL_THREADS threads each; 0: there is nothing to do. */
 uint32_t cer_kernel_blocks(cer_kernel kernel, const cer_kernel_args *args);
 
 /* The reference: does on the CPU, over memory that the CPU can read, what the
  * kernel does. */
 void cer_kernel_run_host(cer_kernel kernel, const cer_kernel_args *args);
 
-/* Puts the kernel on `stream`; the call need not outlive this. */
+/* Puts the kernel on `stream`, or does nothing where there is nothing to do;
+ * the call need not outlive this. */
 cer_status cer_kernel_launch(cer_device *device, const cer_kernel_call *call,
                              void *stream, cer_error *err);
 
@@ -110,12 +111,15 @@ typedef struct cer_kernel_batch {
     cer_row_key key;
 } cer_kernel_batch;
 
-/* Fills in *out. False: there is nothing to launch, as for no rows. */
-bool cer_kernel_plan_batch(const cer_kernel_plan *plan,
-                           const cer_kernel_batch *batch, cer_kernel_call *out);
+/* Fills in *out. CER_INVALID: the batch has more than the kernels count (2**31
+ * values in a padded row). */
+cer_status cer_kernel_plan_batch(const cer_kernel_plan *plan,
+                                 const cer_kernel_batch *batch,
+                                 cer_kernel_call *out, cer_error *err);
 
-/* The call that copies rows of any size as they are. */
-bool cer_kernel_rows(void *dst, const void *src, size_t row_bytes,
-                     const uint32_t *rows, size_t n_rows, cer_kernel_call *out);
+/* The call that copies rows of any type as they are. */
+cer_status cer_kernel_rows(void *dst, const void *src, size_t row_bytes,
+                           const uint32_t *rows, size_t n_rows,
+                           cer_kernel_call *out, cer_error *err);
 
 #endif

@@ -11,6 +11,7 @@
 #define CER_KERNELS_ARGS_H
 
 #include "base_shared.h"
+#include "pointwise_step.h"
 
 enum {
     CER_KERNEL_THREADS = 256, /* in every block */
@@ -38,20 +39,15 @@ typedef struct cer_tiling {
 /* --- values ---------------------------------------------------------------
  * What becomes of a value: nothing, an entry of a table (one-byte values), or
  * the steps of a chain, one rounded operation after the other. */
-typedef enum cer_step_kind {
-    CER_STEP_CAST,
-    CER_STEP_SUBTRACT,
-    CER_STEP_MULTIPLY,
-    CER_STEP_DIVIDE
-} cer_step_kind;
-
 typedef struct cer_kernel_step {
     uint8_t kind;        /* a cer_step_kind */
     uint8_t dtype;       /* after the step; of arithmetic F32 or F64 */
     uint8_t per_channel; /* operands at constants + offset, as `dtype` */
     uint8_t unused;
     uint32_t offset;
-    double operand; /* otherwise; a value of `dtype` */
+    float single; /* otherwise: the operand, as F32 and as F64 */
+    uint32_t unused4;
+    double operand;
 } cer_kernel_step;
 
 typedef struct cer_kernel_values {

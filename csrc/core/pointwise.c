@@ -4,37 +4,12 @@
 #include <string.h>
 
 #include "convert.h"
+#include "pointwise_impl.h"
 
 enum {
     PIECE = 1024,       /* values that go through all steps together */
-    MAX_STEPS = 256,    /* one call adds up to six */
     MAX_TABLES = 64,    /* channels with a table each */
     VALUE_BYTES_MAX = 8 /* of a value on its way */
-};
-
-typedef enum step_kind {
-    STEP_CAST,
-    STEP_SUBTRACT,
-    STEP_MULTIPLY,
-    STEP_DIVIDE
-} step_kind;
-
-typedef struct step {
-    step_kind kind;
-    cer_dtype dtype;  /* after the step; arithmetic: float32 or float64 */
-    double *operands; /* arithmetic: n of them */
-    size_t n;         /* 1 or channels */
-    void *period;     /* the operands as `dtype`, repeated to chain->period */
-} step;
-
-struct cer_pointwise {
-    cer_dtype from;
-    size_t channels;
-    size_t period; /* a multiple of the channels, at least PIECE */
-    size_t n_steps;
-    size_t tables;
-    uint8_t *table;
-    step steps[MAX_STEPS];
 };
 
 cer_status
@@ -85,12 +60,12 @@ cer_pointwise_steps(const cer_pointwise *chain)
 /* --- building ------------------------------------------------------------- */
 
 static cer_status
-add(cer_pointwise *chain, step_kind kind, cer_dtype dtype,
+add(cer_pointwise *chain, cer_step_kind kind, cer_dtype dtype,
     const double *operands, size_t n, cer_error *err)
 {
-    step *s = &chain->steps[chain->n_steps];
+    pointwise_step *s = &chain->steps[chain->n_steps];
 
-    if (chain->n_steps == MAX_STEPS)
+    if (chain->n_steps == CER_POINTWISE_STEPS)
         return cer_fail(err, CER_INVALID, "too many transforms in one chain");
     s->kind = kind;
     s->dtype = dtype;
@@ -115,13 +90,13 @@ cer_pointwise_cast(cer_pointwise *chain, cer_dtype to, cer_error *err)
     if (from == CER_C64 || to == CER_C64)
         return cer_fail(err, CER_INVALID, "cannot cast %s to %s",
                         cer_dtype_name(from), cer_dtype_name(to));
-    return add(chain, STEP_CAST, to, NULL, 0, err);
+    return add(chain, CER_STEP_CAST, to, NULL, 0, err);
 }
 
 /* One operation with its conversions: into the type that is computed in, and
  * for half floats back. */
 static cer_status
-add_arithmetic(cer_pointwise *chain, step_kind kind, const double *operands,
+add_arithmetic(cer_pointwise *chain, cer_step_kind kind, const double *operands,
                size_t n, cer_error *err)
 {
     cer_dtype dtype = cer_pointwise_dtype(chain);
@@ -142,8 +117,8 @@ cer_pointwise_scale(cer_pointwise *chain, double factor, cer_error *err)
     double inverse = factor == 0 ? 0 : nearbyint(1 / factor);
 
     if (inverse != 0 && 1 / inverse == factor)
-        return add_arithmetic(chain, STEP_DIVIDE, &inverse, 1, err);
-    return add_arithmetic(chain, STEP_MULTIPLY, &factor, 1, err);
+        return add_arithmetic(chain, CER_STEP_DIVIDE, &inverse, 1, err);
+    return add_arithmetic(chain, CER_STEP_MULTIPLY, &factor, 1, err);
 }
 
 cer_status
@@ -156,13 +131,14 @@ cer_pointwise_normalize(cer_pointwise *chain, const double *mean,
         return cer_fail(err, CER_INVALID,
                         "%zu means for values of %zu channels", n,
                         chain->channels);
-    status = add_arithmetic(chain, STEP_SUBTRACT, mean, n, err);
-    return status != CER_OK ? status
-                            : add_arithmetic(chain, STEP_DIVIDE, std, n, err);
+    status = add_arithmetic(chain, CER_STEP_SUBTRACT, mean, n, err);
+    return status != CER_OK
+               ? status
+               : add_arithmetic(chain, CER_STEP_DIVIDE, std, n, err);
 }
 
 static void
-repeat(const step *s, size_t period)
+repeat(const pointwise_step *s, size_t period)
 {
     for (size_t i = 0; i < period; i++) {
         double x = s->operands[i % s->n];
@@ -225,9 +201,9 @@ cer_pointwise_finish(cer_pointwise *chain, cer_error *err)
                                           chain->channels * chain->channels
                                     : PIECE;
     for (size_t i = 0; i < chain->n_steps; i++) {
-        step *s = &chain->steps[i];
+        pointwise_step *s = &chain->steps[i];
 
-        if (s->kind == STEP_CAST)
+        if (s->kind == CER_STEP_CAST)
             continue;
         s->period = cer_calloc(chain->period, cer_dtype_size(s->dtype));
         if (s->period == NULL)
@@ -242,13 +218,14 @@ cer_pointwise_finish(cer_pointwise *chain, cer_error *err)
 /* --- running -------------------------------------------------------------- */
 
 #define ARITHMETIC(type)                                                       \
-    static void arithmetic_##type(step_kind kind, type *dst, const type *src,  \
-                                  const type *operand, size_t n)               \
+    static void arithmetic_##type(cer_step_kind kind, type *dst,               \
+                                  const type *src, const type *operand,        \
+                                  size_t n)                                    \
     {                                                                          \
-        if (kind == STEP_SUBTRACT) {                                           \
+        if (kind == CER_STEP_SUBTRACT) {                                       \
             for (size_t i = 0; i < n; i++)                                     \
                 dst[i] = src[i] - operand[i];                                  \
-        } else if (kind == STEP_MULTIPLY) {                                    \
+        } else if (kind == CER_STEP_MULTIPLY) {                                \
             for (size_t i = 0; i < n; i++)                                     \
                 dst[i] = src[i] * operand[i];                                  \
         } else {                                                               \
@@ -260,10 +237,10 @@ ARITHMETIC(float)
 ARITHMETIC(double)
 
 static void
-run_step(const step *s, cer_dtype from, void *dst, const void *src, size_t at,
-         size_t n)
+run_step(const pointwise_step *s, cer_dtype from, void *dst, const void *src,
+         size_t at, size_t n)
 {
-    if (s->kind == STEP_CAST)
+    if (s->kind == CER_STEP_CAST)
         cer_convert(s->dtype, dst, from, src, n);
     else if (s->dtype == CER_F64)
         arithmetic_double(s->kind, dst, src, (const double *)s->period + at, n);
@@ -345,7 +322,7 @@ cer_pointwise_lookup(size_t bytes, void *dst, ptrdiff_t dst_step,
 bool
 cer_pointwise_makes_floats(const cer_pointwise *chain)
 {
-    return chain->n_steps == 1 && chain->steps[0].kind == STEP_CAST &&
+    return chain->n_steps == 1 && chain->steps[0].kind == CER_STEP_CAST &&
            chain->from == CER_U8 && chain->steps[0].dtype == CER_F32;
 }
 

@@ -14,22 +14,11 @@
 #define CER_RNG_H
 
 #include "base.h"
+#include "rng_draw.h"
 
 typedef struct cer_rng {
     uint64_t s[4];
 } cer_rng;
-
-/* What a stream is for; part of its key, so that streams of different use
- * never coincide. Values are fixed for ever. */
-typedef enum cer_rng_use {
-    CER_RNG_ROWS = 1,      /* row order: (seed, epoch, shard) */
-    CER_RNG_WRITE = 2,     /* order in which a data set's rows are written */
-    CER_RNG_TRANSFORM = 3, /* random transforms: (seed, epoch, row) */
-    CER_RNG_SPACE = 4,     /* search spaces: (seed, trial, dimension) */
-    CER_RNG_EVAL = 5,      /* seeds of evaluation: (seed, trial, epoch) */
-    CER_RNG_SPLIT = 6,     /* stratified and grouped splits */
-    CER_RNG_SEARCH = 7,    /* what searchers choose by chance */
-} cer_rng_use;
 
 void cer_rng_seed(cer_rng *rng, uint64_t seed, cer_rng_use use, uint64_t a,
                   uint64_t b);

@@ -4,41 +4,13 @@
 #include <string.h>
 
 #include "gather.h"
-#include "pointwise.h"
 #include "rng.h"
+#include "transform_impl.h"
 
 enum {
     BLOCK_BYTES = 16384, /* rows gathered before a pointwise chain */
     ROWS_AHEAD = 16,     /* ragged rows asked for before they are copied, */
     ASKED_BYTES = 1024,  /* with their first bytes */
-};
-
-/* A crop or a mirroring, with the image's size before it. */
-typedef struct move {
-    bool flip;
-    bool random;
-    double probability;
-    size_t in[2], out[2]; /* height and width */
-    size_t padding[2];
-    uint8_t fill; /* number of the fill of what the crop pads */
-} move;
-
-struct cer_transform {
-    cer_row_type out;
-    size_t in_bytes; /* of a row; of a value where ragged */
-    size_t n_values; /* in as many bytes */
-    bool ragged, image, chw, draws;
-    cer_pointwise *values; /* NULL: values stay as they are */
-    /* What padding becomes: one fill per crop that pads, or one for PAD, each
-     * `fill_values` results. */
-    size_t n_fills, fill_values;
-    uint8_t *fills;
-    bool fill_is_a_byte; /* the first fill is one byte over and over */
-    size_t height, width, channels; /* of an image before it moves */
-    size_t n_moves;
-    move moves[CER_MAX_OPS];
-    size_t longest_side; /* of the image at any point of the chain */
-    size_t max_length, multiple_of;
 };
 
 const cer_row_type *
@@ -119,7 +91,7 @@ add_fill(maker *m, double value)
 static cer_status
 add_crop(maker *m, const cer_op *op)
 {
-    move *crop = &m->t->moves[m->t->n_moves++];
+    transform_move *crop = &m->t->moves[m->t->n_moves++];
 
     crop->random = op->random;
     for (int axis = 0; axis < 2; axis++) {
@@ -144,7 +116,7 @@ add_crop(maker *m, const cer_op *op)
 static cer_status
 add_flip(maker *m, const cer_op *op)
 {
-    move *flip = &m->t->moves[m->t->n_moves++];
+    transform_move *flip = &m->t->moves[m->t->n_moves++];
 
     flip->flip = true;
     flip->random = true;
@@ -362,7 +334,7 @@ mirror_axis(axis *a, ptrdiff_t size)
 }
 
 static void
-crop(const move *mv, axis axes[2], cer_rng *rng)
+crop(const transform_move *mv, axis axes[2], cer_rng *rng)
 {
     for (int i = 0; i < 2; i++) {
         size_t room = mv->in[i] + 2 * mv->padding[i] - mv->out[i];
@@ -385,7 +357,7 @@ place(const cer_transform *t, axis axes[2], cer_rng *rng, uint8_t *levels)
     if (pads)
         memset(levels, 0, 2 * t->longest_side);
     for (size_t i = 0; i < t->n_moves; i++) {
-        const move *mv = &t->moves[i];
+        const transform_move *mv = &t->moves[i];
 
         if (!mv->flip)
             crop(mv, axes, rng);

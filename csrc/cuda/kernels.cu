@@ -1,0 +1,501 @@
+/* kernels.cu -- batches out of columns in device memory. csrc/core/kernels.h
+ * says what each kernel is for, kernels_args.h what it is told; what happens to
+ * a value stands in kernels_arith.h, which the references on the CPU share.
+ *
+ * All kernels are cut alike (cer_tiling): a block of 256 threads takes on about
+ * 1024 items, and thread t of it items t, t + 256, ... of these, so that
+ * neighbours read and write neighbouring bytes. A row that is long is cut into
+ * several blocks, and rows that are short share one: there is no width of rows
+ * at which threads have little to do. Short-lived blocks in place of a fixed
+ * grid leave the balance to the hardware.
+ *
+ * The copying kernels issue all their loads before the first store: four in
+ * flight per thread, 64 KB per multiprocessor with eight blocks of 16-byte
+ * items, are more than twice what its share of the memory's bandwidth times
+ * the memory's latency comes to on an H200. There is nothing else to gain:
+ * every byte is read once and written once.
+ *
+ * The tests compile this file as C++ too and run it on the CPU, thread after
+ * thread, twice a block: first up to the barrier, then all. So what stands
+ * before a barrier writes shared memory only, a barrier comes at most once in
+ * a kernel, and nothing is written twice with different values. */
+#include "../core/kernels_arith.h"
+
+enum { STRIDES = CER_KERNEL_TILE / CER_KERNEL_THREADS };
+
+/* A function of this file; every call is resolved when it is compiled. */
+#define INLINE static __device__ __forceinline__
+
+/* --- what a block takes on ------------------------------------------------ */
+
+struct tile {
+    uint64_t first_row;
+    uint32_t first_item; /* of its rows */
+    uint32_t count;      /* items, of all its rows */
+};
+
+struct place {
+    uint64_t row; /* of the batch */
+    uint32_t slot, item;
+};
+
+INLINE tile
+this_tile(const cer_tiling &t)
+{
+    uint32_t group = blockIdx.x / t.chunks, chunk = blockIdx.x % t.chunks;
+    uint32_t first = chunk * CER_KERNEL_TILE, rest = t.items - first;
+    tile here;
+
+    here.first_row = (uint64_t)group * t.rows;
+    here.first_item = first;
+    here.count = t.chunks == 1            ? t.rows * t.items
+                 : rest < CER_KERNEL_TILE ? rest
+                                          : (uint32_t)CER_KERNEL_TILE;
+    return here;
+}
+
+/* Item `local` of the tile; false where there is none. */
+INLINE bool
+find_place(const cer_tiling &t, const tile &here, uint32_t local, place *p)
+{
+    p->slot = cer_divide(t.by_items, local);
+    p->row = here.first_row + p->slot;
+    p->item = here.first_item + local - p->slot * t.items;
+    return local < here.count && p->row < t.n_rows;
+}
+
+/* --- rows as they are ----------------------------------------------------- */
+
+template <typename vector>
+INLINE void
+copy_rows(const cer_rows_args &a)
+{
+    const tile here = this_tile(a.tiling);
+    const vector *from[STRIDES];
+    vector *to[STRIDES];
+    vector moved[STRIDES];
+
+#pragma unroll
+    for (uint32_t k = 0; k < STRIDES; k++) {
+        place p;
+
+        from[k] = nullptr;
+        if (!find_place(a.tiling, here, threadIdx.x + k * CER_KERNEL_THREADS,
+                        &p))
+            continue;
+        from[k] =
+            (const vector *)(a.src + a.rows[p.row] * a.row_bytes) + p.item;
+        to[k] = (vector *)(a.dst + p.row * a.row_bytes) + p.item;
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < STRIDES; k++)
+        if (from[k] != nullptr)
+            moved[k] = __ldg(from[k]);
+#pragma unroll
+    for (uint32_t k = 0; k < STRIDES; k++)
+        if (from[k] != nullptr)
+            *to[k] = moved[k];
+}
+
+/* --- groups of values ----------------------------------------------------- */
+
+struct group {
+    uint64_t raw[CER_KERNEL_GROUP];
+    uint32_t channel[CER_KERNEL_GROUP];
+};
+
+/* The group that stands at `at`, which it fits. */
+INLINE void
+read_whole(group *g, const uint8_t *at, uint32_t bytes)
+{
+    if (bytes == 1) {
+        uint32_t x = __ldg((const uint32_t *)at);
+
+        for (uint32_t k = 0; k < 4; k++)
+            g->raw[k] = x >> 8 * k & 0xff;
+    } else if (bytes == 2) {
+        uint2 x = __ldg((const uint2 *)at);
+
+        g->raw[0] = x.x & 0xffff;
+        g->raw[1] = x.x >> 16;
+        g->raw[2] = x.y & 0xffff;
+        g->raw[3] = x.y >> 16;
+    } else if (bytes == 4) {
+        uint4 x = __ldg((const uint4 *)at);
+
+        g->raw[0] = x.x;
+        g->raw[1] = x.y;
+        g->raw[2] = x.z;
+        g->raw[3] = x.w;
+    } else {
+        for (uint32_t k = 0; k < 4; k += 2) {
+            uint4 x = __ldg((const uint4 *)at + k / 2);
+
+            g->raw[k] = (uint64_t)x.y << 32 | x.x;
+            g->raw[k + 1] = (uint64_t)x.w << 32 | x.z;
+        }
+    }
+}
+
+INLINE void
+write_whole(uint8_t *at, uint32_t bytes, const uint64_t *raw)
+{
+    if (bytes == 1) {
+        *(uint32_t *)at =
+            ((uint32_t)raw[0] & 0xff) | ((uint32_t)raw[1] & 0xff) << 8 |
+            ((uint32_t)raw[2] & 0xff) << 16 | (uint32_t)raw[3] << 24;
+    } else if (bytes == 2) {
+        *(uint2 *)at =
+            make_uint2(((uint32_t)raw[0] & 0xffff) | (uint32_t)raw[1] << 16,
+                       ((uint32_t)raw[2] & 0xffff) | (uint32_t)raw[3] << 16);
+    } else if (bytes == 4) {
+        *(uint4 *)at = make_uint4((uint32_t)raw[0], (uint32_t)raw[1],
+                                  (uint32_t)raw[2], (uint32_t)raw[3]);
+    } else {
+        for (uint32_t k = 0; k < 4; k += 2)
+            ((uint4 *)at)[k / 2] =
+                make_uint4((uint32_t)raw[k], (uint32_t)(raw[k] >> 32),
+                           (uint32_t)raw[k + 1], (uint32_t)(raw[k + 1] >> 32));
+    }
+}
+
+/* The first n values of the group. */
+INLINE void
+write_group(uint8_t *at, uint32_t bytes, const uint64_t *raw, uint32_t n,
+            uint32_t aligned)
+{
+    if (aligned) {
+        write_whole(at, bytes, raw);
+        return;
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < CER_KERNEL_GROUP; k++)
+        if (k < n)
+            cer_raw_store(at + k * bytes, bytes, raw[k]);
+}
+
+/* Channels of the values from value `first` of a row on. */
+INLINE void
+number_channels(group *g, const cer_kernel_values &v, uint32_t first)
+{
+    const uint32_t n = v.by_channels.divisor;
+    uint32_t c = first - cer_divide(v.by_channels, first) * n;
+
+#pragma unroll
+    for (uint32_t k = 0; k < CER_KERNEL_GROUP; k++) {
+        g->channel[k] = c;
+        c = c + 1 == n ? 0 : c + 1;
+    }
+}
+
+/* Tables go into memory beside the processor, where reading all over them
+ * costs little; those that are too large stay where they are. */
+template <cer_value_mode mode>
+INLINE const uint8_t *
+stage_tables(const cer_kernel_values &v, uint8_t *nearby)
+{
+    if constexpr (mode == CER_VALUES_TABLE) {
+        const uint32_t bytes = v.tables * 256 * v.out_bytes;
+
+        if (bytes <= CER_KERNEL_TABLE) {
+            for (uint32_t at = threadIdx.x * 16; at < bytes;
+                 at += CER_KERNEL_THREADS * 16)
+                *(uint4 *)(nearby + at) =
+                    __ldg((const uint4 *)(v.constants + at));
+            return nearby;
+        }
+    }
+    return v.constants;
+}
+
+template <cer_value_mode mode> struct nearby_tables {
+    enum { BYTES = mode == CER_VALUES_TABLE ? CER_KERNEL_TABLE : 16 };
+};
+
+/* --- rows of values ------------------------------------------------------- */
+
+template <cer_value_mode mode>
+INLINE void
+convert_rows(const cer_values_args &a)
+{
+    __shared__ __align__(16) uint8_t nearby[nearby_tables<mode>::BYTES];
+    const cer_kernel_values &v = a.values;
+    const uint8_t *table = stage_tables<mode>(v, nearby);
+    const tile here = this_tile(a.tiling);
+
+    if (mode == CER_VALUES_TABLE)
+        __syncthreads();
+    CER_ROLLED
+    for (uint32_t stride = 0; stride < STRIDES; stride++) {
+        group g;
+        place p;
+
+        if (!find_place(a.tiling, here,
+                        threadIdx.x + stride * CER_KERNEL_THREADS, &p))
+            continue;
+        const uint32_t first = p.item * CER_KERNEL_GROUP;
+        const uint32_t rest = a.elements - first;
+        const uint8_t *src =
+            a.src + a.rows[p.row] * a.row_bytes + (uint64_t)first * v.in_bytes;
+
+        if (a.aligned) {
+            read_whole(&g, src, v.in_bytes);
+        } else {
+#pragma unroll
+            for (uint32_t k = 0; k < CER_KERNEL_GROUP; k++)
+                g.raw[k] = cer_raw_load(src + (k < rest ? k : 0) * v.in_bytes,
+                                        v.in_bytes);
+        }
+        number_channels(&g, v, first);
+        cer_values_make(mode, &v, table, g.channel, g.raw, CER_KERNEL_GROUP);
+        write_group(a.dst + (p.row * a.elements + first) * v.out_bytes,
+                    v.out_bytes, g.raw, rest, a.aligned);
+    }
+}
+
+/* --- images --------------------------------------------------------------- */
+
+/* One thread per image draws its moves; the rest of the block wait. */
+INLINE void
+draw_slots(const cer_image_args &a, const tile &here, cer_drawn *drawn)
+{
+    const uint64_t row = here.first_row + threadIdx.x;
+
+    if (threadIdx.x < a.tiling.rows && row < a.tiling.n_rows)
+        cer_draw_moves(&a, a.rows[row], &drawn[threadIdx.x]);
+}
+
+/* The values of a group of pixels of one channel, or of any pixels and
+ * channels: from[k] is the pixel of the source, fill[k] not 0 where there is
+ * none. */
+template <cer_value_mode mode>
+INLINE void
+make_pixels(const cer_image_args &a, const uint8_t *table, const uint8_t *src,
+            const uint32_t *from, const uint32_t *fill, group *g)
+{
+    const cer_kernel_values &v = a.values;
+
+#pragma unroll
+    for (uint32_t k = 0; k < CER_KERNEL_GROUP; k++)
+        g->raw[k] = cer_raw_load(
+            src + ((uint64_t)from[k] * a.channels + g->channel[k]) * v.in_bytes,
+            v.in_bytes);
+    cer_values_make(mode, &v, table, g->channel, g->raw, CER_KERNEL_GROUP);
+#pragma unroll
+    for (uint32_t k = 0; k < CER_KERNEL_GROUP; k++)
+        if (fill[k] != 0)
+            g->raw[k] = cer_fill_raw(&v, fill[k] - 1, g->channel[k]);
+}
+
+INLINE uint32_t
+source_pixel(const cer_image_args &a, const cer_drawn &drawn, uint32_t y,
+             uint32_t x, uint32_t *fill)
+{
+    int32_t source_y = (int32_t)y, source_x = (int32_t)x;
+
+    *fill = cer_find_pixel(&a, &drawn, &source_y, &source_x);
+    return *fill != 0 ? 0 : (uint32_t)source_y * a.width + (uint32_t)source_x;
+}
+
+/* A group of pixels in a line, found once, then channel by channel. */
+template <cer_value_mode mode>
+INLINE void
+put_planes(const cer_image_args &a, const uint8_t *table, const place &p,
+           const cer_drawn &drawn)
+{
+    const cer_kernel_values &v = a.values;
+    const uint32_t y = cer_divide(a.by_line, p.item);
+    const uint32_t first = (p.item - y * a.by_line.divisor) * CER_KERNEL_GROUP;
+    const uint32_t rest = a.out[1] - first;
+    const uint64_t plane = (uint64_t)a.out[0] * a.out[1];
+    const uint8_t *src = a.src + a.rows[p.row] * a.row_bytes;
+    uint8_t *dst =
+        a.dst + (p.row * plane * a.channels + (uint64_t)y * a.out[1] + first) *
+                    v.out_bytes;
+    uint32_t from[CER_KERNEL_GROUP], fill[CER_KERNEL_GROUP];
+    group g;
+
+#pragma unroll
+    for (uint32_t k = 0; k < CER_KERNEL_GROUP; k++)
+        from[k] =
+            source_pixel(a, drawn, y, first + (k < rest ? k : 0), &fill[k]);
+    CER_ROLLED
+    for (uint32_t c = 0; c < a.channels; c++) {
+#pragma unroll
+        for (uint32_t k = 0; k < CER_KERNEL_GROUP; k++)
+            g.channel[k] = c;
+        make_pixels<mode>(a, table, src, from, fill, &g);
+        write_group(dst + c * plane * v.out_bytes, v.out_bytes, g.raw, rest,
+                    a.aligned);
+    }
+}
+
+/* A group of values next to each other, of one pixel or several. */
+template <cer_value_mode mode>
+INLINE void
+put_pixels(const cer_image_args &a, const uint8_t *table, const place &p,
+           const cer_drawn &drawn)
+{
+    const cer_kernel_values &v = a.values;
+    const uint32_t elements = a.out[0] * a.out[1] * a.channels;
+    const uint32_t first = p.item * CER_KERNEL_GROUP, rest = elements - first;
+    const uint8_t *src = a.src + a.rows[p.row] * a.row_bytes;
+    uint32_t from[CER_KERNEL_GROUP], fill[CER_KERNEL_GROUP];
+    uint32_t pixel = cer_divide(v.by_channels, first);
+    group g;
+
+    number_channels(&g, v, first);
+#pragma unroll
+    for (uint32_t k = 0; k < CER_KERNEL_GROUP; k++) {
+        if (k >= rest) { /* beyond the image: anything that is there */
+            g.channel[k] = g.channel[0];
+            from[k] = from[0];
+            fill[k] = fill[0];
+            continue;
+        }
+        pixel += k != 0 && g.channel[k] == 0;
+        const uint32_t y = cer_divide(a.by_line, pixel);
+
+        from[k] = source_pixel(a, drawn, y, pixel - y * a.out[1], &fill[k]);
+    }
+    make_pixels<mode>(a, table, src, from, fill, &g);
+    write_group(a.dst + (p.row * elements + first) * v.out_bytes, v.out_bytes,
+                g.raw, rest, a.aligned);
+}
+
+template <cer_value_mode mode, bool planes>
+INLINE void
+move_images(const cer_image_args &a)
+{
+    __shared__ __align__(16) uint8_t nearby[nearby_tables<mode>::BYTES];
+    __shared__ cer_drawn drawn[CER_KERNEL_SLOTS];
+    const uint8_t *table = stage_tables<mode>(a.values, nearby);
+    const tile here = this_tile(a.tiling);
+
+    draw_slots(a, here, drawn);
+    __syncthreads();
+    CER_ROLLED
+    for (uint32_t stride = 0; stride < STRIDES; stride++) {
+        place p;
+
+        if (!find_place(a.tiling, here,
+                        threadIdx.x + stride * CER_KERNEL_THREADS, &p))
+            continue;
+        if (planes)
+            put_planes<mode>(a, table, p, drawn[p.slot]);
+        else
+            put_pixels<mode>(a, table, p, drawn[p.slot]);
+    }
+}
+
+/* --- ragged rows ---------------------------------------------------------- */
+
+/* Ones for the things that a row has, of those that begin in the group. */
+INLINE void
+put_mask(const cer_ragged_args &a, uint64_t row, uint32_t first,
+         uint32_t things)
+{
+    uint8_t *mask = a.mask + row * a.length;
+    uint32_t thing = cer_divide(a.by_thing, first);
+    uint32_t next = thing * a.by_thing.divisor;
+
+    if (next < first) {
+        thing++;
+        next += a.by_thing.divisor;
+    }
+    for (; next < first + CER_KERNEL_GROUP && thing < a.length;
+         thing++, next += a.by_thing.divisor)
+        mask[thing] = thing < things;
+}
+
+template <cer_value_mode mode>
+INLINE void
+put_things(const cer_ragged_args &a, const uint8_t *table, uint64_t row,
+           uint32_t first, uint32_t things, const uint8_t *src)
+{
+    const cer_kernel_values &v = a.values;
+    const uint32_t elements = a.length * a.per_thing, rest = elements - first;
+    const uint32_t there = things * a.per_thing; /* the others are padding */
+    group g;
+
+    number_channels(&g, v, first);
+    if (first < there) {
+#pragma unroll
+        for (uint32_t k = 0; k < CER_KERNEL_GROUP; k++)
+            g.raw[k] = cer_raw_load(
+                src + (uint64_t)(first + (first + k < there ? k : 0)) *
+                          v.in_bytes,
+                v.in_bytes);
+        cer_values_make(mode, &v, table, g.channel, g.raw, CER_KERNEL_GROUP);
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < CER_KERNEL_GROUP; k++)
+        if (first + k >= there)
+            g.raw[k] = cer_fill_raw(&v, 0, g.channel[k]);
+    write_group(a.dst + (row * elements + first) * v.out_bytes, v.out_bytes,
+                g.raw, rest, a.aligned);
+}
+
+template <cer_value_mode mode>
+INLINE void
+pad_rows(const cer_ragged_args &a)
+{
+    __shared__ __align__(16) uint8_t nearby[nearby_tables<mode>::BYTES];
+    const uint8_t *table = stage_tables<mode>(a.values, nearby);
+    const tile here = this_tile(a.tiling);
+
+    if (mode == CER_VALUES_TABLE)
+        __syncthreads();
+    CER_ROLLED
+    for (uint32_t stride = 0; stride < STRIDES; stride++) {
+        place p;
+
+        if (!find_place(a.tiling, here,
+                        threadIdx.x + stride * CER_KERNEL_THREADS, &p))
+            continue;
+        const uint32_t first = p.item * CER_KERNEL_GROUP;
+        const uint32_t row = a.rows[p.row];
+        const int64_t start = a.offsets[row];
+        const uint64_t all = (uint64_t)(a.offsets[(uint64_t)row + 1] - start);
+        const uint32_t things = a.max_length != 0 && all > a.max_length
+                                    ? a.max_length
+                                    : (uint32_t)all;
+
+        if (p.item == 0)
+            a.lengths[p.row] = things;
+        put_mask(a, p.row, first, things);
+        if (first < a.length * a.per_thing)
+            put_things<mode>(a, table, p.row, first, things,
+                             a.src + (uint64_t)start * a.thing_bytes);
+    }
+}
+
+/* --- the kernels ---------------------------------------------------------- */
+
+#define KERNEL(name, family, call)                                             \
+    extern "C" __global__ void __launch_bounds__(CER_KERNEL_THREADS)           \
+        name(const __grid_constant__ cer_##family##_args a)                    \
+    {                                                                          \
+        call(a);                                                               \
+    }
+
+KERNEL(cer_rows_16, rows, copy_rows<uint4>)
+KERNEL(cer_rows_8, rows, copy_rows<uint2>)
+KERNEL(cer_rows_4, rows, copy_rows<uint32_t>)
+KERNEL(cer_rows_2, rows, copy_rows<uint16_t>)
+KERNEL(cer_rows_1, rows, copy_rows<uint8_t>)
+KERNEL(cer_values_table, values, convert_rows<CER_VALUES_TABLE>)
+KERNEL(cer_values_float, values, convert_rows<CER_VALUES_FLOAT>)
+KERNEL(cer_values_wide, values, convert_rows<CER_VALUES_WIDE>)
+KERNEL(cer_planes_copy, image, (move_images<CER_VALUES_COPY, true>))
+KERNEL(cer_planes_table, image, (move_images<CER_VALUES_TABLE, true>))
+KERNEL(cer_planes_float, image, (move_images<CER_VALUES_FLOAT, true>))
+KERNEL(cer_planes_wide, image, (move_images<CER_VALUES_WIDE, true>))
+KERNEL(cer_pixels_copy, image, (move_images<CER_VALUES_COPY, false>))
+KERNEL(cer_pixels_table, image, (move_images<CER_VALUES_TABLE, false>))
+KERNEL(cer_pixels_float, image, (move_images<CER_VALUES_FLOAT, false>))
+KERNEL(cer_pixels_wide, image, (move_images<CER_VALUES_WIDE, false>))
+KERNEL(cer_ragged_copy, ragged, pad_rows<CER_VALUES_COPY>)
+KERNEL(cer_ragged_table, ragged, pad_rows<CER_VALUES_TABLE>)
+KERNEL(cer_ragged_float, ragged, pad_rows<CER_VALUES_FLOAT>)
+KERNEL(cer_ragged_wide, ragged, pad_rows<CER_VALUES_WIDE>)
