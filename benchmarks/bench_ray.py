@@ -9,14 +9,17 @@ workers with one thread each, every search in a process of its own:
 
 The makespan, from the first unit or epoch until the last has ended, is given over half of what one
 local worker takes, measured before and after. Then the time from the process's start to the first
-result and to its end, and the memory of the whole tree of processes. Last, models that do nothing:
-milliseconds per unit with local workers and on Ray.
+result and to its end, and the memory of the whole tree of processes. Then models that do nothing:
+milliseconds per unit with local workers and on Ray. Last, 4, 16 and 32 of the models on two nodes
+that share nothing, for an epoch: the memory of all, what object stores and caches hold.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import tempfile
 import warnings
 from functools import partial
 from pathlib import Path
@@ -28,6 +31,7 @@ import torch
 import cerebro
 import cerebro.ray
 from benchmarks import bench_search, bench_store, peers
+from benchmarks.cluster_soak.nodes import Nodes, cached_bytes, store_bytes
 from benchmarks.harness import Bench, parser
 
 MODULE = "benchmarks.bench_ray"
@@ -50,7 +54,7 @@ CONFIGURATIONS = _configurations()
 
 def build(config: dict[str, Any]) -> cerebro.torch.Model:
     """Make the model of a configuration that is given by its number."""
-    return bench_search.build(CONFIGURATIONS[config["index"]])
+    return bench_search.build(CONFIGURATIONS[config["index"] % TRIALS])
 
 
 def save(folder: Path, rows: int) -> None:
@@ -73,10 +77,10 @@ class Told:
         self._log.write("epoch", trial.number)
 
 
-def note_makespan(place: Path, result: cerebro.Result) -> None:
+def note_makespan(place: Path, result: cerebro.Result, **more: int) -> None:
     units = result.units()
     seconds = max(unit["end"] for unit in units) - min(unit["start"] for unit in units)
-    peers.write_record(place, makespan=seconds, units=len(units))
+    peers.write_record(place, makespan=seconds, units=len(units), **more)
 
 
 def options_of(place: Path, arguments: Any) -> dict[str, Any]:
@@ -238,8 +242,42 @@ def nothing(place: Path, arguments: Any, *, on_ray: bool) -> None:
         run(workers=peers.CORES)
 
 
+class Stored:
+    """Looks at the object stores whenever an epoch has ended."""
+
+    most = 0
+
+    def on_epoch_end(self, trial: Any, metrics: dict[str, float]) -> None:
+        self.most = max(self.most, store_bytes())
+
+
+def on_two_nodes(place: Path, arguments: Any, *, trials: int) -> None:
+    """Search on a head without processors and two nodes that are sent the data."""
+    os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="cb-ray-", dir="/tmp")
+    Path(place, peers.TEMPORARY).write_text(os.environ["RAY_TMPDIR"])
+    os.environ["CEREBRO_CACHE"] = str(place / "coordinator")
+    nodes, stored = Nodes(place, "", place / "pipe"), Stored()
+    try:
+        result = cerebro.search(
+            build,
+            {"index": list(range(trials))},
+            searcher="grid",
+            progress=False,
+            callbacks=[stored],
+            executor=cerebro.ray.Executor(nodes.address),
+            **{**options_of(place, arguments), "epochs": 1},
+        )
+        note_makespan(place, result, stored=stored.most, cached=cached_bytes(place))
+    finally:
+        import ray
+
+        ray.shutdown()
+        nodes.close()
+
+
 ONE, LOCAL = "Cerebro, 1 local worker", "Cerebro, local workers"
 NOTHING = "models that do nothing"
+NODES = "trials on two nodes"
 CELLS: dict[str, tuple[str, peers.Cell]] = {
     ONE: ("", partial(by_cerebro, workers=1)),
     LOCAL: ("", partial(by_cerebro, workers=peers.CORES)),
@@ -250,6 +288,10 @@ CELLS: dict[str, tuple[str, peers.Cell]] = {
     "Ray Tune, with_parameters": ("Ray Tune", partial(by_tune, shared=True)),
     f"{NOTHING}, local workers": ("", partial(nothing, on_ray=False)),
     f"{NOTHING}, cerebro.ray.Executor": ("Ray Tune", partial(nothing, on_ray=True)),
+    **{
+        f"{count} {NODES}": ("Ray Tune", partial(on_two_nodes, trials=count))
+        for count in (4, TRIALS, 2 * TRIALS)
+    },
 }
 
 
@@ -326,9 +368,11 @@ def main() -> None:
         if spans and ours:
             bench.add("one local worker", statistics.mean(spans), "s")
             for found in outcomes:
-                if found and found.name != ONE and NOTHING not in found.name:
+                others = (ONE, NOTHING, NODES)
+                if found and not any(word in found.name for word in others):
                     add_search(bench, found, ours, statistics.mean(spans))
         add_units(bench, [found for found in outcomes if found and NOTHING in found.name])
+        add_memory(bench, [found for found in outcomes if found and NODES in found.name])
     bench.report()
 
 
@@ -344,6 +388,25 @@ def add_units(bench: Bench, outcomes: list[peers.Outcome]) -> None:
             reference="" if first else "local workers",
             ratio=None if first else cost / costs[0],
         )
+
+
+def add_memory(bench: Bench, outcomes: list[peers.Outcome]) -> None:
+    """Give what searches of more and more trials hold, over what the first one does."""
+    for found in outcomes:
+        first = outcomes[0]
+        figures = {
+            "memory of all, at most": (found.peak, first.peak),
+            "states in object stores": (found.record["stored"], first.record["stored"]),
+            "data in the nodes' caches": (found.record["cached"], first.record["cached"]),
+        }
+        for what, (value, base) in figures.items():
+            bench.add(
+                f"{found.name}: {what}",
+                value / 1e6,
+                "MB",
+                reference="" if found is first else first.name,
+                ratio=None if found is first else value / max(1, base),
+            )
 
 
 if __name__ == "__main__":

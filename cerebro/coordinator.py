@@ -274,19 +274,27 @@ class Coordinator:
         self.store.add_event(self._now(), "command", text)
 
     def _rest(self) -> bool:
-        """Wait where only a command lets the run go on; False where nothing is left to do."""
+        """Wait where only a command, or whoever the searcher listens to, lets the run go on.
+
+        False where nothing is left to do.
+        """
         known = self._trials.by_number.values()
         trials = [trial for trial in known if trial.record.status not in ENDED]
         rests = any(trial.held and not trial.asleep for trial in trials)
         if self._remote.paused and (trials or not self._loop.is_exhausted):
             rests = True
-        if rests:
+        waits = getattr(self._loop.searcher, "waits", False) and not self._loop.is_exhausted
+        if rests or waits:
             self.store.flush()  # whoever is told of the rest finds it in the store
             self._meter.rest(self.trials.values(), len(self._schedule_worker))
             before = self._now()
-            wait_for(self._remote.wake, self._patience())
+            if waits:  # which ends the executor's wait
+                for event in self._wait(self._patience(), self._remote.wake):
+                    self._hear(event)
+            else:
+                wait_for(self._remote.wake, self._patience())
             self._meter.rested += self._now() - before
-        return rests
+        return rests or waits
 
     def _settle(self, trial: LiveTrial) -> None:
         """Do what the user wants of a trial, unless a unit of it runs."""
@@ -503,7 +511,7 @@ class Coordinator:
         elif isinstance(event, ShardsPlaced):
             self._place()
         elif isinstance(event, StateKept):
-            trial = self.trials[event.trial]
+            trial = self._trials.by_number[event.trial]
             self._epoch_done(trial, self._unkept.pop(event.trial))
             self._trials.await_state(trial, False)
             self._settle(trial)
@@ -514,7 +522,7 @@ class Coordinator:
             warnings.warn(event.text, stacklevel=2)
 
     def _state_lost(self, event: StateLost) -> None:
-        trial = self.trials[event.trial]
+        trial = self._trials.by_number[event.trial]
         if event.worker is not None:
             worker = self._schedule_worker[event.worker]
             self._release(event.worker)

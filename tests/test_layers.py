@@ -99,7 +99,7 @@ USE_CORE = {
     "plan",
     "ray.actor",
     "ray.cache",
-    "ray.executor",
+    "ray.fetching",
     "ray.requests",
     "ray.tune_searcher",
     "replay",

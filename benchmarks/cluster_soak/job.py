@@ -21,6 +21,7 @@ from benchmarks.cluster_soak import models
 from benchmarks.faults.job import Told
 from benchmarks.faults.models import tell
 from benchmarks.faults.problem import Problem
+from cerebro.ray import hiring
 from cerebro.unit import News, Note, WorkerJoined
 
 ROWS = [300, 6000]
@@ -51,7 +52,7 @@ def no_token(context: Any) -> Iterator[tuple[str, str]]:
 def executor(spec: dict[str, Any]) -> Executor:
     module.LOOK_SECONDS = LOOK_SECONDS
     if spec["apart"]:
-        module.run_token = no_token
+        hiring.run_token = no_token
     shared = Path(spec["data"]).parent if spec["shared"] else None
     return Executor(spec["address"], replicas=spec["replicas"], shared_path=shared)
 

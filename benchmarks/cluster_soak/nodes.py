@@ -110,3 +110,19 @@ def is_actor(pid: int) -> bool:
 def worker_processes(mark: str) -> list[int]:
     """Worker processes of the cluster with a mark."""
     return [pid for pid in processes.marked(mark) if processes.is_worker(pid)]
+
+
+def store_bytes() -> int:
+    """What the object stores of this process's cluster held a moment ago, all nodes together.
+
+    Without copies that other nodes have fetched, which go when there is no room.
+    """
+    import ray
+
+    name = "object_store_memory"
+    return int(ray.cluster_resources().get(name, 0) - ray.available_resources().get(name, 0))
+
+
+def cached_bytes(folder: Path) -> int:
+    """What the caches of nodes below a folder hold of data."""
+    return sum(f.stat().st_size for f in folder.glob("node-*/data/*/shard-*/*"))

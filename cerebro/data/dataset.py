@@ -543,7 +543,9 @@ class Dataset:
             raise MissingFileError(f"{error.strerror or error}: the data set is damaged") from None
 
     def _view(self, rows: Sequence[Part], operation: dict[str, Any]) -> Dataset:
-        view = object.__new__(Dataset)
+        return self._fill(object.__new__(Dataset), rows, operation)
+
+    def _fill(self, view: Dataset, rows: Sequence[Part], operation: dict[str, Any]) -> Dataset:
         view._path = self._path
         view._manifest = self._manifest
         view._readers = self._readers

@@ -8,8 +8,9 @@ of them, so that nobody needs the shards for it.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,32 +43,39 @@ class PlacedDataset(Dataset):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path).absolute()
         self._manifest = read_manifest(self._path)
-        self._here: dict[int, _core.ShardReader] = {}
-        self._generation = 0
-        self._readers = _Readers(self)  # type: ignore[assignment]
+        self._open = _Open()
+        self._readers = self._open  # type: ignore[assignment]
         self._rows: list[Part] = [(0, shard.rows) for shard in self._manifest.shards]
         self._transforms = {}
         self._operations = ()
         for shard in range(self.num_shards):
             if (self._path / shard_folder(shard)).is_dir():
-                self._here[shard] = self._open_shard(shard)
+                with contextlib.suppress(CorruptDataError):  # said when somebody needs it
+                    self._open.readers[shard] = self._open_shard(shard)
 
     @property
     def generation(self) -> int:
-        return self._generation
+        return self._open.generation
 
     def parts(self) -> list[tuple[_core.ShardReader, Part]]:
         """Each shard's reader and rows; a shard that is not here has none.
 
         Its place is kept, because a shard's number is a key of its rows' order.
         """
-        if not self._here:
+        here = self._open.readers
+        if not here:
             raise InputError(f"no shard of the data set is in {self._path}")
-        other = next(iter(self._here.values()))
+        other = next(iter(here.values()))
         return [
-            (self._here[shard], part) if shard in self._here else (other, (0, 0))
+            (here[shard], part) if shard in here else (other, (0, 0))
             for shard, part in enumerate(self._rows)
         ]
+
+    def with_rows(self, rows: Sequence[Part], operation: dict[str, Any]) -> Dataset:
+        """A view, such as a fold, of what is here now or later."""
+        view: PlacedDataset = object.__new__(PlacedDataset)
+        view._open = self._open
+        return self._fill(view, rows, operation)
 
     def verify_shard(self, shard: int) -> None:
         try:
@@ -75,9 +83,9 @@ class PlacedDataset(Dataset):
         except CorruptDataError:
             self._forget(shard)
             raise
-        if shard not in self._here:
-            self._here[shard] = self._open_shard(shard)
-            self._generation += 1
+        if shard not in self._open.readers:
+            self._open.readers[shard] = self._open_shard(shard)
+            self._open.generation += 1
 
     def check_sizes(self, shard: int) -> None:
         try:
@@ -85,29 +93,13 @@ class PlacedDataset(Dataset):
         except CorruptDataError:
             self._forget(shard)
             raise
-        if shard not in self._here:
+        if shard not in self._open.readers:
             self.verify_shard(shard)
 
     def _forget(self, shard: int) -> None:
         """Close a damaged shard: whoever brings it again brings other files."""
-        self._here.pop(shard, None)
-        self._generation += 1
-
-    def reader(self, shard: int) -> _core.ShardReader:
-        """Return a shard's reader.
-
-        Raises
-        ------
-        InputError
-            If the shard is not here.
-        """
-        found = self._here.get(shard)
-        if found is None:
-            raise InputError(
-                f"shard {shard} of the data is on another node: compute what needs all rows "
-                "before the search, or give every node all shards (shared_path= or replicas=)"
-            )
-        return found
+        self._open.readers.pop(shard, None)
+        self._open.generation += 1
 
     def __reduce__(self) -> tuple[Callable[[Mapping[str, Any]], Dataset], tuple[dict[str, Any]]]:
         return PlacedDataset.from_spec, (self.spec(),)
@@ -119,14 +111,21 @@ class PlacedDataset(Dataset):
         )
 
 
-class _Readers:
-    """Looks like the list of a data set's readers; some are missing."""
+class _Open:
+    """The shards that are here, open; looks like the list of a data set's readers."""
 
-    def __init__(self, data: PlacedDataset) -> None:
-        self._data = data
+    def __init__(self) -> None:
+        self.readers: dict[int, _core.ShardReader] = {}
+        self.generation = 0
 
     def __getitem__(self, shard: int) -> _core.ShardReader:
-        return self._data.reader(shard)
+        found = self.readers.get(shard)
+        if found is None:
+            raise InputError(
+                f"shard {shard} of the data is on another node: compute what needs all rows "
+                "before the search, or give every node all shards (shared_path= or replicas=)"
+            )
+        return found
 
 
 # --- the rows of a view -----------------------------------------------------------

@@ -29,6 +29,7 @@ from cerebro.data.manifest import read_manifest
 from cerebro.data.placed import PlacedDataset
 from cerebro.errors import CerebroError, WorkerError, text_of
 from cerebro.executors.local import LocalExecutor
+from cerebro.folds import Folds
 from cerebro.ray.cache import Cache, cache_folder
 from cerebro.ray.fetching import StateGone, StoreFull, fetch
 from cerebro.ray.messages import Answer, Begin, DataAt, NodeReport, StateIn
@@ -112,9 +113,9 @@ class WorkerActor:
         with self._lock:
             self._the_cache.finish(checksum, shard)
 
-    def forget(self, checksum: str, shard: int) -> None:
-        """Delete a shard that is damaged."""
-        self._the_cache.forget(checksum, shard)
+    def forget_damaged(self, checksum: str, shards: Sequence[int]) -> None:
+        """Delete those of some shards that are not what they were."""
+        self._the_cache.forget_damaged(checksum, shards)
 
     def data_folders(self, checksums: Sequence[str]) -> list[str]:
         """Where the cache has data sets."""
@@ -133,6 +134,9 @@ class WorkerActor:
                 sys.path.append(entry)
         with contextlib.suppress(OSError):
             os.chdir(begin.directory)
+        for data in (begin.train, begin.validation):
+            if data is not None and data.in_parts:
+                self._the_cache.use(Path(data.spec["path"]).name)
         self._folder = self._the_cache.scratch()
         self._shares_run = begin.shares_run
         threads = int(begin.settings["threads"])
@@ -145,10 +149,12 @@ class WorkerActor:
             "live_bytes": available_memory() // (2 * begin.workers_here),
             "loader_threads": int(environment.usable_cores() > begin.workers_here * threads),
         }
+        train = _open_data(begin.train)
         context = RunContext(
             build=Sent(begin.build),
-            train=_open_data(begin.train),
+            train=train,
             validation=None if begin.validation is None else _open_data(begin.validation),
+            folds=None if begin.folds is None else Folds.from_json(train, begin.folds),
             **settings,
         )
         self._log_dir, self._state_dir = Path(context.log_dir), Path(context.state_dir)

@@ -257,3 +257,13 @@ def spread(
                 room[node.id] -= 1
                 chosen.append(node)
     return chosen
+
+
+def cause_of(error: BaseException) -> str:
+    """What went wrong, without the traceback that Ray adds."""
+    cause = getattr(error, "cause", None) or error
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    if not isinstance(cause, Exception) or not lines:
+        return type(cause).__name__
+    named = [line for line in lines if line.startswith(("ModuleNotFoundError", "ImportError"))]
+    return text_of(RuntimeError(named[-1] if named else lines[0]))

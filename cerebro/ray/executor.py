@@ -11,13 +11,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import tempfile
-import threading
 import time
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from multiprocessing.connection import wait as wait_for_any
 from pathlib import Path
@@ -25,25 +22,27 @@ from typing import Any
 
 import numpy as np
 
-import cerebro.environment as environment
-from cerebro import _core
-from cerebro.data import Dataset
-from cerebro.data.placed import write_view
 from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
 from cerebro.executors.base import Wake
 from cerebro.executors.local import packed as pickled
 from cerebro.plain_files import open_plain
-from cerebro.ray import shipping
-from cerebro.ray.actor import WorkerActor
-from cerebro.ray.cache import Cache, cache_folder
-from cerebro.ray.connection import Connection, Node, alive_nodes, connect, reachable, spread
-from cerebro.ray.fetching import StoreFull, fetch
-from cerebro.ray.likeness import differences
+from cerebro.ray.connection import (
+    Connection,
+    Node,
+    alive_nodes,
+    cause_of,
+    connect,
+    reachable,
+    spread,
+)
+from cerebro.ray.fetching import StoreFull, fetch_to_file
+from cerebro.ray.hands import Call, Hand
+from cerebro.ray.hiring import START_SECONDS, Hired, Hiring, check_resources
 from cerebro.ray.mailbox import Mailbox
 from cerebro.ray.messages import Answer, Begin, DataAt, NodeReport, StateIn, Traffic
 from cerebro.ray.placement import Pace, Placement
-from cerebro.ray.shipping import Source
 from cerebro.ray.states import HeldState, HeldStates
+from cerebro.ray.supply import EVERYWHERE, Supply
 from cerebro.settings import MAX_WORKERS, whole_number
 from cerebro.state_files import epoch_state_file, read_state, unpublished
 from cerebro.trial_log import APPEND, log_path
@@ -63,8 +62,6 @@ from cerebro.unit import (
     WorkerLost,
 )
 
-START_SECONDS = 120.0
-"""How long a node may take to start a worker."""
 END_SECONDS = 10.0
 LOOK_SECONDS = 5.0
 """How often the cluster is asked for new nodes, and busy workers for a sign of life."""
@@ -74,40 +71,6 @@ STORE_FULL = (
     "Ray's object store is full on a node, and so is the disk that it writes to then: free some "
     "there, start Ray with more --object-store-memory, or keep fewer trials live (width=)"
 )
-
-
-@dataclass
-class Hand:
-    """A worker as the coordinator sees it."""
-
-    number: int
-    actor: Any
-    node: Node
-    name: str
-    """The node's, for people."""
-    place: str
-    reads_all: bool
-    """Whether it reads all shards where they are."""
-    begin: Begin
-    stale: set[int] = field(default_factory=set)
-    """Trials of which another worker has made a newer state."""
-    silent_looks: int = 0
-    has_answered: bool = False
-    is_gone: bool = False
-    """Whether the actor, and not only its process, is lost."""
-    node_is_gone: bool = False
-
-
-@dataclass
-class Call:
-    """What a worker has been given."""
-
-    serial: int
-    job: Job
-    packed: Any = None
-    """Reference to the state that it will leave."""
-    reloaded: bool = False
-    """Whether its shard was damaged on the node and has been sent again."""
 
 
 class Executor:
@@ -171,6 +134,11 @@ class Executor:
             f"shared_path={None if self._shared_path is None else str(self._shared_path)!r})"
         )
 
+    def __reduce__(self) -> tuple[type[Executor], tuple[Any, ...]]:
+        """Pickled or copied it is one that has not been used."""
+        given = self._address, self.workers, self._resources, self._replicas, self._shared_path
+        return type(self), given
+
     def _reset(self) -> None:
         self.traffic = Traffic()
         self._hands: dict[int, Hand] = {}
@@ -178,7 +146,7 @@ class Executor:
         self._out: dict[int, Call] = {}
         self._parked: dict[tuple[str, int], list[int]] = {}  # workers whose shard is coming
         self._loading: set[tuple[str, int]] = set()
-        self._arrived: dict[str, set[int]] = {}
+        self._supply: Supply | None = None
         self._placement: Placement | None = None
         self._pace = Pace()
         self._states = HeldStates()
@@ -192,9 +160,6 @@ class Executor:
         self._known: set[str] = set()
         self._gone: set[str] = set()  # nodes
         self._next_look = 0.0
-        self._cache: Cache | None = None
-        self._written: Dataset | None = None  # the rows of the validation view
-        self._lock = threading.Lock()
 
     # --- the protocol ------------------------------------------------------
 
@@ -202,20 +167,18 @@ class Executor:
         if self._connection is not None:
             self._is_refused = True
             raise InputError("this executor runs another search: make one for each")
-        if context.folds is not None:
-            raise InputError(
-                "a search on a Ray cluster has no folds: nodes have the rows of one validation set "
-                "whole, and of the training data some shards; leave executor= out, or give "
-                "validation= a data set or a fraction"
-            )
         self._reset()
         self._context = context
         self._build = pickled(context.build)
+        self._folds = None if context.folds is None else context.folds.to_json()
         self._needs = {"CPU": float(context.threads), **self._resources}
         cpus = None if self.workers is None else self.workers * self._needs["CPU"]
         self._mailbox = Mailbox()
         self._porters = ThreadPoolExecutor(4, "cerebro-ray")
         self._connection = connect(self._address, cpus)
+        where = self._shared_path, self._connection.node
+        self._supply = Supply(self._ray, context, *where, self.traffic)
+        self._hiring = Hiring(self._ray, context, self._needs)
         try:
             self._start()
         except BaseException:
@@ -267,7 +230,7 @@ class Executor:
             raise WorkerError(f"node {hand.name} is gone")
         actor = hand.actor
         if hand.is_gone:
-            actor = self._hire(hand.node)
+            actor = self._hiring.hire(hand.node)
             actor.begin.remote(hand.begin)
         else:
             actor.restart.remote()
@@ -308,8 +271,8 @@ class Executor:
             self._connection.close()
         self._connection = None
         self._mailbox.close()
-        if self._cache is not None:
-            self._cache.close()
+        if self._supply is not None:
+            self._supply.close()
         traffic = self.traffic
         self._reset()
         self.traffic = traffic
@@ -324,6 +287,11 @@ class Executor:
         return self._ray.exceptions.ObjectStoreFullError, self._ray.exceptions.OutOfDiskError
 
     @property
+    def _the_supply(self) -> Supply:
+        assert self._supply is not None, "the executor has not been started"
+        return self._supply
+
+    @property
     def _ray(self) -> Any:
         assert self._connection is not None, "the executor has not been started"
         return self._connection.ray
@@ -335,163 +303,41 @@ class Executor:
         nodes = reachable(alive_nodes(self._ray))
         self._known = {node.id for node in nodes}
         chosen = spread(nodes, self._needs, self.workers, self._connection.node)
-        hired = [(node, self._hire(node)) for node in chosen]
+        hired = [(node, self._hiring.hire(node)) for node in chosen]
         try:
-            with run_token(self._context) as token:
-                reports = self._reports(hired, token)
-            self._check(reports)
-            hands = self._brief(hired, reports)
-            for hand in hands:
+            reports = self._hiring.reports(hired, self._the_supply)
+            self._later += self._hiring.check(reports)
+            for hand in self._brief(hired, reports):
                 hand.actor.begin.remote(hand.begin)
                 self._take_on(hand)
         except BaseException:
-            for _, actor in hired:
-                self._ray.kill(actor, no_restart=True)
+            self._hiring.dismiss(hired)
             raise
         self._next_look = time.monotonic() + LOOK_SECONDS
 
-    def _hire(self, node: Node) -> Any:
-        """Start an actor on a node; returns before it is there."""
-        ray = self._ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        needs = dict(self._needs)
-        options = {"num_cpus": needs.pop("CPU"), "num_gpus": needs.pop("GPU", 0)}
-        actor = ray.remote(concurrency_groups={"control": 2})(WorkerActor).options(
-            **options,
-            resources=needs or None,
-            max_restarts=0,
-            max_task_retries=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
-        )
-        return actor.remote()
-
-    def _reports(
-        self, hired: Sequence[tuple[Node, Any]], token: tuple[str, str]
-    ) -> list[NodeReport]:
-        """Ask new actors where they are.
-
-        Raises
-        ------
-        InputError
-            If one does not start.
-        """
-        ray = self._ray
-        sets = self._data_sets()
-        asked = [
-            actor.report.remote(
-                self._context.threads,
-                token,
-                [(self._paths(node, data), data.manifest.checksum) for data in sets],
-            )
-            for node, actor in hired
-        ]
-        _, late = ray.wait(asked, num_returns=len(asked), timeout=START_SECONDS)
-        if late:
-            node = hired[asked.index(late[0])][0]
-            raise InputError(
-                f"node {node.address} ({node.id[:8]}) has not started a worker in "
-                f"{START_SECONDS:g} s: are its {self._needs['CPU']:g} CPU(s) in use by others? Ask "
-                "for fewer workers=, or free some"
-            )
-        reports = []
-        for (node, _), answer in zip(hired, asked, strict=True):
-            try:
-                reports.append(ray.get(answer))
-            except ray.exceptions.RayError as error:
-                raise InputError(
-                    f"node {node.address} ({node.id[:8]}) cannot start a worker: "
-                    f"{_cause_of(error)}: install the same Cerebro there as here, and see that its "
-                    f"cache folder ($CEREBRO_CACHE) can be written"
-                ) from error
-        return reports
-
-    def _check(self, reports: Sequence[NodeReport]) -> None:
-        """Refuse nodes that would compute other bits; note what is likely to do no harm."""
-        here = environment.describe(self._context.threads)
-        for name, report in {r.name: r for r in reports}.items():
-            refused, noted = differences(here, report.environment)
-            if refused:
-                raise InputError(
-                    f"node {name} would compute other results than this one: {'; '.join(refused)}. "
-                    "Install the same on every node, or choose nodes of one kind with resources="
-                )
-            if noted:
-                text = f"node {name} is not quite like this one: {'; '.join(noted)}"
-                self._later.append(Note("node differs", text))
-
-    # --- data --------------------------------------------------------------
-
-    def _data_sets(self) -> list[Dataset]:
-        context = self._context
-        return [context.train, *([] if context.validation is None else [context.validation])]
-
-    def _paths(self, node: Node, data: Dataset) -> list[str]:
-        """Where a node may find a data set without being sent it."""
-        assert self._connection is not None
-        paths = []
-        shared = self._shared_path
-        if shared is not None:
-            paths = [shared, shared / data.path.name]
-            if shared in data.path.parents:
-                paths.insert(0, data.path)
-        if node.id == self._connection.node:
-            paths.append(data.path)
-        return [str(path) for path in paths]
-
-    def _brief(
-        self, hired: Sequence[tuple[Node, Any]], reports: Sequence[NodeReport]
-    ) -> list[Hand]:
+    def _brief(self, hired: Hired, reports: Sequence[NodeReport]) -> list[Hand]:
         """Place the data, and say to every worker what it needs to know."""
         self._shares_run = all(report.reads_run for report in reports)
-        if self._shared_path is not None:
-            for report in reports:
-                self._check_reads(report)
+        for report in reports:
+            self._the_supply.check_reads(report)
         hands = [
             self._hand(node, actor, report, sum(r.node == report.node for r in reports))
             for (node, actor), report in zip(hired, reports, strict=True)
         ]
-        senders = {hand.place: hand for hand in reversed(hands) if not hand.reads_all}
-        asked = {p: self._porters.submit(self._introduce, hand) for p, hand in senders.items()}
-        cached = {place: self._finished(job) for place, job in asked.items()}
-        if cached:
-            placement = Placement(self._context.train.shard_rows())
-            for number, hand in enumerate(hands):
-                placement.add_worker(number, hand.place)
-            dealt = placement.deal(self._replicas, cached)
-            missing = {p: sorted({*dealt[p]} - {*have}) for p, have in cached.items()}
-            jobs = [
-                self._porters.submit(self._send_shards, senders[place], shards)
-                for place, shards in missing.items()
-            ]
-            for job in jobs:
-                self._finished(job)
-            for place, have in cached.items():
-                self._arrived[place] = {*have, *dealt[place]}
-            every = set(range(self._context.train.num_shards))
-            if any(placement.shards[place] != every for place in placement.shards):
-                placement.workers.clear()  # each is added when it gets its number
-                self._placement = placement
-        return [self._with_data(hand) for hand in hands]
-
-    def _check_reads(self, report: NodeReport) -> None:
-        for data, found in zip(self._data_sets(), report.at, strict=True):
-            if found is None:
-                raise InputError(
-                    f"node {report.name} does not find the data set {data.path.name} at "
-                    f"shared_path={str(self._shared_path)!r}: mount the same folder on every node, "
-                    "or leave shared_path= out to have the data copied"
-                )
+        self._placement = self._the_supply.deal(hands, self._replicas, self._porters)
+        return [self._the_supply.with_data(hand) for hand in hands]
 
     def _hand(self, node: Node, actor: Any, report: NodeReport, workers_here: int) -> Hand:
+        context = self._context
         reads_all = all(path is not None for path in report.at)
         begin = Begin(
             build=self._build,
             settings=self._settings,
-            train=DataAt({**self._context.train.spec(), "path": report.at[0] or ""}, not reads_all),
+            train=DataAt({**context.train.spec(), "path": report.at[0] or ""}, not reads_all),
             validation=None
-            if self._context.validation is None
-            else DataAt({**self._context.validation.spec(), "path": report.at[1] or ""}, False),
+            if context.validation is None
+            else DataAt({**context.validation.spec(), "path": report.at[1] or ""}, False),
+            folds=self._folds,
             shares_run=self._shares_run,
             path=tuple(sys.path),
             directory=os.getcwd(),  # noqa: PTH109
@@ -500,92 +346,10 @@ class Executor:
         place = f"{report.node} itself" if reads_all else report.place
         return Hand(-1, actor, node, report.name, place, reads_all, begin)
 
-    def _with_data(self, hand: Hand) -> Hand:
-        """Say where the data are that the node was sent."""
-        if hand.reads_all:
-            return hand
-        train, validation = self._train, self._validation
-        checksums = [source.checksum for source in (train, validation) if source is not None]
-        folders = self._ray.get(hand.actor.data_folders.remote(checksums))
-        hand.begin = replace(
-            hand.begin,
-            train=DataAt(train.spec_at(folders[0]), True),
-            validation=None
-            if validation is None
-            else DataAt(validation.spec_at(folders[-1]), True),
-        )
-        return hand
-
-    @property
-    def _train(self) -> Source:
-        """What nodes are sent of the training data: its shards, whole."""
-        return Source(self._context.train)
-
-    @property
-    def _validation(self) -> Source | None:
-        """What nodes are sent for validation: the rows of its view, and nothing else."""
-        view = self._context.validation
-        if view is None:
-            return None
-        if view.is_whole():
-            return Source(view)
-        with self._lock:
-            if self._written is None:
-                # In scratch: what a coordinator that is killed leaves there, the next one removes.
-                self._cache = Cache(cache_folder())
-                folder = Path(tempfile.mkdtemp(prefix="view-", dir=self._cache.scratch()))
-                self._written = write_view(view, folder)
-        return Source(self._written)
-
-    def _introduce(self, hand: Hand) -> list[int]:
-        """Send a node the manifests and the validation rows (-1); return what it has then."""
-        self._send_validation(hand)
-        return [-1, *shipping.begin(self._ray, hand.actor, self._train, START_SECONDS)]
-
-    def _send_validation(self, hand: Hand) -> None:
-        validation = self._validation
-        if validation is not None:
-            have = shipping.begin(self._ray, hand.actor, validation, START_SECONDS)
-            missing = [shard for shard in validation.shards if shard not in have]
-            sent = shipping.send(self._ray, hand.actor, validation, missing)
-            self._note_traffic(hand.place, [-1] if missing else [], sent)
-
-    def _send_shards(self, hand: Hand, shards: Sequence[int]) -> None:
-        """Send shards to a node, -1 for the validation rows; in a thread of its own."""
-        if -1 in shards:
-            self._send_validation(hand)
-        shards = [shard for shard in shards if shard >= 0]
-        sent = shipping.send(self._ray, hand.actor, self._train, shards)
-        self._note_traffic(hand.place, shards, sent)
-
-    def _note_traffic(self, place: str, shards: Sequence[int], sent: int) -> None:
-        with self._lock:
-            for shard in shards:
-                key = place, shard
-                self.traffic.shards[key] = self.traffic.shards.get(key, 0) + 1
-            self.traffic.data_bytes += sent
-
-    def _finished(self, job: Any) -> Any:
-        """Wait for data that are on their way; returns what `job` does.
-
-        Raises
-        ------
-        InputError
-            If a node cannot take them.
-        """
-        ray = self._ray
-        try:
-            return job.result()
-        except ray.exceptions.RayError as error:
-            raise InputError(
-                f"a node cannot be sent the data: {_cause_of(error)}: is there room in its cache "
-                "folder ($CEREBRO_CACHE)?"
-            ) from error
-
     @property
     def _settings(self) -> dict[str, Any]:
-        """What workers are told of the run besides its data and ``build``."""
-        left_out = {"build", "train", "validation", "live_bytes", "loader_threads"}
+        """What workers are told of the run besides its data, folds and ``build``."""
+        left_out = {"build", "train", "validation", "folds", "live_bytes", "loader_threads"}
         names = [f.name for f in fields(RunContext) if f.name not in left_out]
         return {name: getattr(self._context, name) for name in names}
 
@@ -600,24 +364,24 @@ class Executor:
 
     # --- giving out ----------------------------------------------------------
 
-    def _send_when_loaded(self, hand: Hand, call: Call) -> None:
+    def _send_when_loaded(self, hand: Hand, call: Call, *, damaged: bool = False) -> None:
         job = call.job
-        if isinstance(job, Task) and not self._is_there(hand, job.shard):
+        if isinstance(job, Task) and not self._the_supply.is_there(hand, job.shard):
             self._parked.setdefault((hand.place, job.shard), []).append(hand.number)
-            self._fetch_shard(hand, job.shard)
+            self._fetch_shard(hand, job.shard, damaged=damaged)
         else:
             self._send(hand, call)
 
-    def _is_there(self, hand: Hand, shard: int) -> bool:
-        return hand.reads_all or shard in self._arrived.get(hand.place, ())
-
-    def _fetch_shard(self, hand: Hand, shard: int) -> None:
+    def _fetch_shard(self, hand: Hand, shard: int, *, damaged: bool = False) -> None:
         """Have a shard sent to a worker's node, unless it is there or on its way."""
         key = hand.place, shard
-        if self._is_there(hand, shard) or key in self._loading:
+        if self._the_supply.is_there(hand, shard) or key in self._loading:
             return
         self._loading.add(key)
-        job = self._porters.submit(self._send_shards, hand, [shard])
+        if damaged:
+            job = self._porters.submit(self._the_supply.mend, hand, shard)
+        else:
+            job = self._porters.submit(self._the_supply.send, hand, [shard])
         job.add_done_callback(lambda done: self._mailbox.put(partial(self._loaded, key, done)))
 
     def _send(self, hand: Hand, call: Call) -> None:
@@ -777,10 +541,10 @@ class Executor:
         place, shard = key
         error = done.exception()
         if error is None:
-            self._arrived.setdefault(place, set()).add(shard)
-            known = self._placement is None or self._placement.has(place, shard) or shard < 0
-            if self._placement is not None and not known:
-                self._placement.add_shard(place, shard)
+            self._the_supply.arrived.setdefault(place, set()).add(shard)
+            placement = None if shard == EVERYWHERE else self._placement
+            if placement is not None and not placement.has(place, shard):
+                placement.add_shard(place, shard)
                 self._events.append(ShardsPlaced())
         for worker in self._parked.pop(key, ()):
             hand, call = self._hands.get(worker), self._out.get(worker)
@@ -800,17 +564,11 @@ class Executor:
         if event.kind != "data" or hand.reads_all or call.reloaded:
             return False
         call.reloaded = True
-        source = self._train if job.shard >= 0 else self._validation
-        assert source is not None
-        damaged = [job.shard] if job.shard >= 0 else source.shards
-        forget = hand.actor.forget.options(concurrency_group="control")
-        forgotten = [forget.remote(source.checksum, shard) for shard in damaged]
-        self._ray.wait(forgotten, num_returns=len(forgotten), timeout=END_SECONDS)
-        self._arrived[hand.place].discard(job.shard)
-        what = f"shard {job.shard} is" if job.shard >= 0 else "the validation rows are"
+        self._the_supply.arrived[hand.place].discard(job.shard)
+        what = self._the_supply.called(job.shard)
         text = f"node {hand.name}: {event.message}: {what} sent again"
         self._events.append(Note("shard damaged", text))
-        self._send_when_loaded(hand, call)
+        self._send_when_loaded(hand, call, damaged=True)
         return True
 
     # --- losing --------------------------------------------------------------
@@ -819,7 +577,7 @@ class Executor:
         """An actor is gone, or cannot go on."""
         hand.is_gone = True
         hand.node_is_gone = hand.node.id in self._gone or not hand.node.answers()
-        reason = f"worker {hand.number} on node {hand.name} is gone: {_cause_of(error)}"
+        reason = f"worker {hand.number} on node {hand.name} is gone: {cause_of(error)}"
         if hand.node_is_gone:
             reason = f"node {hand.name} is gone"
             self._node_is_gone(hand.node.id)
@@ -851,7 +609,7 @@ class Executor:
             if hand.node_is_gone:
                 self._placement.remove_place(hand.place)
         if hand.node_is_gone:
-            self._arrived.pop(hand.place, None)
+            self._the_supply.arrived.pop(hand.place, None)
         self._events.append(event)
 
     # --- looking around --------------------------------------------------------
@@ -896,7 +654,7 @@ class Executor:
         if wish is not None:
             shard, place = wish
             hand = next(h for h in self._hands.values() if h.place == place)
-            if self._is_there(hand, shard):
+            if self._the_supply.is_there(hand, shard):
                 self._placement.add_shard(place, shard)
                 self._events.append(ShardsPlaced())
             else:
@@ -913,36 +671,26 @@ class Executor:
                 lambda done: self._mailbox.put(partial(self._admitted, node, done))
             )
 
-    def _admit(self, node: Node, count: int) -> list[Hand]:
+    def _admit(self, node: Node, count: int) -> tuple[list[Hand], list[Note]]:
         """Start workers on a new node and send it what all nodes have; in a thread of its own."""
-        hired = [(node, self._hire(node)) for _ in range(count)]
+        hired = [(node, self._hiring.hire(node)) for _ in range(count)]
         try:
-            with run_token(self._context) as token:
-                reports = self._reports(hired, token)
-            self._check(reports)
+            reports = self._hiring.reports(hired, self._the_supply)
+            notes = self._hiring.check(reports)
             if self._shares_run and not all(report.reads_run for report in reports):
                 raise InputError(f"node {reports[0].name} does not see the run's folder")
-            if self._shared_path is not None:
-                self._check_reads(reports[0])
+            self._the_supply.check_reads(reports[0])
             hands = [
                 self._hand(node, actor, report, count)
                 for (_, actor), report in zip(hired, reports, strict=True)
             ]
             if not hands[0].reads_all:
-                have = self._introduce(hands[0])
-                if self._placement is None:
-                    self._send_shards(
-                        hands[0],
-                        [s for s in range(self._context.train.num_shards) if s not in have],
-                    )
-                    have = [-1, *range(self._context.train.num_shards)]
-                self._arrived[hands[0].place] = set(have)
+                self._the_supply.admit(hands[0], whole=self._placement is None)
             for hand in hands:
-                self._with_data(hand).actor.begin.remote(hand.begin)
-            return hands
+                self._the_supply.with_data(hand).actor.begin.remote(hand.begin)
+            return hands, notes
         except BaseException:
-            for _, actor in hired:
-                self._ray.kill(actor, no_restart=True)
+            self._hiring.dismiss(hired)
             raise
 
     def _admitted(self, node: Node, done: Any) -> None:
@@ -951,75 +699,11 @@ class Executor:
             text = f"node {node.address} ({node.id[:8]}) has joined and is not used: "
             self._later.append(Note("node not used", text + text_of(error)))
             return
-        for hand in done.result():
+        hands, notes = done.result()
+        self._later += notes
+        for hand in hands:
             self._take_on(hand)
             if self._placement is not None:
-                for shard in self._arrived.get(hand.place, set()) - {-1}:
+                for shard in self._the_supply.arrived.get(hand.place, set()) - {EVERYWHERE}:
                     self._placement.add_shard(hand.place, shard)
             self._later.append(WorkerJoined(hand.number))
-
-
-# --- pieces ----------------------------------------------------------------------
-
-
-def check_resources(resources: Any) -> dict[str, float]:
-    """Resources are a mapping of names to positive numbers."""
-    if resources is None:
-        return {}
-    good = isinstance(resources, Mapping) and all(
-        isinstance(name, str)
-        and isinstance(need, (int, float))
-        and not isinstance(need, bool)
-        and need > 0
-        for name, need in resources.items()
-    )
-    if not good:
-        raise InputError(
-            f"resources must be a mapping of Ray's resource names to positive numbers, such as "
-            f"{{'GPU': 1}}, not {resources!r}"
-        )
-    return {name: float(need) for name, need in resources.items()}
-
-
-@contextlib.contextmanager
-def run_token(context: RunContext) -> Iterator[tuple[str, str]]:
-    """Leave a file beside the run's folder for a while: who reads it sees the same folder."""
-    folder = Path(context.epoch_dir)
-    while not folder.is_dir():
-        folder = folder.parent
-    text = uuid.uuid4().hex
-    file = folder / f".cerebro-{text}"
-    try:
-        with contextlib.suppress(OSError):
-            file.write_text(text)
-        yield str(file), text
-    finally:
-        with contextlib.suppress(OSError):
-            file.unlink(missing_ok=True)
-
-
-def fetch_to_file(held: HeldState, gone: set[str], path: Path) -> None:
-    """Write a state from the object store to a file.
-
-    Raises
-    ------
-    StateGone, CorruptDataError
-        If it is gone, or is not what it was.
-    OSError
-        If it cannot be written.
-    """
-    packed = fetch(held.ref, held.node, gone)
-    if _core.hash_state(packed) != held.state_hash:
-        raise CorruptDataError("its hash is another")
-    with path.open("wb") as file:
-        file.write(packed)
-
-
-def _cause_of(error: BaseException) -> str:
-    """What went wrong, without the traceback that Ray adds."""
-    cause = getattr(error, "cause", None) or error
-    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-    if not isinstance(cause, Exception) or not lines:
-        return type(cause).__name__
-    named = [line for line in lines if line.startswith(("ModuleNotFoundError", "ImportError"))]
-    return text_of(RuntimeError(named[-1] if named else lines[0]))

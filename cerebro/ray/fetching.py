@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
+
+from cerebro import _core
+from cerebro.errors import CorruptDataError
+from cerebro.ray.states import HeldState
 
 STATE_SECONDS = 300.0
 """How long a state may take to come from another node."""
@@ -54,3 +59,20 @@ def fetch(ref: Any, node: str, gone: Collection[str]) -> Any:
             raise StoreFull(type(error).__name__) from None
         except ray.exceptions.RayError as error:
             raise StateGone(type(error).__name__) from None
+
+
+def fetch_to_file(held: HeldState, gone: Collection[str], path: Path) -> None:
+    """Write a state from the object store to a file.
+
+    Raises
+    ------
+    StateGone, CorruptDataError
+        If it is gone, or is not what it was.
+    OSError
+        If it cannot be written.
+    """
+    packed = fetch(held.ref, held.node, gone)
+    if _core.hash_state(packed) != held.state_hash:
+        raise CorruptDataError("its hash is another")
+    with path.open("wb") as file:
+        file.write(packed)

@@ -61,6 +61,8 @@ class Begin:
     """and its working directory: used where they exist."""
     workers_here: int
     """Workers on this node, which share its memory and cores."""
+    folds: Mapping[str, Any] | None = None
+    """Of the training data, as of `Folds.to_json`."""
 
 
 @dataclass(frozen=True)

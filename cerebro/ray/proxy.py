@@ -24,6 +24,7 @@ from cerebro.environment import THREAD_VARIABLES, VARIABLES, usable_cores
 from cerebro.errors import InputError, RunError
 from cerebro.executors.local import packed
 from cerebro.ray.engine import PROXY_BYTES, Spec, engine_of
+from cerebro.ray.executor import Executor
 from cerebro.ray.session import Work
 from cerebro.settings import (
     MAX_THREADS,
@@ -60,6 +61,7 @@ def trainable(
     threads: int = 1,
     epochs: int | None = None,
     run: str | os.PathLike[str] | None = None,
+    executor: Executor | None = None,
     **options: Any,
 ) -> type[tune.Trainable]:
     """Make what ``tune.Tuner(...)`` is given, for Cerebro to train its trials.
@@ -85,6 +87,9 @@ def trainable(
     run
         The folder of Cerebro's run, where states are kept; default: ``cerebro`` in the folder
         of Tune's experiment, if that is on this machine.
+    executor
+        A `cerebro.ray.Executor`: the workers are then its actors, on all nodes of the cluster,
+        instead of processes of this machine.
     options
         More arguments of `cerebro.search`: ``seed``, ``eval_batch_size``, ``drop_last``,
         ``max_retries``, ``unit_timeout``, ``stagger``, ``live_models``, ``deterministic``,
@@ -121,14 +126,18 @@ def trainable(
         )
     threads = whole_number("threads", threads, 1, MAX_THREADS) or 1
     count = whole_number("workers", workers, 1, optional=True) or _default_workers(threads)
+    if executor is not None and not isinstance(executor, Executor):
+        raise InputError(f"executor must be a cerebro.ray.Executor, not {executor!r}")
+    if executor is not None and workers is not None:
+        raise InputError("workers= or executor=, which has workers of its own: give one of them")
     epochs = whole_number("epochs", epochs, 1, optional=True)
     options = {"batch_size": batch_size, **options}
-    work = Work(build, train, held_out, count, threads, epochs, options)
+    work = Work(build, train, held_out, count, threads, epochs, options, executor)
     name = f"cerebro-{uuid.uuid4().hex}"
     spec = Spec(
         name=name,
         work=packed(work),
-        cpus=count * threads,
+        cpus=count * threads if executor is None else 0,
         epochs=epochs,
         folder=None if run is None else str(Path(run).resolve()),
         cwd=str(Path.cwd()),

@@ -86,15 +86,19 @@ class RequestedTrials:
     ----------
     epochs
         After which a trial is finished; None: nobody knows.
+    width
+        How many trials train at a time.
     """
 
     adaptive = True
+    waits = True  # that it suggests nothing is no end of the run
     repeatable = False  # what it suggests is what others ask for
 
-    def __init__(self, epochs: int | None) -> None:
+    def __init__(self, epochs: int | None, width: int) -> None:
         self.bell = Bell()
         self.pinned: set[tuple[int, int]] = set()
         self._epochs = epochs
+        self._width = width
         self._changed = threading.Condition()
         self._requests: deque[Request] = deque()
         self._waiting: dict[int, list[Request]] = defaultdict(list)  # by trial
@@ -106,7 +110,7 @@ class RequestedTrials:
         self._over: set[int] = set()  # trials that have trained all their epochs
         self._last: dict[int, Answer] = {}
         self._to_shelve: set[int] = set()
-        self._quiet = True  # it was asked, had nothing to say, and nothing was said since
+        self._has_begun = False
         self._closing: str | None = None
 
     # --- for other threads -----------------------------------------------
@@ -123,7 +127,8 @@ class RequestedTrials:
             else:
                 self._requests.append(request)
                 self._changed.notify_all()
-                self.bell.ring()
+                if len(self._live) < self._width:  # else it is asked when one of them rests
+                    self.bell.ring()
         return request.answer
 
     def pin(self, trial: int, epoch: int) -> None:
@@ -155,7 +160,9 @@ class RequestedTrials:
         """Nothing is known yet."""
 
     def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
-        """Return what somebody wants; where nothing trains, wait for it.
+        """Return what somebody wants; None while nobody does, and the bell will ring.
+
+        Before the run has begun, which its first trial does, it is waited for here.
 
         Raises
         ------
@@ -163,17 +170,15 @@ class RequestedTrials:
             If nobody will want anything any more: the run is left so that it can go on.
         """
         with self._changed:
-            self.bell.clear()
             while True:
+                self.bell.clear()
                 if self._closing is not None:
                     raise KeyboardInterrupt
                 while self._requests:
                     suggestion = self._take(self._requests.popleft())
                     if suggestion is not None:
-                        self._quiet = False
                         return suggestion
-                if self._live or not self._quiet:
-                    self._quiet = True
+                if self._live or self._has_begun:
                     return None
                 self._changed.wait()
 
@@ -225,7 +230,6 @@ class RequestedTrials:
     def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
         """Pause the trial until it is wanted again."""
         with self._changed:
-            self._quiet = False
             self._live.discard(trial)
             last = self._last.get(trial)
             if last is None or last.point.epoch != epoch:
@@ -270,6 +274,7 @@ class RequestedTrials:
         """Hear how the trials of a run stand that goes on."""
         run.refresh()
         with self._changed:
+            self._has_begun = True
             self._count = max(self._count, len(run.trials))  # the first may be on its way
             for trial in run.trials:
                 number = trial.number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import warnings
 from collections.abc import Callable
@@ -37,6 +38,8 @@ class Work:
     epochs: int | None
     options: dict[str, Any] = field(default_factory=dict)
     """More arguments of `cerebro.search`."""
+    executor: Any = None
+    """What has the workers; None: `workers` processes of this machine."""
 
 
 class Session:
@@ -45,7 +48,7 @@ class Session:
     def __init__(self, work: Work, folder: Path) -> None:
         self._work = work
         self._folder = folder
-        self._requested = RequestedTrials(work.epochs)
+        self._requested = RequestedTrials(work.epochs, WIDTH)
         self._result: Any = None
         self._thread = threading.Thread(target=self._search, name="search", daemon=True)
         self.ask = self._requested.ask
@@ -60,7 +63,11 @@ class Session:
     def close(self) -> None:
         """Leave the run so that it can go on another time."""
         self._requested.close("the engine was closed")
-        self._thread.join(CLOSE_SECONDS)
+        self.join(CLOSE_SECONDS)
+
+    def join(self, seconds: float) -> None:
+        """Wait until it trains no more, for so long."""
+        self._thread.join(seconds)
 
     def recall(self, number: int, epoch: int) -> Answer:
         """Return an epoch that is on record."""
@@ -108,6 +115,7 @@ class Session:
     def _search(self) -> None:
         why = "the run of the engine is over"
         work, requested = self._work, self._requested
+        executor = copy.copy(work.executor) or LocalExecutor(work.workers, work.threads)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # nobody would see them
@@ -126,7 +134,7 @@ class Session:
                     asynchronous=True,
                     progress=False,
                     callbacks=[requested, self],
-                    executor=Woken(LocalExecutor(work.workers, work.threads), requested.bell),
+                    executor=Woken(executor, requested.bell),
                     **work.options,
                 )
         except BaseException as error:

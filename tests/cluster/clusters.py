@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 
 import pytest
 
@@ -18,34 +19,44 @@ class Cluster:
     The head has no processor: this process is on it, and reads the data where they are.
     """
 
-    def __init__(self, folder, nodes=3, head_cpus=0, variables=None, **head):
+    def __init__(self, folder, nodes=3, **head):
         from ray.cluster_utils import Cluster as RayCluster
 
         self.folder = folder
-        self.variables = variables or {}
         self.cluster = RayCluster(
             initialize_head=True,
             head_node_args={
-                "num_cpus": head_cpus,
+                "num_cpus": 0,
                 "object_store_memory": STORE_BYTES,
                 "include_dashboard": False,
-                "env_vars": {"CEREBRO_CACHE": str(folder / "head")} | self.variables,
+                "env_vars": {"CEREBRO_CACHE": str(folder / "head")},
                 **head,
             },
         )
         self.address = self.cluster.address
-        self.nodes = [self.add() for _ in range(nodes)]
+        self.nodes = []
+        self.restore(nodes)
+
+    def restore(self, nodes=3):
+        """Have so many nodes, whatever a test has lost or added, with empty caches."""
+        while len(self.nodes) < nodes:
+            self.add()
+        while len(self.nodes) > nodes:
+            self.kill(self.nodes[-1])
+        for data in self.folder.glob("node-*/data"):
+            shutil.rmtree(data)
 
     def add(self, **options):
         number = len(list(self.folder.glob("node-*")))
         cache = self.folder / f"node-{number}"
         cache.mkdir()
         options = {"num_cpus": 1, "object_store_memory": STORE_BYTES} | options
-        variables = {"CEREBRO_CACHE": str(cache)} | self.variables
-        return self.cluster.add_node(env_vars=variables, **options)
+        variables = {"CEREBRO_CACHE": str(cache), "NODE": cache.name}
+        self.nodes.append(self.cluster.add_node(env_vars=variables, **options))
 
     def kill(self, node):
         """End a node's processes at once, as a loss of power does."""
+        self.nodes.remove(node)
         self.cluster.remove_node(node, allow_graceful=False)
 
     def executor(self, **options):

@@ -12,6 +12,7 @@ import pytest
 
 ray = pytest.importorskip("ray")
 
+import ballast  # noqa: E402
 import resumable  # noqa: E402
 from clusters import living_actors  # noqa: E402
 
@@ -19,7 +20,7 @@ import cerebro  # noqa: E402
 import cerebro.ray.executor as module  # noqa: E402
 from cerebro import environment  # noqa: E402
 from cerebro.errors import CorruptDataError, InputError  # noqa: E402
-from cerebro.ray import connection  # noqa: E402
+from cerebro.ray import connection, hiring  # noqa: E402
 
 
 def refused(folder, data, executor, match, error=InputError, **options):
@@ -93,10 +94,11 @@ def test_too_few_processors(cluster, data, tmp_path):
 
 
 def test_processors_that_others_use(cluster, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "START_SECONDS", 4.0)
+    monkeypatch.setattr(hiring, "START_SECONDS", 4.0)
     ray.init(address=cluster.address, log_to_driver=False, ignore_reinit_error=True)
     others = [ray.remote(num_cpus=1)(Idle).remote() for _ in range(3)]
     ray.get([other.ping.remote() for other in others])
+    assert len(living_actors()) == 3  # what other tests find none of
     with pytest.raises(InputError, match=r"has not started a worker in 4 s: .* in use by others"):
         resumable.search(tmp_path / "run", data, executor=cluster.executor())
     for other in others:
@@ -109,6 +111,7 @@ class Idle:
 
 
 def test_a_shared_folder_that_nodes_do_not_see(cluster, data, tmp_path):
+    cerebro.shard({"x": [1.0]}, tmp_path / data.name)  # another one of that name
     executor = cluster.executor(shared_path=tmp_path)
     refused(tmp_path, data, executor, "does not find the data set .* mount the same folder")
 
@@ -119,6 +122,37 @@ def test_nodes_that_are_not_alike(cluster, data, tmp_path, monkeypatch):
     monkeypatch.setattr(environment, "describe", lambda threads=None: other)
     match = "would compute other results than this one: packages.numpy is 1.0 here and .*Install"
     refused(tmp_path, data, cluster.executor(), match)
+
+
+def test_a_node_that_joins_and_is_not_alike_is_not_used(cluster, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.2)
+    gate = tmp_path / "gate"
+    executor = cluster.executor(workers=2)
+    admitted = executor._admitted
+
+    def hear(node, done):
+        admitted(node, done)
+        gate.touch()
+
+    class Join:
+        """Lets the third node be a new one, where another NumPy is installed."""
+
+        def on_run_start(self, run):
+            here = environment.describe(1)
+            other = {**here, "packages": {**here["packages"], "numpy": "1.0"}}
+            monkeypatch.setattr(environment, "describe", lambda threads=None: other)
+            executor.workers = None
+            executor._known = {*executor.nodes().values(), cluster.cluster.head_node.node_id}
+
+    monkeypatch.setattr(executor, "_admitted", hear)
+    with pytest.warns(UserWarning, match=r"has joined and is not used: .*numpy is 1\.0 here"):
+        result = resumable.search(
+            tmp_path / "run", data, build=ballast.build, executor=executor, callbacks=[Join()],
+            space={"lr": cerebro.loguniform(1e-2, 1e-1), "gate": str(gate)}, n_trials=2, epochs=2,
+        )  # fmt: skip
+    assert result.status == "finished"
+    assert {unit["worker"] for unit in result.units()} == {0, 1}
+    assert not living_actors()
 
 
 def test_what_cannot_be_sent_is_found_before_the_cluster_is_asked(data, tmp_path):

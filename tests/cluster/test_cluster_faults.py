@@ -31,12 +31,10 @@ def expected(data, tmp_path_factory):
 
 
 @pytest.fixture
-def cluster(tmp_path):
-    """A cluster of a test's own: it will lose nodes."""
-    folder = tmp_path / "cluster"
-    folder.mkdir()
-    with running(folder) as made:
-        yield made
+def cluster(cluster):
+    """The module's cluster with three nodes again, which know nothing."""
+    cluster.restore()
+    return cluster
 
 
 class AtUnit:
@@ -143,7 +141,7 @@ def test_the_coordinator_dies_and_a_resume_goes_on_with_fewer_nodes(
     command = [sys.executable, ballast.__file__, tmp_path / "run", data, cluster.address, "40"]
     ended = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=200)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
-    ray.init(address=cluster.address, log_to_driver=False)
+    ray.init(address=cluster.address, log_to_driver=False, ignore_reinit_error=True)
     wait_until(lambda: not living_actors())
     wait_until(lambda: not worker_processes(cluster.folder))
     cluster.kill(cluster.nodes[0])
@@ -172,45 +170,40 @@ def test_an_actor_that_stops_is_given_up(cluster, data, tmp_path, expected, apar
     assert not living_actors()
 
 
-def test_nodes_join_while_it_runs(data, tmp_path, expected, apart, monkeypatch):
+def test_nodes_join_while_it_runs(cluster, data, tmp_path, expected, apart, monkeypatch):
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.5)
     gate = tmp_path / "gate"
-    folder = tmp_path / "cluster"
-    folder.mkdir()
-    with running(folder, nodes=2, variables={"GATE": str(gate)}) as cluster:
-        executor = cluster.executor()
+    executor = cluster.executor()
 
-        def has_shards():
-            holders = executor.holders()
-            return any(worker > 1 for workers in (holders or {}).values() for worker in workers)
+    def has_shards():
+        holders = executor.holders()
+        return any(worker > 2 for workers in (holders or {}).values() for worker in workers)
 
-        def is_ready():
-            hand = executor._hands.get(2)
-            return hand is not None and hand.has_answered and 2 not in executor._out
+    def is_ready():
+        hand = executor._hands.get(3)
+        return hand is not None and hand.has_answered and 3 not in executor._out
 
-        def open_gate():
-            wait_until(has_shards)
-            wait_until(is_ready)
-            gate.touch()
+    def open_gate():
+        wait_until(has_shards)
+        wait_until(is_ready)
+        gate.touch()
 
-        def join():
-            cluster.add()
-            threading.Thread(target=open_gate, daemon=True).start()
+    def join():
+        cluster.add()
+        threading.Thread(target=open_gate, daemon=True).start()
 
-        result = search(tmp_path / "run", data, executor, callbacks=[AtUnit(5, join)])
-        assert resumable.hashes(result) == resumable.hashes(expected)
-        assert events(result, "worker joined") == ["worker 2"]
-        assert {worker for (worker,) in rows(result, "SELECT DISTINCT worker FROM units")} == {
-            0,
-            1,
-            2,
-        }
-        # The first node has kept what it had.
-        assert set(executor.traffic.shards.values()) == {1}
-        assert not living_actors()
+    space = {"lr": cerebro.loguniform(1e-2, 1e-1), "gate": str(gate)}
+    result = search(tmp_path / "run", data, executor, callbacks=[AtUnit(5, join)], space=space)
+    assert resumable.hashes(result) == resumable.hashes(expected)
+    assert events(result, "worker joined") == ["worker 3"]
+    assert {unit["worker"] for unit in result.units()} == {0, 1, 2, 3}
+    # The first nodes have kept what they had.
+    assert set(executor.traffic.shards.values()) == {1}
+    assert not living_actors()
 
 
 def test_states_that_fit_nowhere_end_the_search_with_a_reason(data, tmp_path, apart):
+    ray.shutdown()  # this process leaves the other cluster
     folder = tmp_path / "cluster"
     folder.mkdir()
     full = {"local_fs_capacity_threshold": 0.0, "object_spilling_threshold": 1.0}

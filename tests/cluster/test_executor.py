@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
+from collections import Counter
 from itertools import pairwise
 
 import numpy as np
@@ -14,6 +16,10 @@ import ballast  # noqa: E402
 import resumable  # noqa: E402
 
 import cerebro  # noqa: E402
+import cerebro.ray.executor as module  # noqa: E402
+from benchmarks.cluster_soak.nodes import cached_bytes, store_bytes  # noqa: E402
+from cerebro.ray.placement import Pace  # noqa: E402
+from cerebro.ray.supply import EVERYWHERE  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -127,18 +133,131 @@ def test_another_data_set_for_validation(cluster, data, tmp_path, apart):
     same(found, resumable.search(tmp_path / "here", data, validation=other))
 
 
-@pytest.mark.parametrize("what", ["shard 2 is", "the validation rows are"])
-def test_what_was_damaged_on_a_node_is_sent_again(cluster, data, tmp_path, expected, what):
+def test_what_was_damaged_on_a_node_is_sent_again(cluster, data, tmp_path, expected):
+    """A shard with a bit that has changed, and validation rows of which the end is missing."""
     same(resumable.search(tmp_path / "first", data, executor=cluster.executor()), expected)
     whole = cerebro.Dataset(data).manifest.checksum
     for node in cluster.folder.glob("node-*"):
         for file in node.glob("data/*/shard-00002/x.npy"):
-            if (file.parent.parent.name == whole) == what.startswith("shard"):
-                content = bytearray(file.read_bytes())
-                content[-1] ^= 1
-                file.write_bytes(content)
+            content = bytearray(file.read_bytes())
+            content[-1] ^= 1
+            is_shard = file.parent.parent.name == whole
+            file.write_bytes(content if is_shard else content[:-8])
     executor = cluster.executor()
-    with pytest.warns(UserWarning, match=f"{what} sent again"):
+    with pytest.warns(UserWarning, match="sent again") as warned:
         result = resumable.search(tmp_path / "run", data, executor=executor)
     same(result, expected)
-    assert {shard for _, shard in executor.traffic.shards} == {2 if what[0] == "s" else -1}
+    told = [str(warning.message) for warning in warned]
+    for what in ("x.npy is damaged.*: shard 2 is sent", "x.npy.*: the validation rows are sent"):
+        assert any(re.search(what, text) for text in told), told
+    assert {shard for _, shard in executor.traffic.shards} == {2, EVERYWHERE}
+
+
+def test_folds_stopped_and_resumed_are_those_of_one_machine(cluster, data, tmp_path, apart):
+    """Every row is held out once, so every node has all of them, each once."""
+    cluster.restore()
+    first, second = cluster.executor(), cluster.executor()
+    options = {"folds": 3, "n_trials": 2, "epochs": 2}
+
+    class Stop:
+        units = 0
+
+        def on_unit_end(self, trial, metrics):
+            self.units += 1
+            if self.units == 17:
+                cerebro.control.stop(tmp_path / "cluster")
+
+    stopped = resumable.search(
+        tmp_path / "cluster", data, executor=first, callbacks=[Stop()], **options
+    )
+    assert stopped.status == "stopped"
+    sent = first.traffic.shards
+    assert len(sent) == 3 and set(sent.values()) == {1} and {s for _, s in sent} == {EVERYWHERE}
+    found = cerebro.resume(stopped.path, resumable.build, executor=second, progress=False)
+    assert second.traffic.data_bytes == 0
+    same(found, resumable.search(tmp_path / "here", data, **options))
+    folds = cerebro.open(tmp_path / "here").best.folds
+    assert [f.state_hash for f in found.best.folds] == [f.state_hash for f in folds]
+    assert cerebro.replay(found, 1, resumable.build).identical
+
+
+def test_a_slow_node_gets_less_work(cluster, data, tmp_path, apart, monkeypatch, even_pace):
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(Pace, "speeds", even_pace)
+    executor = cluster.executor()
+
+    class Look:
+        def on_run_start(self, run):
+            self.nodes = executor.nodes()
+            self.holders = executor.holders()
+
+    look = Look()
+    options = {"build": ballast.build_slow, "epochs": 5}
+    found = resumable.search(
+        tmp_path / "cluster", data, executor=executor, callbacks=[look], **options
+    )
+    assert {len(holders) for holders in look.holders.values()} == {1}  # a third of all for each
+    units = Counter(look.nodes[u["worker"]] for u in found.units() if u["kind"] == "train")
+    slow, *fast = (units[node.node_id] for node in reversed(cluster.nodes))
+    assert slow + sum(fast) == 4 * 5 * 6
+    assert 0 < slow < min(fast)
+    same(found, resumable.search(tmp_path / "here", data, **options))
+
+
+class Memory:
+    """Looks at the object stores when units are done, the first ones left out."""
+
+    def __init__(self):
+        self.units = self.most = 0
+
+    def on_unit_end(self, trial, metrics):
+        self.units += 1
+        if self.units > 10 and self.units % 5 == 0:
+            self.most = max(self.most, store_bytes())
+
+
+@pytest.mark.parametrize("trials", [4, 32])
+def test_no_trial_has_a_copy_of_the_data(cluster, tmp_path, apart, trials):
+    """Nodes hold the data and the validation rows once; stores two states of a trial, no data."""
+    x = np.random.default_rng(1).normal(size=(30_000, 3))
+    data = cerebro.shard({"x": x, "y": x.sum(1)}, tmp_path / "data", shards=6)
+    cluster.restore()
+    memory = Memory()
+    found = resumable.search(
+        tmp_path / "run", data.path, build=ballast.build, executor=cluster.executor(),
+        callbacks=[memory], n_trials=trials, epochs=1, batch_size=2500,
+    )  # fmt: skip
+    validation = data.split(0.8, 0.2)[1].nbytes
+    headers = (1 + 3) * 6 * 2 * 128  # of each column of each shard
+    assert cached_bytes(cluster.folder) == data.nbytes + 3 * validation + headers
+    size = max(unit["state_bytes"] for unit in found.units())
+    assert 0 < memory.most <= (2 * trials + 3) * size
+    assert size < data.nbytes / 2
+
+
+def test_tunes_trials_train_on_all_nodes(cluster, data, tmp_path):
+    """Proxies are dealt over the nodes by Tune, and the engine's workers by us."""
+    tune = pytest.importorskip("ray.tune")
+    ray.init(address=cluster.address, log_to_driver=False, ignore_reinit_error=True)
+    work = cerebro.ray.trainable(
+        resumable.build, cerebro.Dataset(data), validation=0.2, batch_size=16, epochs=2, seed=3,
+        executor=cluster.executor(),
+    )  # fmt: skip
+    results = tune.Tuner(
+        work,
+        param_space={"lr": tune.grid_search([0.01, 0.05])},
+        run_config=tune.RunConfig(storage_path=str(tmp_path), name="exp", verbose=0),
+    ).fit()
+    ray.kill(ray.get_actor(work.spec.name))
+    assert results.num_errors == 0
+    run = cerebro.open(tmp_path / "exp" / "cerebro")
+    rates = [trial.config["lr"] for trial in run.trials]
+    searched = resumable.search(
+        tmp_path / "own", data, space={"lr": rates}, searcher="grid", n_trials=None, epochs=2
+    )
+    assert sorted(rates) == [0.01, 0.05]
+    assert resumable.hashes(run) == resumable.hashes(searched)
+    for result in results:
+        trial = searched.trials[result.metrics["cerebro_trial"]]
+        assert result.metrics["state_hash"] == trial.state_hash
+    assert {unit["worker"] for unit in run.units()} == {0, 1, 2}

@@ -724,10 +724,3 @@ def test_a_script_needs_no_guard(tmp_path: Path, data) -> None:
     assert main(["show", str(tmp_path / "run"), "--trial", "1"]) == 0
     assert main(["replay", str(tmp_path / "run"), "--trial", "1"]) == 0
     sys.modules.pop("job", None)
-
-
-def test_a_cluster_refuses_folds_before_it_is_asked_for(data, tmp_path):
-    pytest.importorskip("ray")
-    with pytest.raises(InputError, match="a search on a Ray cluster has no folds"):
-        search(tmp_path / "run", data, executor=cerebro.ray.Executor(workers=1))
-    assert not (tmp_path / "run" / "run.sqlite").exists()

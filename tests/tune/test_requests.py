@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 import threading
 from concurrent.futures import Future
 from pathlib import Path
@@ -12,6 +14,8 @@ from tune_models import build, build_or_fail, line_data
 
 import cerebro
 from cerebro.errors import InputError, RunError
+from cerebro.ray import engine as engine_module
+from cerebro.ray.engine import Spec
 from cerebro.ray.requests import Answer, Bell, Point, Request
 from cerebro.ray.session import Session, Work
 
@@ -177,6 +181,21 @@ def test_a_trial_that_fails_tells_why_and_may_begin_again(
     ]  # fmt: skip
 
 
+def test_a_stop_is_heard_while_nobody_wants_anything(data: cerebro.Dataset, tmp_path: Path) -> None:
+    engine = Engine(tmp_path / "run", data)
+    first = engine.get("a", 0.1, 1)
+    cerebro.control.pause(tmp_path / "run")
+    cerebro.control.go_on(tmp_path / "run")
+    cerebro.control.stop(tmp_path / "run")
+    engine.session.join(SECONDS)
+    assert not engine.session.is_open
+    assert cerebro.open(tmp_path / "run").status == "stopped"
+    engine = Engine(tmp_path / "run", data)
+    assert engine.get("a", 0.1, 1) == first
+    assert engine.get("a", 0.1, 2, trial=0).point.epoch == 1
+    engine.close()
+
+
 def test_a_trial_that_failed_goes_on_from_its_checkpoint_as_a_clone(
     data: cerebro.Dataset, tmp_path: Path
 ) -> None:
@@ -253,6 +272,21 @@ def test_closing_tells_those_who_wait(data: cerebro.Dataset, tmp_path: Path) -> 
         assert error is None or "the engine was closed" in str(error)
     closer.join(SECONDS)
     assert not closer.is_alive()
+
+
+def test_proxies_that_fill_the_memory_are_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    free = [1 << 40]
+    monkeypatch.setattr(engine_module, "available_memory", lambda: free[0])
+    spec = Spec("name", b"", 1, None, None, str(Path.cwd()), tuple(sys.path), {})
+    engine = engine_module.Engine(spec)
+    for name, left in (("a", 1 << 40), ("b", 130 << 20), ("c", 130 << 20), ("d", 0)):
+        free[0] = left
+        asyncio.run(engine.enter(name, "folder"))
+    (record,) = caplog.records
+    assert record.getMessage().startswith("3 trials of Tune's are live")
+    assert "TuneConfig(max_concurrent_trials=), or use cerebro.ray.fit" in record.getMessage()
 
 
 def test_a_bell_rings_until_it_is_cleared() -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import errno
+import os
 import pickle
 import select
+import shutil
 import threading
+from concurrent.futures import Future
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,12 +20,14 @@ from cerebro import environment
 from cerebro.data.placed import PlacedDataset, write_view
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.ray.cache import Cache
-from cerebro.ray.connection import Node, spread
+from cerebro.ray.connection import Node, _no_cluster, spread
 from cerebro.ray.likeness import differences
 from cerebro.ray.mailbox import Mailbox
+from cerebro.ray.messages import Traffic
 from cerebro.ray.placement import Pace, Placement
 from cerebro.ray.sent import Sent
 from cerebro.ray.states import CARRIED_BYTES, HeldState, HeldStates
+from cerebro.ray.supply import Supply
 
 # --- which shards lie where ---------------------------------------------------------
 
@@ -185,6 +193,32 @@ def test_workers_that_do_not_fit_are_refused():
         spread(nodes, {"CPU": 2.0, "GPU": 1.0}, None, "a")
 
 
+def test_another_version_of_ray_on_the_cluster_says_what_to_install():
+    error = RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.1.0")
+    told = str(_no_cluster("10.0.0.1:6379", error))
+    assert told.startswith("Version mismatch")
+    assert told.endswith("install the same versions of Ray and Python on every node")
+    assert "\n" not in told
+
+
+def test_an_executor_is_copied_and_sent_as_it_was_made():
+    made = cerebro.ray.Executor("auto", 3, {"fast": 1}, 2, "/shared")
+    for other in (copy.copy(made), pickle.loads(pickle.dumps(made))):
+        assert repr(other) == repr(made)
+
+
+def test_a_node_without_room_for_the_data_says_so():
+    class RayTaskError(Exception):
+        cause = OSError(errno.ENOSPC, "No space left on device", "/cache/data")
+
+    ray = SimpleNamespace(exceptions=SimpleNamespace(RayError=RayTaskError))
+    supply = Supply(ray, None, None, "here", Traffic())
+    job = Future()
+    job.set_exception(RayTaskError())
+    with pytest.raises(InputError, match=r"cannot be sent .* No space left .*: is there room"):
+        supply._finished(job)
+
+
 def test_bad_arguments_are_refused():
     for options, word in [
         ({"workers": 0}, "workers"),
@@ -247,8 +281,6 @@ def data(tmp_path):
 
 def in_parts(data, folder, shards):
     """The view of a copy that lacks some shards."""
-    import shutil
-
     shutil.copytree(data.path, folder)
     for shard in set(range(data.num_shards)) - set(shards):
         shutil.rmtree(folder / f"shard-{shard:05d}")
@@ -286,6 +318,11 @@ def test_a_shard_that_is_not_here_says_what_to_do(data, tmp_path):
         part.stats("x")
     with pytest.raises(InputError, match="before the search"):
         part.split(0.5, 0.5)
+    file = tmp_path / "part" / "shard-00001" / "x.npy"
+    file.write_bytes(file.read_bytes()[:-8])
+    cut = PlacedDataset.from_spec({**data.spec(), "path": str(tmp_path / "part")})
+    with pytest.raises(CorruptDataError, match=r"x\.npy"):
+        cut.check_sizes(1)
     with pytest.raises(InputError, match="no shard of the data set is in"):
         in_parts(data, tmp_path / "none", []).parts()
 
@@ -299,6 +336,21 @@ def test_a_shard_that_comes_later_is_found(data, tmp_path):
     part.check_sizes(2)
     assert part.generation > before
     assert len(batches_of(part, 2)) > 0
+
+
+def test_folds_of_a_data_set_in_parts_are_those_of_the_whole(data, tmp_path):
+    folds = cerebro.folds.make_folds(data, cerebro.KFold(4, stratify="kind"))
+    part = in_parts(data, tmp_path / "part", [0, 1, 3])
+    there = pickle.loads(pickle.dumps(cerebro.folds.Folds.from_json(part, folds.to_json())))
+    assert there.checksum == folds.checksum
+    (data.path / "shard-00002").rename(tmp_path / "part" / "shard-00002")
+    there.data.check_sizes(2)  # what comes later is there for every fold
+    for fold in range(4):
+        for view, expected in zip(there.of_trial(fold), folds.of_trial(fold), strict=True):
+            assert view.generation == there.data.generation > 0
+            assert view.checksum == expected.checksum
+            for shard in range(4):
+                assert equal(batches_of(view, shard), batches_of(expected, shard))
 
 
 def test_the_rows_of_a_view_are_a_data_set(data, tmp_path):
@@ -355,7 +407,9 @@ def test_shards_come_in_pieces_and_stay(data, tmp_path):
     folder = cache.data(data.manifest.checksum)
     part = PlacedDataset.from_spec({**data.spec(), "path": str(folder)})
     assert equal(batches_of(part, 2), batches_of(data, 2))
-    cache.forget(data.manifest.checksum, 2)
+    file = next((folder / "shard-00002").iterdir())
+    file.write_bytes(b"damaged" + file.read_bytes()[7:])
+    cache.forget_damaged(data.manifest.checksum, [0, 2, 3])
     assert again.begin(manifest) == [0]
 
 
@@ -397,6 +451,85 @@ def test_scratch_of_a_process_that_is_gone_is_removed(tmp_path):
     assert not theirs.exists()
     cache.close()
     assert list((tmp_path / "scratch").iterdir()) == []
+
+
+# --- what a cache keeps ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def full(tmp_path, data):
+    """A cache folder with three data sets of one size; their checksums, the oldest use first."""
+    folder, checksums = tmp_path / "cache", []
+    for number in range(3):
+        x = np.random.default_rng(number).normal(size=(64, 16))
+        other = cerebro.shard({"x": x}, tmp_path / f"set-{number}", shards=2)
+        cache = Cache(folder)
+        cache.begin((other.path / "manifest.json").read_bytes())
+        for shard in range(2):
+            ship(cache, other, shard)
+        cache.close()
+        checksums.append(other.manifest.checksum)
+        os.utime(folder / "data" / f"{checksums[-1]}.used", (1000 - number, number))
+    return folder, checksums
+
+
+def kept(folder, checksums):
+    return [(folder / "data" / checksum / "shard-00001").is_dir() for checksum in checksums]
+
+
+def receive(folder, data, monkeypatch, limit):
+    """Let a shard of another data set come into a cache of so many bytes."""
+    monkeypatch.setenv("CEREBRO_CACHE_LIMIT", limit)
+    cache = Cache(folder)
+    cache.begin((data.path / "manifest.json").read_bytes())
+    ship(cache, data, 0)
+    return cache
+
+
+def test_what_was_used_longest_ago_makes_room(full, data, monkeypatch):
+    folder, checksums = full
+    receive(folder, data, monkeypatch, "1GB").close()
+    assert kept(folder, checksums) == [True, True, True]
+    each = sum(f.stat().st_size for f in (folder / "data" / checksums[0]).rglob("*.npy"))
+    shutil.rmtree(folder / "data" / data.manifest.checksum)
+    cache = receive(folder, data, monkeypatch, f"{2.9 * each / 1000} kB")
+    assert kept(folder, checksums) == [False, True, True]
+    ship(cache, data, 1)  # its own data set is in use
+    assert cache.begin((data.path / "manifest.json").read_bytes()) == [0, 1]
+    assert not (folder / "data" / f"{checksums[0]}.used").exists()
+    cache.close()
+
+
+def test_what_a_live_run_uses_stays(full, data, monkeypatch):
+    folder, checksums = full
+    user = Cache(folder)
+    user.use(checksums[0])
+    user.use(checksums[0])
+    receive(folder, data, monkeypatch, "1").close()
+    assert kept(folder, checksums) == [True, False, False]
+    user.close()
+    shutil.rmtree(folder / "data" / data.manifest.checksum)
+    receive(folder, data, monkeypatch, "1").close()
+    assert kept(folder, checksums) == [False, False, False]
+
+
+def test_a_full_disk_makes_room_too(full, data, monkeypatch):
+    folder, checksums = full
+
+    def usage(path):
+        free = 10**9 if kept(folder, checksums)[1] is False else 1000
+        return SimpleNamespace(free=free)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    receive(folder, data, monkeypatch, "").close()
+    assert kept(folder, checksums) == [False, False, True]
+
+
+@pytest.mark.parametrize("text", ["much", "-1", "10 parsecs", "1e9"])
+def test_a_limit_that_is_no_size_is_refused(tmp_path, monkeypatch, text):
+    monkeypatch.setenv("CEREBRO_CACHE_LIMIT", text)
+    with pytest.raises(InputError, match=f"CEREBRO_CACHE_LIMIT='{text}' is no size"):
+        Cache(tmp_path)
 
 
 # --- messages -----------------------------------------------------------------------------------

@@ -1,0 +1,152 @@
+"""Starts actors on nodes, and hears from each what node it is on: is it of use?"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import cerebro.environment as environment
+from cerebro.errors import InputError
+from cerebro.ray.actor import WorkerActor
+from cerebro.ray.connection import Node, cause_of
+from cerebro.ray.likeness import differences
+from cerebro.ray.messages import NodeReport
+from cerebro.ray.supply import Supply
+from cerebro.unit import Note, RunContext
+
+START_SECONDS = 120.0
+"""How long a node may take to start a worker."""
+
+Hired = Sequence[tuple[Node, Any]]
+"""Actors, and the nodes that they are on."""
+
+
+class Hiring:
+    """Finds workers for a run.
+
+    Parameters
+    ----------
+    needs
+        Ray resources of each worker, ``"CPU"`` among them.
+    """
+
+    def __init__(self, ray: Any, context: RunContext, needs: Mapping[str, float]) -> None:
+        self._ray = ray
+        self._context = context
+        self._needs = needs
+
+    def hire(self, node: Node) -> Any:
+        """Start an actor on a node; returns before it is there."""
+        ray = self._ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        needs = dict(self._needs)
+        options = {"num_cpus": needs.pop("CPU"), "num_gpus": needs.pop("GPU", 0)}
+        actor = ray.remote(concurrency_groups={"control": 2})(WorkerActor).options(
+            **options,
+            resources=needs or None,
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
+        )
+        return actor.remote()
+
+    def dismiss(self, hired: Hired) -> None:
+        """End actors that are not used."""
+        for _, actor in hired:
+            self._ray.kill(actor, no_restart=True)
+
+    def reports(self, hired: Hired, supply: Supply) -> list[NodeReport]:
+        """Ask new actors where they are, and whether they read the data there.
+
+        Raises
+        ------
+        InputError
+            If one does not start.
+        """
+        ray = self._ray
+        with run_token(self._context) as token:
+            asked = [
+                actor.report.remote(self._context.threads, token, supply.asked(node))
+                for node, actor in hired
+            ]
+            _, late = ray.wait(asked, num_returns=len(asked), timeout=START_SECONDS)
+        if late:
+            node = hired[asked.index(late[0])][0]
+            raise InputError(
+                f"node {node.address} ({node.id[:8]}) has not started a worker in "
+                f"{START_SECONDS:g} s: are its {self._needs['CPU']:g} CPU(s) in use by others? Ask "
+                "for fewer workers=, or free some"
+            )
+        reports = []
+        for (node, _), answer in zip(hired, asked, strict=True):
+            try:
+                reports.append(ray.get(answer))
+            except ray.exceptions.RayError as error:
+                raise InputError(
+                    f"node {node.address} ({node.id[:8]}) cannot start a worker: "
+                    f"{cause_of(error)}: install the same Cerebro there as here, and see that its "
+                    f"cache folder ($CEREBRO_CACHE) can be written"
+                ) from error
+        return reports
+
+    def check(self, reports: Sequence[NodeReport]) -> list[Note]:
+        """Refuse nodes that would compute other bits; note what is likely to do no harm.
+
+        Raises
+        ------
+        InputError
+            Naming a node, what differs, and what to do.
+        """
+        here = environment.describe(self._context.threads)
+        notes = []
+        for name, report in {r.name: r for r in reports}.items():
+            refused, noted = differences(here, report.environment)
+            if refused:
+                raise InputError(
+                    f"node {name} would compute other results than this one: {'; '.join(refused)}. "
+                    "Install the same on every node, or choose nodes of one kind with resources="
+                )
+            if noted:
+                text = f"node {name} is not quite like this one: {'; '.join(noted)}"
+                notes.append(Note("node differs", text))
+        return notes
+
+
+def check_resources(resources: Any) -> dict[str, float]:
+    """Resources are a mapping of names to positive numbers."""
+    if resources is None:
+        return {}
+    good = isinstance(resources, Mapping) and all(
+        isinstance(name, str)
+        and isinstance(need, (int, float))
+        and not isinstance(need, bool)
+        and need > 0
+        for name, need in resources.items()
+    )
+    if not good:
+        raise InputError(
+            f"resources must be a mapping of Ray's resource names to positive numbers, such as "
+            f"{{'GPU': 1}}, not {resources!r}"
+        )
+    return {name: float(need) for name, need in resources.items()}
+
+
+@contextlib.contextmanager
+def run_token(context: RunContext) -> Iterator[tuple[str, str]]:
+    """Leave a file beside the run's folder for a while: who reads it sees the same folder."""
+    folder = Path(context.epoch_dir)
+    while not folder.is_dir():
+        folder = folder.parent
+    text = uuid.uuid4().hex
+    file = folder / f".cerebro-{text}"
+    try:
+        with contextlib.suppress(OSError):
+            file.write_text(text)
+        yield str(file), text
+    finally:
+        with contextlib.suppress(OSError):
+            file.unlink(missing_ok=True)
