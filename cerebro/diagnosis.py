@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from cerebro import environment
+from cerebro import cuda, environment
+from cerebro.errors import DeviceError
 from cerebro.report import format as fmt
 
 # Extra: what it is for, and the modules it brings.
@@ -19,6 +22,7 @@ EXTRAS = {
     "plots": ("pictures of runs", ("matplotlib",)),
 }
 LOW_DISK_BYTES = 5_000_000_000
+DRIVER_FILE = Path("/dev/nvidiactl")
 
 
 def report(path: str | os.PathLike[str] = ".") -> str:
@@ -64,7 +68,7 @@ def _machine() -> list[tuple[str, str]]:
     ]
     if environment.installed("torch"):
         rows.append(("torch", _torch()))
-    rows.append(("gpu", _gpu()))
+    rows += _gpus()
     set_variables = environment.describe()["variables"]
     if set_variables:
         names = ", ".join(f"{k}={v}" for k, v in set_variables.items())
@@ -88,14 +92,78 @@ def _torch() -> str:
     flags = environment.torch_flags()
     return (
         f"{torch.get_num_threads()} threads by default (a worker uses 1 unless threads= says "
-        f"otherwise), {flags['default_dtype']}, {torch.backends.cpu.get_cpu_capability()}"
+        f"otherwise), {flags['default_dtype']}, {torch.backends.cpu.get_cpu_capability()}, "
+        f"{_torch_build(torch)}"
     )
 
 
-def _gpu() -> str:
-    found = Path("/dev/nvidiactl").exists()
-    here = "an NVIDIA driver is loaded" if found else "no NVIDIA driver is loaded"
-    return f"{here}; this version trains on the CPU"
+def _gpus() -> list[tuple[str, str]]:
+    """What there is of CUDA. Starts it in this process, on every GPU."""
+    try:
+        runtime = cuda.open_runtime()
+        devices = cuda.describe_devices()
+    except DeviceError as error:
+        return [("gpu", f"none can be used: {error}")]
+    rows = [("gpu", _gpu(i, about)) for i, about in enumerate(devices)]
+    versions = [cuda.version_text(runtime[name]) for name in ("version", "driver")]
+    rows.append(("cuda", f"runtime {versions[0]} ({runtime['path']}), driver for {versions[1]}"))
+    rows.append(("mps", _mps(devices)))
+    rows.append(("cudnn", _cudnn(runtime["version"])))
+    return rows
+
+
+def _gpu(index: int, about: Mapping[str, Any]) -> str:
+    """One GPU, which is also tried."""
+    name = f"cuda:{index}"
+    major, minor = about["capability"]
+    text = (
+        f"{name}, {about['name']}, {fmt.size(about['memory'])}, compute capability "
+        f"{major}.{minor}, {about['multiprocessors']} multiprocessors"
+    )
+    try:
+        device = cuda.device(name)
+        device.check()
+        free, _ = device.memory()
+    except (DeviceError, MemoryError) as error:
+        return f"{text}; DOES NOT WORK: {error}"
+    return f"{text}; works, {fmt.size(free)} free"
+
+
+def _mps(devices: Sequence[Mapping[str, Any]]) -> str:
+    if any(about["mps"] for about in devices) or cuda.mps_runs():
+        return "runs: workers of one device compute at the same time"
+    return (
+        "does not run: with workers_per_device above 1, workers take turns; "
+        "nvidia-cuda-mps-control -d starts it"
+    )
+
+
+def _cudnn(runtime: int) -> str:
+    major = runtime // 1000
+    install = f"pip install nvidia-cudnn-cu{major}"
+    try:
+        found = cuda.find_cudnn()
+    except DeviceError as error:
+        return str(error)
+    if found is None:
+        return f"missing; only cerebro.native needs it: {install}"
+    version = found["version"]
+    text = (
+        f"{version // 10000}.{version % 10000 // 100}.{version % 100} for CUDA "
+        f"{cuda.version_text(found['cuda'])} ({found['path']})"
+    )
+    if found["cuda"] // 1000 != major:
+        text += f", which is not this runtime's: {install}"
+    return text
+
+
+def _torch_build(torch: Any) -> str:
+    """What PyTorch was built for, and what to do where that does not use a GPU that is here."""
+    if torch.version.cuda is not None:
+        return f"built for CUDA {torch.version.cuda}"
+    if DRIVER_FILE.exists():
+        return "built without CUDA though a driver is loaded: install its build for CUDA"
+    return "built without CUDA"
 
 
 def _disk(path: Path) -> list[tuple[str, str]]:

@@ -54,3 +54,20 @@ def disk_shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = ["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", str(source)]
     subprocess.run([*command, "-o", str(library), "-ldl"], check=True)
     return library
+
+
+@pytest.fixture(scope="session")
+def cudart_standin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A CUDA runtime in host memory, for CEREBRO_CUDART; see tests/standin/standin.h."""
+    root = Path(__file__).parent.parent
+    core = sorted((root / "csrc" / "core").glob("*.c"))
+    if not core or shutil.which("cc") is None:
+        pytest.skip("needs the C sources and a C compiler to stand in for the CUDA runtime")
+    library = tmp_path_factory.mktemp("standin") / "libcudart_standin.so"
+    command = ["cc", "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-fvisibility=hidden", "-O1"]
+    command += ["-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
+    command += [f"-I{root / 'csrc' / 'core'}", f"-I{root / 'csrc' / 'third_party'}"]
+    sources = [str(root / "tests" / "standin" / "cudart.c"), *map(str, core)]
+    libraries = ["-lpthread", "-lm"] + (["-ldl"] if sys.platform == "linux" else [])
+    subprocess.run([*command, *sources, "-o", str(library), *libraries], check=True)
+    return library

@@ -28,20 +28,18 @@ C_LAYERS = [
     ["shard", "state"],
     ["slots", "transform"],
     ["batch", "kernels"],
-    ["loader"],
+    ["device_check", "loader"],
 ]
 
 # Modules or packages; one may import those of layers below and its own package.
 PYTHON_LAYERS = [
     ["errors", "interrupts", "memory", "shadows", "sources", "storage"],
-    ["environment", "growth", "plain_files", "torch_settings", "trial", "unit"],
-    ["devices", "folded", "owner"],
+    ["cuda", "environment", "growth", "plain_files", "torch_settings", "trial", "unit"],
+    ["folded", "owner"],
     [
-        *["_torch_place", "_torch_state", "device_batches", "device_states", "device_values"],
-        *["epoch_progress", "export", "generators", "losses", "metrics"],
+        *["_torch_state", "epoch_progress", "export", "generators", "losses", "metrics"],
         *["protocol", "recipe", "slot_check", "trial_log"],
     ],
-    ["_torch_graph"],
     ["report", "rounds", "space", "store", "transforms"],
     ["check", "control", "data", "diagnosis", "searchers", "sklearn", "stopping", "torch"],
     ["folds", "predict", "state_files"],
@@ -80,6 +78,7 @@ USE_CORE = {
     "",  # cerebro itself passes trial_seed and visit_order on
     "check",
     "coordinator",
+    "cuda",
     "data.batches",
     "data.damage",
     "data.dataset",
@@ -89,7 +88,6 @@ USE_CORE = {
     "data.sources.base",
     "data.split",
     "data.writer",
-    "device_values",
     "diagnosis",
     "executors.local",
     "executors.process",
@@ -125,9 +123,7 @@ USE_CORE = {
 
 # Imported only inside the functions that need them, except in the module made for them.
 OPTIONAL = {
-    "torch": {
-        *["cerebro.torch", "cerebro._torch_graph", "cerebro._torch_place", "cerebro._torch_state"]
-    },
+    "torch": {"cerebro.torch", "cerebro._torch_state"},
     "sklearn": {"cerebro.sklearn", "cerebro.sklearn_search"},
     "jax": set(),
     "pandas": set(),
@@ -284,14 +280,14 @@ def test_binding_has_no_static_objects() -> None:
 
 def test_c_files_say_what_they_are() -> None:
     """A pair says it in its header."""
-    files = c_files(CORE) + c_files(BINDING)
+    files = c_files(CORE) + c_files(CUDA) + c_files(BINDING)
     heads = [file for file in files if file.suffix == ".h" or not file.with_suffix(".h").exists()]
     assert [file.name for file in heads if not file.read_text().startswith("/* ")] == []
 
 
 def test_tour_names_every_file() -> None:
     tour = (ROOT / "csrc" / "README.md").read_text()
-    stems = {file.stem for file in c_files(CORE) + c_files(BINDING)}
+    stems = {file.stem for file in c_files(CORE) + c_files(CUDA) + c_files(BINDING)}
     missing = sorted(stem for stem in stems if not re.search(rf"`{stem}(\.[ch])?`", tour))
     assert missing == [], "csrc/README.md does not name these files"
 

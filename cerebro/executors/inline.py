@@ -11,7 +11,6 @@ import os
 import sys
 
 from cerebro import generators
-from cerebro.devices import using
 from cerebro.executors.base import Wake
 from cerebro.unit import Event, Job, RunContext
 from cerebro.worker import UnitRunner
@@ -38,8 +37,7 @@ class InlineExecutor:
         if task is None:
             return []
         # The caller's own generators and environment are not the trials'.
-        device = self._runner.context.device
-        with using(device), generators.preserved("torch" in sys.modules), _kept_directory():
+        with generators.preserved("torch" in sys.modules), _kept_directory():
             return [self._runner.execute(task)]
 
     def replace(self, worker: int) -> int:

@@ -110,12 +110,13 @@ cer_device_remove_reclaimer(cer_device *device, cer_device_reclaimer *reclaimer)
 
 static cer_status
 alloc_once(cer_device *device, const cer_device_allocator *from, bool pinned,
-           size_t bytes, void **out, cer_error *err)
+           size_t bytes, void **out, void **ticket, cer_error *err)
 {
     if (pinned)
         return device->ops->alloc_pinned(device, bytes, out, err);
     if (from != NULL)
-        return from->alloc(from->context, device->index, bytes, out, err);
+        return from->alloc(from->context, device->index, bytes, out, ticket,
+                           err);
     return device->ops->alloc(device, bytes, out, err);
 }
 
@@ -171,20 +172,20 @@ alloc_block(cer_device *device, size_t bytes, cer_device_use use, bool pinned,
     const cer_device_allocator *from =
         pinned ? NULL
                : atomic_load_explicit(&device->allocator, memory_order_acquire);
-    void *data = NULL;
+    void *data = NULL, *ticket = NULL;
     cer_status status;
 
     *out = (cer_device_block){0};
     if (bytes == 0)
         return CER_OK;
     do
-        status = alloc_once(device, from, pinned, bytes, &data, err);
+        status = alloc_once(device, from, pinned, bytes, &data, &ticket, err);
     while (status == CER_NOMEM && !pinned && reclaim(device, bytes));
     if (status == CER_NOMEM)
         return short_of_memory(device, bytes, use, pinned, err);
     if (status != CER_OK)
         return status;
-    *out = (cer_device_block){data, bytes, use, pinned, from};
+    *out = (cer_device_block){data, bytes, use, pinned, from, ticket};
     if (!pinned)
         atomic_fetch_add_explicit(&device->held[use], bytes,
                                   memory_order_relaxed);
@@ -218,7 +219,8 @@ cer_device_free(cer_device *device, cer_device_block *block)
         return;
     }
     if (old.from != NULL)
-        old.from->give_back(old.from->context, device->index, old.data);
+        old.from->give_back(old.from->context, device->index, old.data,
+                            old.ticket);
     else
         device->ops->give_back(device, old.data);
     atomic_fetch_sub_explicit(&device->held[old.use], old.bytes,

@@ -59,6 +59,7 @@ typedef struct cer_device_block {
     cer_device_use use;
     bool pinned; /* host memory that the device reads and writes by itself */
     const cer_device_allocator *from; /* NULL: the device's own */
+    void *ticket;                     /* the allocator's */
 } cer_device_block;
 
 /* `bytes` of 0 gives an empty block. Where memory is short, the device's
@@ -73,7 +74,8 @@ cer_status cer_device_alloc_pinned(cer_device *device, size_t bytes,
                                    cer_error *err);
 /* Gives either kind back and empties *block. The work that uses it must be done
  * (wait for its event first): the memory is somebody else's at once. Never
- * waits, and never needs the GIL. */
+ * needs the GIL; the device's own memory may wait for all work on the device,
+ * as cudaFree does, which is why rings use theirs again and again. */
 void cer_device_free(cer_device *device, cer_device_block *block);
 
 /* Pins memory that is there already (a state's slot), so that copies to and
@@ -92,15 +94,18 @@ cer_status cer_device_memory(cer_device *device, size_t *free_bytes,
 size_t cer_device_held(const cer_device *device, cer_device_use use);
 
 /* Device memory from somebody else (PyTorch's caching allocator), so that two
- * pools do not compete. `alloc` gives CER_NOMEM where memory is short and may
- * fill the error; `give_back` is called from any thread, may not wait, and
- * defers what it cannot do there. The struct stays for the life of the process:
- * a block goes back where it came from. NULL: the device's own again. */
+ * pools do not compete. `alloc` gives CER_NOMEM where memory is short; it may
+ * take the GIL, so nobody asks for device memory with a lock held that a thread
+ * with the GIL may wait for. `give_back` is called from any thread, takes no
+ * GIL, does not wait, and defers what it cannot do there; the ticket is what
+ * `alloc` returned beside the memory. The struct stays for the life of the
+ * process: a block goes back where it came from. NULL: the device's own again.
+ */
 struct cer_device_allocator {
     void *context;
     cer_status (*alloc)(void *context, int device, size_t bytes, void **out,
-                        cer_error *err);
-    void (*give_back)(void *context, int device, void *data);
+                        void **ticket, cer_error *err);
+    void (*give_back)(void *context, int device, void *data, void *ticket);
 };
 void cer_device_set_allocator(cer_device *device,
                               const cer_device_allocator *allocator);

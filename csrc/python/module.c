@@ -3,6 +3,8 @@
 
 #include <numpy/arrayobject.h>
 
+#include "cudart.h"
+
 typedef int (*register_function)(PyObject *module);
 
 static const register_function registrations[] = {
@@ -10,6 +12,7 @@ static const register_function registrations[] = {
     core_register_fsio,     core_register_tensor, core_register_loader,
     core_register_schedule, core_register_state,  core_register_slots,
     core_register_beat,     core_register_runner, core_register_watch,
+    core_register_device,
 };
 
 core_state *
@@ -183,6 +186,7 @@ static void
 core_free(void *module)
 {
     (void)core_clear(module);
+    cer_cudart_release(core_state_of_module(module)->cudart);
 }
 
 static PyModuleDef_Slot core_slots[] = {

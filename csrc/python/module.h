@@ -23,6 +23,7 @@
     X(slots)                                                                   \
     X(beat_page)                                                               \
     X(folder_watch)                                                            \
+    X(device)                                                                  \
     X(unit_result)
 
 typedef struct core_state {
@@ -34,6 +35,8 @@ typedef struct core_state {
     PyObject *StateError;
     PyObject *DeviceError;
     PyObject *UnitCancelled;
+    /* The CUDA runtime of this process; NULL until it is looked for. */
+    struct cer_cudart *cudart;
 } core_state;
 
 extern struct PyModuleDef core_module;
@@ -76,6 +79,7 @@ int core_register_slots(PyObject *module);
 int core_register_beat(PyObject *module);
 int core_register_runner(PyObject *module);
 int core_register_watch(PyObject *module);
+int core_register_device(PyObject *module);
 
 /* csrc/python files that need NumPy define NO_IMPORT_ARRAY, all but module.c.
  */

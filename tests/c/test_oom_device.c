@@ -132,21 +132,24 @@ typedef struct pool {
 } pool;
 
 static cer_status
-pool_alloc(void *context, int device, size_t bytes, void **out, cer_error *err)
+pool_alloc(void *context, int device, size_t bytes, void **out, void **ticket,
+           cer_error *err)
 {
     pool *p = context;
 
     if (p->empty || (*out = malloc(bytes)) == NULL)
         return cer_fail(err, CER_NOMEM, "empty");
     p->taken++;
+    *ticket = &p->taken;
     p->device = device;
     return CER_OK;
 }
 
 static void
-pool_free(void *context, int device, void *data)
+pool_free(void *context, int device, void *data, void *ticket)
 {
     (void)device;
+    CHECK(ticket == &((pool *)context)->taken);
     ((pool *)context)->taken--;
     free(data);
 }

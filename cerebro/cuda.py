@@ -1,0 +1,185 @@
+"""CUDA in this process: its runtime, found when it is first needed, and its devices.
+
+Nothing of CUDA is linked, brought along or opened by importing Cerebro. The runtime (12 or 13) is
+the one that a framework has loaded, else that of NVIDIA's wheels, else the system's: never a second
+one. ``CEREBRO_CUDART`` names one by its path, for odd installations and for tests.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cerebro import _core
+
+OVERRIDE = "CEREBRO_CUDART"
+"""The variable with the path of the CUDA runtime to use."""
+
+# Within NVIDIA's wheels; the first is CUDA 13's.
+WHEEL_FOLDERS = ("nvidia/cu13/lib", "nvidia/cuda_runtime/lib", "nvidia/cudnn/lib")
+SYSTEM_FOLDERS = ("/usr/local/cuda/lib64",)
+MPS_FOLDER = "/tmp/nvidia-mps"
+
+
+def folders() -> list[str]:
+    """Return the folders in which CUDA's libraries may be, the best first.
+
+    Those of NVIDIA's wheels, of this environment, of ``CUDA_HOME`` and ``CUDA_PATH``, of
+    ``LD_LIBRARY_PATH`` and the usual place; only those that exist.
+    """
+    found = [Path(entry or ".") / inner for entry in sys.path for inner in WHEEL_FOLDERS]
+    found.append(Path(sys.prefix) / "lib")
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        if os.environ.get(name):
+            found += [Path(os.environ[name]) / "lib64", Path(os.environ[name]) / "lib"]
+    found += [Path(p) for p in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if p]
+    found += [Path(folder) for folder in SYSTEM_FOLDERS]
+    return [str(folder.absolute()) for folder in dict.fromkeys(found) if folder.is_dir()]
+
+
+def preferred() -> int:
+    """Return the CUDA (12 or 13) that the framework here is made for; 0: either will do.
+
+    A framework that is not loaded yet would bring its own runtime as a second one.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and getattr(torch, "version", None) is not None:
+        return _major(torch.version.cuda)
+    try:
+        tagged = re.search(r"\+cu(\d\d)", metadata.version("torch"))
+        if tagged is not None:
+            return int(tagged[1])
+        for line in metadata.requires("torch") or []:
+            needed = re.match(r"nvidia-cuda-runtime-cu(\d+)|cuda-toolkit\b.*?==(\d+)", line)
+            if needed is not None:
+                return int(needed[1] or needed[2])
+    except metadata.PackageNotFoundError:
+        pass
+    for major in (13, 12):
+        try:
+            metadata.version(f"jax-cuda{major}-plugin")
+        except metadata.PackageNotFoundError:
+            continue
+        return major
+    return 0
+
+
+def _major(version: str | None) -> int:
+    """Of ``"12.8"``, 12."""
+    found = re.match(r"\d+", version or "")
+    return 0 if found is None else int(found[0])
+
+
+def open_runtime() -> dict[str, Any]:
+    """Find this process's CUDA runtime, once.
+
+    Returns
+    -------
+    dict
+        Its ``path``, its ``version`` and that of the ``driver``: 12080 is 12.8.
+
+    Raises
+    ------
+    DeviceError
+        If there is no driver, or no runtime that it can run; the message says what to install.
+    """
+    from cerebro import _core
+
+    path = os.environ.get(OVERRIDE) or None
+    return _core.cuda_open(folders(), prefer=preferred(), path=path)
+
+
+def describe_devices() -> list[dict[str, Any]]:
+    """Describe the GPUs that this process may use, in their order; makes no context.
+
+    Returns
+    -------
+    list of dict
+        ``name``, ``capability`` (such as ``(9, 0)``), ``multiprocessors``, ``memory`` (bytes) and
+        ``mps``.
+
+    Raises
+    ------
+    DeviceError
+        If there is none, or CUDA cannot be used here.
+    """
+    from cerebro import _core
+
+    open_runtime()
+    return _core.cuda_devices()
+
+
+def find_cudnn() -> dict[str, Any] | None:
+    """Return cuDNN 9's ``path``, ``version`` (91300 is 9.13.0) and ``cuda``; None without it.
+
+    Raises
+    ------
+    DeviceError
+        If it is there and does not load.
+    """
+    from cerebro import _core
+
+    return _core.cudnn_find(folders())
+
+
+@functools.cache
+def device(name: str) -> _core.Device:
+    """Return a device of this process, always the same one for a name.
+
+    A GPU takes its memory from PyTorch's allocator where PyTorch is loaded, so that two pools do
+    not compete for it.
+
+    Parameters
+    ----------
+    name
+        ``"cpu"`` (host memory) or ``"cuda:0"`` and so on.
+
+    Raises
+    ------
+    DeviceError
+        If CUDA cannot be used here.
+    ValueError
+        If there is no such device.
+    """
+    from cerebro import _core
+
+    if name != "cpu":
+        open_runtime()
+    opened = _core.Device(name)
+    torch = sys.modules.get("torch")
+    if name != "cpu" and torch is not None and torch.cuda.is_available():
+        opened.set_allocator(_torch_allocate, _torch_release)
+    return opened
+
+
+def _torch_allocate(nbytes: int, index: int) -> int:
+    """Take memory from PyTorch's pool of the default stream."""
+    import torch
+
+    try:
+        return int(torch.cuda.caching_allocator_alloc(nbytes, index, 0))
+    except torch.OutOfMemoryError as error:
+        raise MemoryError from error
+
+
+def _torch_release(address: int) -> None:
+    import torch
+
+    torch.cuda.caching_allocator_delete(address)
+
+
+def mps_runs() -> bool:
+    """Tell whether the Multi-Process Service's control daemon runs here, as its pipe says."""
+    folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or MPS_FOLDER
+    return (Path(folder) / "control").exists()
+
+
+def version_text(number: int) -> str:
+    """Return CUDA's ``12080`` as ``"12.8"``."""
+    return f"{number // 1000}.{number % 1000 // 10}"

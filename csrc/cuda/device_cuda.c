@@ -1,0 +1,467 @@
+#include "device_cuda.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "device_impl.h"
+
+#define HOST_PORTABLE 1u
+#define STREAM_NON_BLOCKING 1u
+/* A host that waits sleeps, for cores are shared by workers; no times. */
+#define EVENT_FLAGS (1u | 2u)
+#define CAPTURE_RELAXED 2
+#define CAPTURE_NONE 0
+#define JIT_ERROR_LOG 5
+#define JIT_ERROR_LOG_BYTES 6
+#define LAUNCH_BUFFER ((void *)1)
+#define LAUNCH_BUFFER_BYTES ((void *)2)
+#define LAUNCH_END ((void *)0)
+
+typedef struct cuda_device {
+    cer_device base; /* first, so that a cer_device is its cuda_device */
+    cer_cudart *runtime;
+    const char *ptx;
+    pthread_mutex_t lock; /* of the next two, while they are filled */
+    void *module;         /* NULL until the first launch */
+    _Atomic(void *) functions[CER_DEVICE_MAX_KERNELS];
+} cuda_device;
+
+static cuda_device *
+cuda_of(cer_device *device)
+{
+    return (cuda_device *)(void *)device;
+}
+
+/* --- on the device and back ------------------------------------------------
+ */
+
+typedef struct cuda_visit {
+    const char *failed; /* the call that did not get us there */
+    int mode;           /* of capturing, to be put back */
+    int device;         /* likewise; -1: nothing to put back */
+} cuda_visit;
+
+/* 0, or the code of the call that is then in visit->failed. */
+static int
+enter(cuda_device *device, cuda_visit *visit)
+{
+    cer_cudart *runtime = device->runtime;
+    int code;
+
+    visit->mode = CAPTURE_RELAXED;
+    visit->device = -1;
+    visit->failed = "cudaThreadExchangeStreamCaptureMode";
+    code = runtime->cudaThreadExchangeStreamCaptureMode(&visit->mode);
+    if (code != CER_CUDA_SUCCESS) {
+        visit->mode = CAPTURE_RELAXED;
+        return code;
+    }
+    visit->failed = "cudaGetDevice";
+    if ((code = runtime->cudaGetDevice(&visit->device)) != CER_CUDA_SUCCESS) {
+        visit->device = -1;
+        return code;
+    }
+    if (visit->device == device->base.index) {
+        visit->device = -1;
+    } else {
+        visit->failed = "cudaSetDevice";
+        code = runtime->cudaSetDevice(device->base.index);
+        if (code != CER_CUDA_SUCCESS)
+            return code;
+    }
+    visit->failed = NULL;
+    return CER_CUDA_SUCCESS;
+}
+
+/* Puts back what enter changed; what fails here has failed before. */
+static void
+put_back(cuda_device *device, cuda_visit *visit)
+{
+    cer_cudart *runtime = device->runtime;
+    bool failed = false;
+
+    if (visit->device >= 0)
+        failed = runtime->cudaSetDevice(visit->device) != CER_CUDA_SUCCESS;
+    if (visit->mode != CAPTURE_RELAXED)
+        failed |= runtime->cudaThreadExchangeStreamCaptureMode(&visit->mode) !=
+                  CER_CUDA_SUCCESS;
+    if (failed)
+        (void)runtime->cudaGetLastError();
+}
+
+/* Ends what enter began, and reports `code`, of `call`. */
+static cer_status
+leave(cuda_device *device, cuda_visit *visit, const char *call, int code,
+      cer_error *err)
+{
+    cer_status status = CER_OK;
+
+    if (code != CER_CUDA_SUCCESS)
+        status = cer_cudart_fail(device->runtime, device->base.index,
+                                 visit->failed == NULL ? call : visit->failed,
+                                 code, err);
+    put_back(device, visit);
+    return status;
+}
+
+/* CUDA calls of one function each:  VISIT(cudaFree, (data)). */
+#define VISIT(call, arguments)                                                 \
+    cuda_visit v;                                                              \
+    cuda_device *self = cuda_of(device);                                       \
+    int code = enter(self, &v);                                                \
+                                                                               \
+    if (code == CER_CUDA_SUCCESS)                                              \
+        code = self->runtime->call arguments;                                  \
+    return leave(self, &v, #call, code, err)
+
+/* The same for giving back, which is tried in any case and told to nobody. */
+#define VISIT_QUIETLY(call, arguments)                                         \
+    cuda_visit v;                                                              \
+    cuda_device *self = cuda_of(device);                                       \
+    int arrived = enter(self, &v), code = self->runtime->call arguments;       \
+                                                                               \
+    if (arrived != CER_CUDA_SUCCESS || code != CER_CUDA_SUCCESS)               \
+        (void)self->runtime->cudaGetLastError();                               \
+    put_back(self, &v)
+
+/* --- memory ----------------------------------------------------------------
+ */
+
+static cer_status
+cuda_alloc(cer_device *device, size_t bytes, void **out, cer_error *err)
+{
+    VISIT(cudaMalloc, (out, bytes));
+}
+
+static void
+cuda_give_back(cer_device *device, void *data)
+{
+    VISIT_QUIETLY(cudaFree, (data));
+}
+
+static cer_status
+cuda_alloc_pinned(cer_device *device, size_t bytes, void **out, cer_error *err)
+{
+    VISIT(cudaHostAlloc, (out, bytes, HOST_PORTABLE));
+}
+
+static void
+cuda_free_pinned(cer_device *device, void *data)
+{
+    VISIT_QUIETLY(cudaFreeHost, (data));
+}
+
+static cer_status
+cuda_pin(cer_device *device, void *memory, size_t bytes, cer_error *err)
+{
+    VISIT(cudaHostRegister, (memory, bytes, HOST_PORTABLE));
+}
+
+static void
+cuda_unpin(cer_device *device, void *memory)
+{
+    VISIT_QUIETLY(cudaHostUnregister, (memory));
+}
+
+static cer_status
+cuda_memory(cer_device *device, size_t *free_bytes, size_t *total_bytes,
+            cer_error *err)
+{
+    VISIT(cudaMemGetInfo, (free_bytes, total_bytes));
+}
+
+/* --- streams and events ----------------------------------------------------
+ */
+
+static cer_status
+cuda_stream_new(cer_device *device, void **out, cer_error *err)
+{
+    VISIT(cudaStreamCreateWithFlags, (out, STREAM_NON_BLOCKING));
+}
+
+static void
+cuda_stream_free(cer_device *device, void *stream)
+{
+    VISIT_QUIETLY(cudaStreamDestroy, (stream));
+}
+
+static cer_status
+cuda_stream_sync(cer_device *device, void *stream, cer_error *err)
+{
+    VISIT(cudaStreamSynchronize, (stream));
+}
+
+static cer_status
+cuda_stream_wait(cer_device *device, void *stream, void *event, cer_error *err)
+{
+    VISIT(cudaStreamWaitEvent, (stream, event, 0));
+}
+
+static cer_status
+cuda_stream_capturing(cer_device *device, void *stream, bool *out,
+                      cer_error *err)
+{
+    cuda_device *self = cuda_of(device);
+    cuda_visit v;
+    int capturing = CAPTURE_NONE, code = enter(self, &v);
+
+    if (code == CER_CUDA_SUCCESS)
+        code = self->runtime->cudaStreamIsCapturing(stream, &capturing);
+    /* The legacy default stream cannot be used while another is captured. */
+    if (code == CER_CUDA_CAPTURE_IMPLICIT) {
+        (void)self->runtime->cudaGetLastError();
+        capturing = !CAPTURE_NONE;
+        code = CER_CUDA_SUCCESS;
+    }
+    *out = capturing != CAPTURE_NONE;
+    return leave(self, &v, "cudaStreamIsCapturing", code, err);
+}
+
+static cer_status
+cuda_event_new(cer_device *device, void **out, cer_error *err)
+{
+    VISIT(cudaEventCreateWithFlags, (out, EVENT_FLAGS));
+}
+
+static void
+cuda_event_free(cer_device *device, void *event)
+{
+    VISIT_QUIETLY(cudaEventDestroy, (event));
+}
+
+static cer_status
+cuda_event_record(cer_device *device, void *event, void *stream, cer_error *err)
+{
+    VISIT(cudaEventRecord, (event, stream));
+}
+
+static cer_status
+cuda_event_query(cer_device *device, void *event, bool *done, cer_error *err)
+{
+    cuda_device *self = cuda_of(device);
+    cuda_visit v;
+    int code = enter(self, &v);
+
+    if (code == CER_CUDA_SUCCESS) {
+        code = self->runtime->cudaEventQuery(event);
+        *done = code == CER_CUDA_SUCCESS;
+    }
+    if (code == CER_CUDA_NOT_READY) {
+        (void)self->runtime->cudaGetLastError();
+        code = CER_CUDA_SUCCESS;
+    }
+    return leave(self, &v, "cudaEventQuery", code, err);
+}
+
+static cer_status
+cuda_event_sync(cer_device *device, void *event, cer_error *err)
+{
+    VISIT(cudaEventSynchronize, (event));
+}
+
+static cer_status
+cuda_sync(cer_device *device, cer_error *err)
+{
+    VISIT(cudaDeviceSynchronize, ());
+}
+
+/* --- work ------------------------------------------------------------------
+ */
+
+static cer_status
+cuda_copy(cer_device *device, void *to, const void *from, size_t bytes,
+          cer_device_copy_kind kind, void *stream, cer_error *err)
+{
+    static const int kinds[] = {[CER_COPY_TO_DEVICE] = 1,
+                                [CER_COPY_FROM_DEVICE] = 2,
+                                [CER_COPY_ON_DEVICE] = 3};
+
+    VISIT(cudaMemcpyAsync, (to, from, bytes, kinds[kind], stream));
+}
+
+static cer_status
+cuda_fill(cer_device *device, void *to, uint8_t value, size_t bytes,
+          void *stream, cer_error *err)
+{
+    VISIT(cudaMemsetAsync, (to, value, bytes, stream));
+}
+
+/* Compiles the kernels; the context is current and the lock is held. */
+static cer_status
+load_module(cuda_device *self, cer_error *err)
+{
+    char log[256] = "";
+    int options[] = {JIT_ERROR_LOG, JIT_ERROR_LOG_BYTES};
+    void *values[] = {log, (void *)(uintptr_t)sizeof log};
+    int code = self->runtime->cuModuleLoadDataEx(&self->module, self->ptx, 2,
+                                                 options, values);
+    cer_status status;
+    size_t used;
+
+    if (code == CER_CUDA_SUCCESS)
+        return CER_OK;
+    self->module = NULL;
+    status = cer_cudart_fail(self->runtime, self->base.index,
+                             "cuModuleLoadDataEx", code, err);
+    if (err != NULL && log[0] != '\0') {
+        log[strcspn(log, "\n")] = '\0';
+        used = strlen(err->message);
+        (void)snprintf(err->message + used, sizeof err->message - used, ": %s",
+                       log);
+    }
+    return status;
+}
+
+/* The kernel's function, looked up when it is first launched. */
+static cer_status
+find_function(cuda_device *self, const cer_device_launch *launch, void **out,
+              cer_error *err)
+{
+    cer_status status = CER_OK;
+    int code;
+
+    *out = atomic_load_explicit(&self->functions[launch->index],
+                                memory_order_acquire);
+    if (*out != NULL)
+        return CER_OK;
+    (void)pthread_mutex_lock(&self->lock);
+    if (self->module == NULL && (status = load_module(self, err)) != CER_OK)
+        goto done;
+    code = self->runtime->cuModuleGetFunction(out, self->module, launch->name);
+    if (code != CER_CUDA_SUCCESS) {
+        *out = NULL;
+        status = cer_cudart_fail(self->runtime, self->base.index,
+                                 "cuModuleGetFunction", code, err);
+        goto done;
+    }
+    atomic_store_explicit(&self->functions[launch->index], *out,
+                          memory_order_release);
+
+done:
+    (void)pthread_mutex_unlock(&self->lock);
+    return status;
+}
+
+static cer_status
+cuda_run(cer_device *device, const cer_device_launch *launch, void *stream,
+         cer_error *err)
+{
+    cuda_device *self = cuda_of(device);
+    /* The driver only reads them, however its prototype puts it. */
+    void *args = (void *)(uintptr_t)launch->args;
+    size_t args_bytes = launch->args_bytes;
+    void *extra[] = {LAUNCH_BUFFER, args, LAUNCH_BUFFER_BYTES, &args_bytes,
+                     LAUNCH_END};
+    void *function = NULL;
+    cuda_visit v;
+    int code = enter(self, &v);
+
+    if (code == CER_CUDA_SUCCESS) {
+        cer_status status = find_function(self, launch, &function, err);
+
+        if (status != CER_OK) {
+            put_back(self, &v);
+            return status;
+        }
+        code = self->runtime->cuLaunchKernel(
+            function, launch->grid[0], launch->grid[1], launch->grid[2],
+            launch->block[0], launch->block[1], launch->block[2],
+            launch->shared_bytes, stream, NULL, extra);
+    }
+    return leave(self, &v, "cuLaunchKernel", code, err);
+}
+
+/* --- the device ------------------------------------------------------------
+ */
+
+static void
+unload(cer_device *device)
+{
+    VISIT_QUIETLY(cuModuleUnload, (self->module));
+}
+
+static void
+drop(cer_device *device)
+{
+    cuda_device *self = cuda_of(device);
+
+    if (self->module != NULL)
+        unload(device);
+    (void)pthread_mutex_destroy(&self->lock);
+    cer_device_clear(device);
+    cer_cudart_release(self->runtime);
+    cer_free(self);
+}
+
+static const cer_device_ops cuda_ops = {
+    .drop = drop,
+    .alloc = cuda_alloc,
+    .give_back = cuda_give_back,
+    .alloc_pinned = cuda_alloc_pinned,
+    .free_pinned = cuda_free_pinned,
+    .pin = cuda_pin,
+    .unpin = cuda_unpin,
+    .memory = cuda_memory,
+    .stream_new = cuda_stream_new,
+    .stream_free = cuda_stream_free,
+    .stream_sync = cuda_stream_sync,
+    .stream_wait = cuda_stream_wait,
+    .stream_capturing = cuda_stream_capturing,
+    .event_new = cuda_event_new,
+    .event_free = cuda_event_free,
+    .event_record = cuda_event_record,
+    .event_query = cuda_event_query,
+    .event_sync = cuda_event_sync,
+    .sync = cuda_sync,
+    .copy = cuda_copy,
+    .fill = cuda_fill,
+    .run = cuda_run,
+};
+
+/* Makes the primary context, so that what is wrong shows here. */
+static cer_status
+start(cer_device *device, cer_error *err)
+{
+    VISIT(cudaFree, (NULL));
+}
+
+cer_status
+cer_device_cuda_new(cer_cudart *runtime, int index, const char *ptx,
+                    cer_device **out, cer_error *err)
+{
+    cuda_device *self = NULL;
+    int count = 0;
+    cer_status status = cer_cudart_devices(runtime, &count, err);
+
+    *out = NULL;
+    if (status != CER_OK)
+        return status;
+    if (index < 0 || index >= count)
+        return cer_fail(err, CER_INVALID,
+                        "cuda:%d: there are %d CUDA devices, counted from 0, "
+                        "that this process may use",
+                        index, count);
+    if ((self = cer_calloc(1, sizeof *self)) == NULL)
+        return cer_fail(err, CER_NOMEM, "out of memory for a device");
+    for (size_t i = 0; i < CER_DEVICE_MAX_KERNELS; i++)
+        atomic_init(&self->functions[i], NULL);
+    self->ptx = ptx;
+    self->runtime = runtime;
+    if (pthread_mutex_init(&self->lock, NULL) != 0) {
+        cer_free(self);
+        return cer_fail(err, CER_NOMEM, "out of memory for a device's lock");
+    }
+    status =
+        cer_device_init(&self->base, &cuda_ops, CER_DEVICE_CUDA, index, err);
+    if (status != CER_OK) {
+        (void)pthread_mutex_destroy(&self->lock);
+        cer_free(self);
+        return status;
+    }
+    cer_cudart_retain(runtime);
+    if ((status = start(&self->base, err)) != CER_OK)
+        cer_device_release(&self->base);
+    else
+        *out = &self->base;
+    return status;
+}

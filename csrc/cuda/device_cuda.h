@@ -1,0 +1,18 @@
+/* device_cuda.h -- a GPU behind the device layer.
+ *
+ * Every call makes the GPU the thread's current device and puts back the one
+ * there was; it also leaves graphs that the process is capturing elsewhere as
+ * they are (capture mode "relaxed"). Kernels are PTX, compiled by the driver
+ * when the first is launched and kept in the driver's own cache. */
+#ifndef CER_DEVICE_CUDA_H
+#define CER_DEVICE_CUDA_H
+
+#include "cudart.h"
+#include "device.h"
+
+/* Opens device `index` with the process's primary context; one reference, the
+ * caller's. `ptx` is the text of the kernels, ends with a 0 and stays. */
+cer_status cer_device_cuda_new(cer_cudart *runtime, int index, const char *ptx,
+                               cer_device **out, cer_error *err);
+
+#endif
