@@ -20,6 +20,10 @@ import torch
 
 from cerebro.errors import StateError
 
+HOW = ("capturable", "foreach", "fused")
+"""Settings of optimizers that say how they compute: they are the model's, not the state's, which
+may have been left on another device."""
+
 
 def plain(value: Any) -> Any:
     """Return `value` with special mappings and queues as plain dicts and lists."""
@@ -82,7 +86,7 @@ def load_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
         return
     for group, loaded in zip(optimizer.param_groups, state["param_groups"], strict=True):
         for key, value in loaded.items():
-            if key != "params":
+            if key != "params" and not (key in HOW and key in group):
                 group[key] = _replaced(group.get(key), value)
     _load_parameter_states(optimizer, state)
 

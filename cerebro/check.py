@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cerebro import _core, generators
+from cerebro.device_values import run_batches
 from cerebro.errors import InputError, StateError
 from cerebro.unit import CheckDone, CheckTask
 
@@ -186,21 +187,18 @@ class _Rehearsal:
         size = batch_size_of(self._config, runner.context.batch_size)
         loader = runner.loader(live.model, size, training=True, trial=0)
         loader.begin(range(runner.context.train.num_shards), 0, half * BATCHES)
-        result = _core.run_unit(_First(loader, BATCHES), live.model.train_batch)
+        step, device = live.model.train_batch, runner.device_of(live.model)
+        result = run_batches(_First(loader, BATCHES), step, device=device)
         if hasattr(live.model, "end_unit"):
             live.model.end_unit()
         live.progress.add_training(result.sums)
         live.generators = generators.capture(live.torch)
 
     def packed(self) -> Any:
-        from cerebro.worker import pack_tree
-
-        return _core.pack_state(pack_tree(self.live))
+        return _core.pack_state(self._runner.packable(self.live))
 
     def load(self, packed: Any) -> None:
-        from cerebro.worker import load_tree
-
-        load_tree(self.live, packed)
+        self._runner.load_packed(self.live, packed)
 
     def validate(self) -> dict[str, float]:
         """Evaluate on a batch and end the epoch; return the epoch's metrics."""
@@ -216,7 +214,8 @@ class _Rehearsal:
             loader = runner.loader(live.model, size, training=False, trial=0)
             loader.begin(range(validation.num_shards), 0)
             with generators.preserved(live.torch, seed=0):
-                _, metrics = evaluate_model(live.model, _First(loader, 1))
+                device = runner.device_of(live.model)
+                _, metrics = evaluate_model(live.model, _First(loader, 1), device=device)
             live.progress.add_validation(metrics)
         metrics = live.progress.epoch_metrics()
         if hasattr(live.model, "end_epoch"):
@@ -342,7 +341,8 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
                 continue
         return
     module = type(value).__module__
-    if module.startswith(("cerebro._core", "builtins", "numpy.random")):
+    # A graph's buffers are no state: whether a step is replayed changes nothing.
+    if module.startswith(("cerebro._core", "cerebro._torch_graph", "builtins", "numpy.random")):
         return
     for attribute, child in sorted(getattr(value, "__dict__", {}).items()):
         # Torch keeps a module's parts in three mappings; users know them by name.

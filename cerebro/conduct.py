@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shlex
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import Any
 
 import cerebro.environment as environment
 from cerebro.coordinator import Coordinator
+from cerebro.devices import CPU, IN_WORKER, is_gpu, memory_of, seats
 from cerebro.errors import RunError, text_of
 from cerebro.executors.base import Executor
 from cerebro.executors.inline import InlineExecutor
@@ -193,7 +195,26 @@ def default_executor(settings: Settings) -> Executor:
     """Workers on this machine, or this process."""
     if settings.workers == 0:
         return InlineExecutor()
-    return LocalExecutor(settings.workers, settings.threads)
+    return LocalExecutor(
+        settings.workers, settings.threads, seats=seats(settings.devices, settings.workers)
+    )
+
+
+def device_of(settings: Settings) -> str:
+    """What workers call the device that they compute on: of several GPUs each sees its own."""
+    if not is_gpu(settings.devices[0]):
+        return CPU
+    return settings.devices[0] if settings.workers == 0 else IN_WORKER
+
+
+def live_bytes(settings: Settings) -> int:
+    """Memory for the models that a worker keeps alive: half of what is there, shared out."""
+    workers = max(1, settings.workers)
+    here = available_memory() // (2 * workers)
+    if not is_gpu(settings.devices[0]):
+        return here
+    each = math.ceil(workers / len(settings.devices))
+    return min(here, memory_of(settings.devices) // (2 * each))
 
 
 def run_context(settings: Settings) -> RunContext:
@@ -216,8 +237,9 @@ def run_context(settings: Settings) -> RunContext:
         loader_threads=1 if cores > workers * settings.threads else 0,
         deterministic=settings.deterministic,
         live_models=settings.live_models,
-        live_bytes=available_memory() // (2 * workers),
+        live_bytes=live_bytes(settings),
         unit_timeout=settings.unit_timeout,
+        device=device_of(settings),
         state_dir=str(settings.state_dir.resolve()),
         epoch_dir=str((settings.folder / "states").resolve()),
         log_dir=str((settings.folder / "trials").resolve()),

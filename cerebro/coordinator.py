@@ -40,7 +40,7 @@ from cerebro.search_loop import SearchLoop
 from cerebro.searchers.base import Searcher, Suggestion, expected_trials
 from cerebro.settings import Settings
 from cerebro.store import Store
-from cerebro.trial import ENDED, EpochRecord, Status
+from cerebro.trial import ENDED, NOT_EXACT, EpochRecord, Status
 from cerebro.unit import (
     CheckDone,
     News,
@@ -415,6 +415,7 @@ class Coordinator:
         self._losses.unit_done(event.worker, task)
         self._libraries.update(event.libraries)
         self._watch_memory(event)
+        self._note_not_exact(trial, event.not_exact)
         means = {name: s / w for name, (s, w) in event.sums.items() if w}
         self._hooks.tell_of(trial.record, "on_unit_end", means)
         if event.metrics is not None and event.is_kept:
@@ -434,6 +435,19 @@ class Coordinator:
             if text is not None:
                 self.store.add_event(self._now(), "memory grows", text, task.trial)
                 warnings.warn(text, stacklevel=2)
+
+    def _note_not_exact(self, trial: LiveTrial, operations: Sequence[str]) -> None:
+        """Mark a trial whose states may be others another time, with the operation's name."""
+        for name in operations:
+            if name not in trial.not_exact:
+                trial.not_exact.add(name)
+                number = trial.record.number
+                self.store.add_event(self._now(), NOT_EXACT, name, number)
+                warnings.warn(
+                    f"trial {number} is not exact: {name} has no deterministic version on its "
+                    "device, so that its states may differ from run to run",
+                    stacklevel=2,
+                )
 
     def _epoch_done(self, trial: LiveTrial, event: UnitDone) -> None:
         assert event.metrics is not None and event.state_hash is not None

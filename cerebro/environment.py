@@ -279,20 +279,38 @@ def _torch_capability() -> str | None:
     return None if torch is None else str(torch.backends.cpu.get_cpu_capability())
 
 
-def describe(threads: int | None = None) -> dict[str, Any]:
+def cuda() -> dict[str, Any] | None:
+    """Return what CUDA computes with in this process; None where it has not started."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    its = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return {
+        "device": its.name,
+        "capability": f"{its.major}.{its.minor}",
+        "multiprocessors": its.multi_processor_count,
+        "runtime": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+    }
+
+
+def describe(threads: int | None = None, device: str = "cpu") -> dict[str, Any]:
     """Describe this process for a run's record.
 
     Parameters
     ----------
     threads
         Compute threads per worker of the run.
+    device
+        What computes: "cpu", or any other name for a GPU.
 
     Returns
     -------
     dict
-        JSON-able: ``cerebro python packages system libc cpu gpu cores threads blas torch
-        torch_capability torch_libraries variables``.
+        JSON-able: ``cerebro python packages system libc cpu gpu device cuda cores threads blas
+        torch torch_capability torch_libraries variables``; ``cuda`` only where it has started.
     """
+    started = None if device == "cpu" else cuda()
     versions = {name: package_version(name) for name in PACKAGES}
     return {
         "cerebro": version(),
@@ -302,6 +320,8 @@ def describe(threads: int | None = None) -> dict[str, Any]:
         "libc": " ".join(platform.libc_ver()).strip(),
         "cpu": dict(cpu()),
         "gpu": gpu(),
+        "device": "cpu" if device == "cpu" else "cuda",
+        **({} if started is None else {"cuda": started}),
         "cores": usable_cores(),
         "threads": threads,
         "blas": numpy_blas(),

@@ -61,6 +61,8 @@ class LiveTrial:
     """What `EarlyStopping` reads."""
     not_finite: bool = False
     """Whether validation has given a number that is not finite."""
+    not_exact: set[str] = field(default_factory=set)
+    """Operations without a deterministic version that it is known to use."""
 
     @property
     def told(self) -> int | None:

@@ -30,7 +30,7 @@ class Info:
     seed
         The seed that `random`, NumPy and torch were seeded with before `build`.
     device
-        Where batches arrive, "cpu".
+        Where batches of PyTorch's tensors arrive: "cpu", or a GPU such as "cuda:0".
     columns
         The data's columns by name.
     classes

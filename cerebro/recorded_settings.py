@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cerebro.data import Dataset
+from cerebro.devices import CPU, here, recorded
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.saved_run import SavedRun
 from cerebro.settings import Settings, check_callbacks, whole_number, worker_count
@@ -23,13 +24,14 @@ MAY_DIFFER = {
     "live_models",
     "epochs",
     "n_trials",
+    "devices",
     "space",
     "searcher_name",
 }
 """What a script that goes on with its run may say otherwise, or is compared in another way."""
 
 
-NEWER = {"unit_timeout": None, "asynchronous": False}
+NEWER = {"unit_timeout": None, "asynchronous": False, "devices": (CPU,)}
 """Settings that runs of the first version did not have."""
 
 
@@ -73,6 +75,7 @@ def settings_of(
         "folds": None,
         "stop": None if stop is None else EarlyStopping(**stop),
         "workers": worker_count(workers if workers is not None else record["workers"], 1),
+        "devices": here(recorded(record)),
         "folder": saved.path,
         "state_dir": saved.state_dir,
         "callbacks": check_callbacks(callbacks),

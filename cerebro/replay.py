@@ -13,6 +13,7 @@ from typing import Any
 
 from cerebro import _core, environment
 from cerebro.data import Dataset
+from cerebro.devices import CPU, IN_WORKER, Device, here, is_gpu, recorded, seats
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.executors.local import LocalExecutor
 from cerebro.folded import joint_hash
@@ -141,6 +142,7 @@ def replay(
     result = run if isinstance(run, Result) else Result(run, build=build)
     record = _record_of(result, trial)
     asked = whole_number("epochs", epochs, 1, optional=True)
+    devices = here(recorded(result.settings))
     if isinstance(data, (str, os.PathLike)):
         data = Dataset(data)
     with tempfile.TemporaryDirectory(prefix="cerebro-replay-") as folder:
@@ -154,9 +156,10 @@ def replay(
             epoch_dir=folder,
             log_dir=folder,
             verify=False,
+            device=IN_WORKER if is_gpu(devices[0]) else CPU,
         )
         retries = result.settings.get("max_retries", 0)
-        with closing(Retraining(context, retries)) as retraining:
+        with closing(Retraining(context, retries, seats(devices, 1))) as retraining:
             now = retraining.environment(record.config)
             known = known_differences(result, context, now)
             for text in known:
@@ -279,12 +282,16 @@ class Retraining:
         The run, with folders of its own for states and logs.
     retries
         Times that a unit is tried again after the worker died, as in the run.
+    seats
+        Where the worker sits, see `cerebro.executors.local.LocalExecutor`.
     """
 
-    def __init__(self, context: RunContext, retries: int) -> None:
+    def __init__(
+        self, context: RunContext, retries: int, seats: Sequence[Device | None] = ()
+    ) -> None:
         self._context = context
         self._retries = retries
-        self._executor = LocalExecutor(1, context.threads, fresh=True)
+        self._executor = LocalExecutor(1, context.threads, fresh=True, seats=seats)
         (self._worker,) = self._executor.start(context)
         self._dispatches = 0
         self._parent: CloneOf | None = None  # the state that the trial trained last has come to

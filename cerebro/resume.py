@@ -225,7 +225,8 @@ def go_on(
     the_searcher = searcher_of(saved, settings, wish, searcher)
     flags = saved.environment.get("torch", {})
     context = replace(run_context(settings), torch_flags=flags)
-    lines = environment.differences(saved.environment, environment.describe(settings.threads))
+    now = environment.describe(settings.threads, settings.devices[0])
+    lines = environment.differences(saved.environment, now)
     # Workers are given the flags that the run was begun with.
     lines = [line for line in lines if not line.startswith("torch.")]
     if lines:

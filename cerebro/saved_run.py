@@ -22,7 +22,7 @@ from cerebro.owner import owner_of
 from cerebro.plain_files import read_bytes
 from cerebro.recipe import Recipe
 from cerebro.store import check_meta, check_rows, read_meta, read_ranking, read_trials, reader
-from cerebro.trial import OPEN, EpochRecord, TrialRecord, best_trials
+from cerebro.trial import NOT_EXACT, OPEN, EpochRecord, TrialRecord, best_trials
 from cerebro.unit import RunContext
 
 HELD_TRIALS = 10_000
@@ -254,6 +254,14 @@ class SavedRun:
                 (self.trials_each,),
             )
             return {trial: (begin, end) for trial, begin, end in rows}
+
+    def not_exact(self, number: int) -> list[str]:
+        """Operations without a deterministic version that a trial has used, as recorded."""
+        self.before_reading()
+        with reader(self.folder) as connection:
+            check_rows(connection, "events")
+            sql = "SELECT DISTINCT text FROM events WHERE kind = ? AND trial = ? ORDER BY text"
+            return [str(row["text"]) for row in connection.execute(sql, (NOT_EXACT, number))]
 
     # --- files -----------------------------------------------------------
 

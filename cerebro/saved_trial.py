@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from cerebro import generators
 from cerebro.data import Dataset
+from cerebro.devices import CPU, here, recorded, using
 from cerebro.environment import flags_of_run
 from cerebro.errors import InputError
 from cerebro.saved_run import SavedRun
@@ -132,6 +133,15 @@ class Trial:
         return self.record.traceback
 
     @property
+    def not_exact(self) -> list[str]:
+        """Operations without a deterministic version that it has used; empty: it is exact.
+
+        Only on GPUs are there such: the trial's states may be others another time.
+        """
+        parts = self.record.folds or [self.record]
+        return sorted({name for part in parts for name in self.saved.not_exact(part.number)})
+
+    @property
     def log(self) -> str:
         """What the trial printed and logged; of one with folds, what each did."""
         if not self.record.folds:
@@ -162,7 +172,8 @@ class Trial:
         -------
         object
             What ``build`` returns, for `cerebro.torch.Model` with ``.net``, which is in
-            evaluation mode as after any validation. The caller's random generators are
+            evaluation mode as after any validation, and in host memory wherever it was
+            trained. The caller's random generators are
             left alone.
 
         Raises
@@ -175,8 +186,17 @@ class Trial:
         """
         if fold is not None:
             return self._fold(fold).load(epoch, build)
+        return self._load(epoch, build, CPU)
+
+    def _load(
+        self,
+        epoch: Literal["best", "last"] | int,
+        build: Callable[..., Any] | None,
+        device: str,
+    ) -> Any:
+        """Load a model on a device; see `load`."""
         from cerebro.epoch_progress import EpochProgress
-        from cerebro.worker import LiveModel, build_model, load_tree, make_info
+        from cerebro.worker import LiveModel, batch_device, build_model, load_tree, make_info
 
         record = self._epoch_record(epoch)
         packed = self.saved.read_state(self.number, record)
@@ -191,10 +211,12 @@ class Trial:
             batch_size=self._batch_size(),
             drop_last=context.drop_last,
             fold=self.fold,
+            device=device,
         )
         with generators.preserved(_torch_imported()), flags_of_run(context.torch_flags):
             model, torch = build_model(context, self.number, self.config, info)
-            load_tree(LiveModel(model, torch, progress=EpochProgress()), packed)
+            live = LiveModel(model, torch, progress=EpochProgress())
+            load_tree(live, packed, batch_device(model, device))
         # Dropout and batch norm would otherwise train on in the user's predictions;
         # train_batch goes back to training by itself.
         net: Any = getattr(model, "net", None)
@@ -218,8 +240,9 @@ class Trial:
     ) -> dict[str, float]:
         """Return the mean metrics of the best epoch's model over a data set.
 
-        Done as in the run (batches, threads, generators), so that for the run's
-        validation data these are the recorded metrics, bit for bit.
+        Done as in the run (batches, threads, generators, on a GPU if it was trained on one
+        and one is here), so that for the run's validation data these are the recorded
+        metrics, bit for bit.
 
         Parameters
         ----------
@@ -229,19 +252,20 @@ class Trial:
         build
             The run's ``build``, where it cannot be imported again.
         """
-        from cerebro.data.batches import make_loader
-        from cerebro.torch_settings import compute_settings
-        from cerebro.worker import evaluate_model, evaluation_seed
+        device = here(recorded(self.saved.settings))[0]
+        with using(device):
+            return self._evaluate(self._load("best", build, device), data, device)
 
-        model = self.load(build=build)
+    def _evaluate(self, model: Any, data: Any, device: str) -> dict[str, float]:
+        from cerebro.torch_settings import compute_settings
+        from cerebro.worker import batch_device, evaluate_model, evaluation_seed, make_batches
+
         target = self.saved.data_for(data, self.number)
         settings = self.saved.settings
-        loader = make_loader(
-            target,
-            settings["eval_batch_size"] or self._batch_size(),
+        loader = make_batches(
+            *(model, target, settings["eval_batch_size"] or self._batch_size(), device),
             seed=settings["seed"],
             shuffle=False,
-            framework=getattr(model, "framework", "dlpack"),
             augment=False,
         )
         epoch = self._epoch_record("best").epoch
@@ -250,10 +274,11 @@ class Trial:
             contextlib.closing(loader),
             generators.preserved(_torch_imported(), seed),
             flags_of_run(self.saved.environment.get("torch", {})),
-            compute_settings(settings["threads"], settings["deterministic"]),
+            compute_settings(settings["threads"], settings["deterministic"], device),
         ):
             loader.begin(range(target.num_shards), 0)
-            return evaluate_model(model, loader)[1]
+            where = batch_device(model, device)
+            return evaluate_model(model, loader, device=where)[1]
 
     def predict(self, data: Any, *, build: Callable[..., Any] | None = None) -> Any:
         """Return the best epoch's predictions for a data set's rows, in row order.

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from cerebro.check import Check, raise_if_broken
 from cerebro.conduct import Ready, conduct, run_context
+from cerebro.devices import is_gpu
 from cerebro.errors import InputError
 from cerebro.executors.base import Executor
 from cerebro.live_trials import recordable
@@ -30,6 +31,7 @@ from cerebro.settings import (
     check_executor,
     check_points,
     check_stop,
+    devices_of,
     new_run_folder,
     one_of,
     resolve_mode,
@@ -84,6 +86,7 @@ def search(
     callbacks: Sequence[Any] = (),
     progress: Literal["auto", "table", "lines"] | bool = "auto",
     executor: Executor | None = None,
+    workers_per_device: int | None = None,
 ) -> Result:
     """Train many configurations over one data set and find the best.
 
@@ -143,11 +146,13 @@ def search(
         Trials live at a time, for searchers that listen to reports.
     workers
         Worker processes; 0 trains in this process; default: one per `threads`
-        cores.
+        cores, or on GPUs `workers_per_device` for each.
     threads
         Compute threads per worker, inline too. They change the bits.
     devices
-        ``"auto"`` or ``"cpu"``.
+        Where models are trained: ``"auto"``, all GPUs that PyTorch can use here and the CPU where
+        there is none; ``"cpu"``; ``"cuda"``, all GPUs; ``"cuda:1"``; or a list of GPUs. ``build``
+        finds it in ``info.device``; `cerebro.torch.Model` moves its network there.
     seed
         Seed of everything, at least 0.
     run
@@ -189,6 +194,9 @@ def search(
         ``"table"``, ``"lines"``, False, or ``"auto"`` by what the output is.
     executor
         Something else than this machine to run on, such as `cerebro.ray.Executor`.
+    workers_per_device
+        Worker processes for each GPU, default 1: more where one model does not keep it busy.
+        They share its time, and its kernels run side by side where NVIDIA's MPS is on.
 
     Returns
     -------
@@ -207,7 +215,6 @@ def search(
         If a data file is not what its manifest says.
     """
     check_build(build)
-    refuse_unavailable(devices=devices)
     one_of("select", select, ("best", "last"))
     one_of("keep", keep, ("best", "last", "all"))
     one_of("deterministic", deterministic, ("warn", True, False))
@@ -219,7 +226,8 @@ def search(
     the_threads = whole_number("threads", threads, 1, MAX_THREADS) or 1
     if workers is None:
         workers = getattr(executor, "workers", None)
-    the_workers = worker_count(workers, the_threads)
+    the_devices = devices_of(devices, workers_per_device, executor)
+    the_workers = worker_count(workers, the_threads, the_devices, workers_per_device)
     settings = Settings(
         build=build,
         train=train,
@@ -253,6 +261,7 @@ def search(
         callbacks=check_callbacks(callbacks),
         progress=progress,
         executor=check_executor(executor),
+        devices=the_devices,
         searcher_name=searcher if isinstance(searcher, str) else type(searcher).__name__,
         space=repr(space),
         space_json=the_space.to_json(),
@@ -303,6 +312,12 @@ def prepare(
 ) -> Ready:
     """Try the first configuration, and whether there is room for the states of all."""
     ready, state_bytes, seen = check_first(executor, workers, context, config)
+    if is_gpu(context.device) and seen is not None and "cuda" not in seen:
+        warnings.warn(
+            f"the model computes on the CPU, and {len(workers)} worker(s) have a GPU each: put it "
+            "on info.device, or give devices='cpu' for a worker per core",
+            stacklevel=2,
+        )
     if state_bytes:
         trials = expected_trials(searcher, settings.n_trials)
         plan = plan_of(settings, state_bytes, trials=trials, adaptive=searcher.adaptive)
@@ -350,14 +365,6 @@ def check_first(
             pending[worker] = given or CheckTask(config, build_only=True)
             executor.submit(worker, pending[worker])
     return sorted(ready), state_bytes, seen
-
-
-def refuse_unavailable(*, devices: Any) -> None:
-    """Arguments whose machinery is not there yet are refused, not ignored."""
-    if devices not in ("auto", "cpu", None):
-        raise InputError(
-            f"devices={devices!r}: this version trains on the CPU; use 'auto' or 'cpu'"
-        )
 
 
 def positive(name: str, value: Any) -> float | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import numpy as np
 
 from cerebro.data import Dataset
-from cerebro.environment import usable_cores
+from cerebro.devices import CPU, choose, count_workers
 from cerebro.errors import InputError, one_line
 from cerebro.folds import Folds, KFold, Validation, is_splitter, make_folds
 from cerebro.metrics import metric_mode
@@ -74,6 +74,8 @@ class Settings:
     callbacks: tuple[Any, ...]
     progress: Any
     executor: Executor | None
+    devices: tuple[str, ...] = (CPU,)
+    """The CPU, or GPUs; the workers sit at them in turn."""
     searcher_name: str = ""
     space: str = ""
     points: tuple[Mapping[str, Any], ...] = field(default=())
@@ -257,13 +259,29 @@ def refuse_folder(folder: Path) -> NoReturn:
     )
 
 
-def worker_count(workers: Any, threads: int) -> int:
-    """Workers to start: as asked, or one for every `threads` cores."""
-    if workers is None:
-        return max(1, usable_cores() // threads)
-    count = whole_number("workers", workers, 0, MAX_WORKERS)
-    assert count is not None
-    return count
+def worker_count(
+    workers: Any, threads: int, devices: Sequence[str] = (CPU,), workers_per_device: Any = None
+) -> int:
+    """Workers to start: as asked, one for every `threads` cores, or so many for every GPU."""
+    count = whole_number("workers", workers, 0, MAX_WORKERS, optional=True)
+    each = whole_number("workers_per_device", workers_per_device, 1, MAX_WORKERS, optional=True)
+    return count_workers(devices, count, each, threads)
+
+
+def devices_of(devices: Any, workers_per_device: Any, executor: Any) -> tuple[str, ...]:
+    """Check where models are trained; an executor's own machines are its own affair."""
+    automatic = devices is None or (isinstance(devices, str) and devices == "auto")
+    if executor is not None:
+        if not automatic and choose(devices) != (CPU,):
+            raise InputError(
+                f"devices={devices!r} are of this machine, and executor= trains on others: leave "
+                "out one of them"
+            )
+        return (CPU,)
+    chosen = choose(devices)
+    if workers_per_device is not None and chosen == (CPU,) and not automatic:
+        raise InputError("workers_per_device is for GPUs, and devices='cpu': give workers= instead")
+    return chosen
 
 
 def seconds_per_unit(unit_timeout: float | None, workers: int, executor: Any) -> float | None:

@@ -284,6 +284,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
                 batch_size=None if "batch_size" in space.sample(0, 0) else self.batch_size,
                 stop=self.stop,
                 workers=self.workers,
+                devices="cpu",
                 seed=seed,
                 keep="last",
                 run=Path(temporary, "run") if self.run is None else self.run,

@@ -14,6 +14,7 @@ everything that later training depends on.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
@@ -22,7 +23,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from cerebro import _torch_state
+from cerebro import _torch_graph, _torch_place, _torch_state
+from cerebro.device_batches import moved
+from cerebro.devices import build_device
 from cerebro.errors import InputError, StateError
 
 Batch = dict[str, Any]
@@ -39,7 +42,8 @@ class Model:
     Parameters
     ----------
     net
-        A `torch.nn.Module`.
+        A `torch.nn.Module`. If it is in host memory and the trial is trained on a GPU, it is
+        moved there, with the loss and metrics that are modules.
     optimizer
         A `torch.optim.Optimizer` over parameters of `net`, or a list of several,
         which step one after the other. Optimizers that need a closure (LBFGS)
@@ -86,7 +90,12 @@ class Model:
         "bf16" or "fp16": forward pass and loss under autocast; "fp16" scales the
         loss (`torch.amp.GradScaler`).
     graph
-        Reserved for CUDA graphs; True is refused in this version.
+        True: on a GPU the training step is captured as a CUDA graph and replayed for every batch
+        of its shape, which spares the time to start its kernels one by one. The step is the one of
+        ``capturable=True`` optimizers, whether it is replayed or not, and the graph is kept only
+        if it gives the same bits; else the trial's log says why. Python in the step (in the
+        network, loss and metrics) must do the same for every batch. Not with `accumulate` or
+        ``amp="fp16"``. On the CPU it changes nothing.
     state
         "all", or "trainable": parameters that do not require gradients (a frozen
         backbone) are left out of states, so `build` must make them alike every
@@ -146,11 +155,14 @@ class Model:
         self._optimizers = _check_optimizers(optimizer, net, loss)
         self._schedulers = _check_schedulers(scheduler, self._optimizers)
         self._scheduler_step = _check_scheduler_step(scheduler_step, self._schedulers)
-        self._check_combinations(graph, state)
+        self._check_combinations(graph, state, amp)
         self._partial = state == "trainable"
+        others = (loss, *self._metrics.values(), *self._epoch_metrics.values())
+        _torch_place.place(net, self._optimizers, others, build_device())
 
         self._parameters = _all_parameters(net, self._optimizers)
         self._device = self._parameters[0].device
+        self._on_gpu = self._device.type == "cuda"
         self._autocast, self._scaler = _make_amp(amp, self._device.type)
         self._no_grad = torch.no_grad()
         self._keep_evaluating = _evaluating_parts(net)
@@ -158,11 +170,20 @@ class Model:
         self._pending = 0  # batches since the last update
         self._scheduler_due = False
         self._objective = self._compile_objective()
-        self._train = self._compile_train()
+        self._graphed: _torch_graph.GraphedStep | None = None
+        if graph and self._on_gpu:
+            _torch_graph.make_capturable(self._optimizers)
+            self._train = self._compile_graphed(_torch_graph.CudaRecorder(self._device))
+        else:
+            self._train = self._compile_train()
 
-    def _check_combinations(self, graph: bool, state: str) -> None:
-        if graph:
-            raise InputError("graph=True: CUDA graphs are not available in this version")
+    def _check_combinations(self, graph: bool, state: str, amp: str | None) -> None:
+        if graph and self._accumulate != 1:
+            raise InputError("graph=True replays whole steps: leave out accumulate")
+        if graph and amp == "fp16":
+            raise InputError(
+                "graph=True: amp='fp16' looks at the gradients before each step: use amp='bf16'"
+            )
         if state not in ("all", "trainable"):
             raise InputError(f"state must be 'all' or 'trainable', not {state!r}")
         if self._step is not None and (self._loss, self._metrics) != (None, {}):
@@ -186,13 +207,15 @@ class Model:
         Parameters
         ----------
         batch
-            Tensors by column, on the network's device.
+            Tensors by column; those in host memory are moved to the network's device.
 
         Returns
         -------
         dict
             The loss, a detached 0-d tensor, and the metrics.
         """
+        if self._on_gpu:
+            batch = self._placed(batch)
         try:
             return self._train(batch)
         except KeyError:
@@ -284,6 +307,8 @@ class Model:
         """Return the network's output for a batch, in evaluation mode, without gradients."""
         if self.net.training:
             self.net.eval()
+        if self._on_gpu:
+            batch = self._placed(batch)
         try:
             with self._no_grad:
                 if self._autocast is None:
@@ -360,6 +385,8 @@ class Model:
                     "made: build must make the same model from the same configuration"
                 )
         self._pending, self._scheduler_due = 0, False
+        if self._graphed is not None:
+            self._graphed.moved()
         self._drop_gradients()
         _torch_state.load_net(self.net, state["net"], partial=self._partial)
         for optimizer, part in self._parts(self._optimizers, state["optimizer"]):
@@ -440,6 +467,36 @@ class Model:
                 self._scheduler_due = True
                 if accumulate == 1:
                     self._step_schedulers()
+            return values
+
+        return train
+
+    def _compile_graphed(
+        self, recorder: _torch_graph.Recorder
+    ) -> Callable[[Batch], dict[str, Any]]:
+        """Return the function that trains on a batch with a step that can be captured."""
+        net, objective, augment = self.net, self._objective, self._augment
+        by_batch = bool(self._schedulers) and self._scheduler_step == "batch"
+
+        def step(batch: Batch) -> dict[str, Any]:
+            with contextlib.nullcontext() if self._autocast is None else self._autocast:
+                values, loss, _, _ = objective(batch)
+            loss.backward()
+            self._update()
+            return values
+
+        modules = [net, self._loss] if isinstance(self._loss, torch.nn.Module) else [net]
+        graphed = _torch_graph.GraphedStep(step, modules, self._optimizers, recorder)
+        self._graphed = graphed
+
+        def train(batch: Batch) -> dict[str, Any]:
+            if not net.training:
+                self._to_training()
+            if augment is not None:
+                batch = augment(batch)
+            values = graphed(batch)
+            if by_batch:
+                self._step_schedulers()
             return values
 
         return train
@@ -526,6 +583,8 @@ class Model:
     def _evaluate_batch(self, batch: Batch) -> tuple[dict[str, Any], Any, Any]:
         if self.net.training:
             self.net.eval()
+        if self._on_gpu:
+            batch = self._placed(batch)
         try:
             with torch.no_grad():
                 if self._autocast is None:
@@ -551,7 +610,7 @@ class Model:
         if isinstance(data, Mapping):
             return self._sliced(data, batch_size)
         if hasattr(data, "in_order"):
-            batches: Iterable[Batch] = data.in_order(batch_size, "torch", str(self._device))
+            batches: Iterable[Batch] = data.in_order(batch_size, "torch")
             return batches
         if not isinstance(data, Iterable):
             raise InputError(f"{data!r} is no data set, mapping of arrays or iterable of batches")
@@ -563,10 +622,12 @@ class Model:
         if len(set(lengths.values())) > 1:
             raise InputError(f"the columns have different numbers of rows: {lengths}")
         for start in range(0, next(iter(lengths.values()), 0), batch_size):
-            yield {
-                name: array[start : start + batch_size].to(self._device)
-                for name, array in arrays.items()
-            }
+            yield {name: array[start : start + batch_size] for name, array in arrays.items()}
+
+    def _placed(self, batch: Batch) -> Batch:
+        """Return the batch on the network's device, itself if it is there."""
+        away = (isinstance(v, torch.Tensor) and not v.is_cuda for v in batch.values())
+        return moved(batch, self._device) if any(away) else batch
 
     def _explain_missing_column(self, batch: Batch, with_target: bool = True) -> None:
         """Raise InputError if a KeyError came from a column that the batch lacks."""

@@ -12,6 +12,9 @@ Status = Literal["waiting", "running", "paused", "stopped", "finished", "diverge
 OPEN: tuple[Status, ...] = ("waiting", "running", "paused")
 ENDED: tuple[Status, ...] = ("stopped", "finished", "diverged", "failed")
 
+NOT_EXACT = "not exact"
+"""What an event is called that names an operation without a deterministic version."""
+
 
 @dataclass(slots=True)
 class EpochRecord:

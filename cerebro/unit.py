@@ -58,6 +58,8 @@ class RunContext:
     deterministic: Literal["warn"] | bool = "warn"
     live_models: int | None = 1
     live_bytes: int = 0
+    device: str = "cpu"
+    """Where models compute, as a worker names it: see `cerebro.devices.IN_WORKER`."""
     torch_flags: Mapping[str, Any] = field(default_factory=dict)
     verify: bool = True
     unit_timeout: float | None = None
@@ -190,6 +192,8 @@ class UnitDone:
     """Bytes by which it grew without a reason; see `cerebro.growth`."""
     packed_hash: str = ""
     """Hash of the state that the unit has left."""
+    not_exact: tuple[str, ...] = ()
+    """Operations that the unit used and that have no deterministic version on its device."""
     is_kept: bool = True
     """False where the state at an epoch's end is still on its way to ``epoch_dir``:
     `StateKept` or `StateLost` will tell."""

@@ -28,6 +28,10 @@ from typing import Any, Literal, Protocol
 
 from cerebro import _core, environment, generators, growth, memory
 from cerebro.data.batches import make_loader
+from cerebro.device_batches import MovedBatches
+from cerebro.device_states import StateArena
+from cerebro.device_values import BatchSource, run_batches
+from cerebro.devices import building_on, is_gpu
 from cerebro.environment import set_torch_flags
 from cerebro.epoch_progress import EpochProgress
 from cerebro.errors import (
@@ -42,7 +46,7 @@ from cerebro.protocol import Info, check_model, whole_pass
 from cerebro.recipe import accepts_info
 from cerebro.state_files import epoch_state_file, read_state, unpublished
 from cerebro.storage import ExhaustedError, StorageError, is_full, storing
-from cerebro.torch_settings import compute_settings
+from cerebro.torch_settings import compute_settings, operations_noted
 from cerebro.trial_log import append, log_path, redirected_descriptors, redirected_streams
 from cerebro.unit import (
     LIBRARIES,
@@ -63,6 +67,8 @@ MAX_LIVE_MODELS = 8
 MAX_OPEN_SLOTS = 64
 MAX_LOADERS = 8
 """Of a run with folds two for each fold, if that is more."""
+
+Loader = _core.Loader | MovedBatches
 
 
 @dataclass
@@ -125,9 +131,8 @@ class UnitRunner:
         self._clock = clock
         self._live: OrderedDict[int, LiveModel] = OrderedDict()
         self._slots: OrderedDict[int, _core.Slots] = OrderedDict()
-        self._loaders: OrderedDict[tuple[bool, int, str, int, int | None], _core.Loader] = (
-            OrderedDict()
-        )
+        self._loaders: OrderedDict[tuple[bool, int, str, int, int | None], Loader] = OrderedDict()
+        self._arena = StateArena()  # for states of models on a GPU
         self._verified: set[tuple[bool, int]] = set()
         self._last_trial: int | None = None  # whose generators are in place
         set_torch_flags(context.torch_flags)
@@ -139,13 +144,27 @@ class UnitRunner:
         try:
             with self._output_of(task.trial):
                 try:
-                    return self._run(task)
+                    return self._run_with_room(task)
                 except BaseException as error:
                     if not self._is_of_the_trial(error):
                         raise
                     return self._failure(task, error)
         except StorageError as error:  # not even the log can be written
             return self._failure(task, error)
+
+    def _run_with_room(self, task: Task) -> UnitDone:
+        """Run a unit; if the GPU's memory is short for it, once more without other live models."""
+        try:
+            return self._run(task)
+        except Exception as error:
+            others = tuple(trial for trial in self._live if trial != task.trial)
+            if not (others and is_short_of_gpu_memory(error)):
+                raise
+        # Only here is the traceback gone, and with it what it held.
+        self._release((*others, task.trial))
+        empty_gpu_cache(self.context.device)
+        done = self._run(task)
+        return replace(done, dropped=(*others, *done.dropped))
 
     def _is_of_the_trial(self, error: BaseException) -> bool:
         """Whether the user's code raised it: inline, Ctrl-C is for the run."""
@@ -161,7 +180,7 @@ class UnitRunner:
             kind = "diverged"
         elif isinstance(error, CorruptDataError) or _names_data(error, self.context):
             kind = "data"
-        elif isinstance(error, ExhaustedError) and self._own_process:
+        elif self._own_process and (isinstance(error, ExhaustedError) or self._lost_gpu()):
             kind = "worker"
         elif isinstance(error, StorageError) or is_full(error):
             kind = "storage"
@@ -174,6 +193,17 @@ class UnitRunner:
             append(log_path(self.context.log_dir, task.trial), text or cause)
         return UnitFailed(self.worker, task, kind, cause, text, (task.trial,))
 
+    def _lost_gpu(self) -> bool:
+        """Whether the process can use its GPU no more, as after an assertion that failed there."""
+        torch = sys.modules.get("torch")
+        if torch is None or not is_gpu(self.context.device) or not torch.cuda.is_initialized():
+            return False
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            return True
+        return False
+
     def _run(self, task: Task) -> UnitDone:
         context = self.context
         started = time.time()
@@ -184,7 +214,8 @@ class UnitRunner:
         self._settle(task, slots)
         live, loaded = self._model_of(task, slots)
         before = memory.usage()
-        with compute_settings(context.threads, context.deterministic):
+        not_exact: set[str] = set()
+        with self._computing(not_exact):
             live.progress.begin_unit(task.epoch, task.step)
             if task.step == 0 and hasattr(live.model, "begin_epoch"):
                 live.model.begin_epoch(task.epoch)
@@ -196,7 +227,7 @@ class UnitRunner:
                     # A copy: what is reported is what the state says, whoever reads it.
                     live.model.end_epoch(task.epoch, dict(metrics))
             live.generators = generators.capture(live.torch)
-            tree = pack_tree(live)
+            tree = self.packable(live)
             with storing():
                 live.state_bytes = slots.pack(
                     tree, attempt=task.dispatch, position=task.position + 1
@@ -231,6 +262,7 @@ class UnitRunner:
             resident=0 if after is None else after.resident,
             grown=growth.unexplained(before, after, loaded=loaded, state_bytes=live.state_bytes),
             packed_hash=packed_hash,
+            not_exact=tuple(sorted(not_exact)),
         )
 
     def _train(self, live: LiveModel, task: Task) -> UnitSums:
@@ -238,7 +270,8 @@ class UnitRunner:
         self._verify(True, task.shard)
         loader = self.loader(live.model, batch_size, training=True, trial=task.trial)
         loader.begin([task.shard], task.epoch)
-        result = _core.run_unit(loader, live.model.train_batch, beat=self._beat)
+        step, device = live.model.train_batch, self.device_of(live.model)
+        result = run_batches(loader, step, beat=self._beat, device=device)
         sums = UnitSums(result.rows, result.batches, result.sums)
         if hasattr(live.model, "end_unit"):
             live.model.end_unit()
@@ -261,7 +294,8 @@ class UnitRunner:
         loader.begin(shards, 0)
         seed = evaluation_seed(context.seed, task.trial, task.epoch)
         with generators.preserved(live.torch, seed):
-            result, metrics = evaluate_model(live.model, loader, self._beat)
+            device = self.device_of(live.model)
+            result, metrics = evaluate_model(live.model, loader, self._beat, device)
         live.progress.add_validation(metrics)
         return result
 
@@ -284,7 +318,7 @@ class UnitRunner:
             elif task.position == 0:
                 live.position = 0
         if live.position != task.position:
-            with compute_settings(self.context.threads, self.context.deterministic):
+            with self._computing():
                 self._load(live, task, slots)
             loaded = True
         if loaded or task.trial != self._last_trial or not self._own_process:
@@ -317,7 +351,7 @@ class UnitRunner:
 
     def _load(self, live: LiveModel, task: Task, slots: _core.Slots) -> None:
         if task.origin is not None:
-            load_tree(live, read_state(task.origin))
+            self.load_packed(live, read_state(task.origin))
             live.position = task.position
             return
         committed = slots.committed()
@@ -327,14 +361,14 @@ class UnitRunner:
                 f"trial {task.trial}: expected the state of unit {task.position} in "
                 f"{self._stem(task.trial)}, found {at}"
             )
-        load_tree(live, slots.view())
+        self.load_packed(live, slots.view())
         live.position = task.position
 
     def _load_clone(self, live: LiveModel, task: Task, clone_of: CloneOf) -> None:
         """Give a new trial the model of another one, but generators of its own."""
         packed = read_state(clone_of)
         state = _core.unpack_state(packed, "torch" if live.torch else "numpy")["model"]
-        with compute_settings(self.context.threads, self.context.deterministic):
+        with self._computing():
             if hasattr(live.model, "load_clone"):
                 live.model.load_clone(state, dict(task.config))
             else:
@@ -383,11 +417,40 @@ class UnitRunner:
             batch_size=batch_size_of(config, context.batch_size),
             drop_last=context.drop_last,
             fold=context.fold_of(trial),
+            device=context.device,
         )
+
+    # --- devices ---------------------------------------------------------
+
+    def device_of(self, model: Any) -> str:
+        """Where a model's batches arrive and its metrics are: of PyTorch's, the run's device."""
+        return batch_device(model, self.context.device)
+
+    @contextlib.contextmanager
+    def _computing(self, not_exact: set[str] | None = None) -> Iterator[None]:
+        """Compute under the run's settings; note what on a GPU is not deterministic."""
+        context = self.context
+        with compute_settings(context.threads, context.deterministic, context.device):
+            if context.device == "cpu" or context.deterministic != "warn":
+                yield
+                return
+            with operations_noted(set() if not_exact is None else not_exact):
+                yield
+
+    def packable(self, live: LiveModel) -> dict[str, Any]:
+        """Everything that a trial carries, in host memory: what is on a GPU is copied."""
+        tree = pack_tree(live)
+        if self.device_of(live.model) == "cpu":
+            return tree
+        return self._arena.to_host(tree)  # type: ignore[no-any-return]
+
+    def load_packed(self, live: LiveModel, buffer: Any) -> None:
+        """Load a packed state into a live model, wherever that is."""
+        load_tree(live, buffer, self.device_of(live.model), self._arena)
 
     # --- data and files --------------------------------------------------
 
-    def loader(self, model: Any, batch_size: int, *, training: bool, trial: int) -> _core.Loader:
+    def loader(self, model: Any, batch_size: int, *, training: bool, trial: int) -> Loader:
         """Return a loader; a few are kept, because their buffers are warm."""
         context = self.context
         framework = getattr(model, "framework", "dlpack")
@@ -397,13 +460,11 @@ class UnitRunner:
         key = (training, batch_size, framework, data.generation, context.fold_of(trial))
         loader = self._loaders.pop(key, None)
         if loader is None:
-            loader = make_loader(
-                data,
-                batch_size,
+            loader = make_batches(
+                *(model, data, batch_size, context.device),
                 seed=context.seed,
                 shuffle=training,
                 drop_last=training and context.drop_last,
-                framework=framework,
                 threads=context.loader_threads,
                 augment=training,
             )
@@ -451,10 +512,7 @@ class UnitRunner:
 
         self._last_trial = None
         try:
-            with (
-                self._output_of(None),
-                compute_settings(self.context.threads, self.context.deterministic),
-            ):
+            with self._output_of(None), self._computing():
                 if task.build_only:
                     self.build(0, task.config)
                     return CheckDone(self.worker, (), environment=self._describe())
@@ -467,17 +525,19 @@ class UnitRunner:
 
     def _describe(self) -> dict[str, Any]:
         """What this worker computes with, now that the model has imported what it needs."""
-        return environment.describe(self.context.threads)
+        return environment.describe(self.context.threads, self.context.device)
 
     def close(self) -> None:
-        """Release models, loaders and mapped files."""
+        """Release models, loaders and mapped files, and memory of the GPU that is kept for more."""
         self._live.clear()
+        self._arena = StateArena()
         for loader in self._loaders.values():
             loader.close()
         self._loaders.clear()
         for slots in self._slots.values():
             slots.close()
         self._slots.clear()
+        empty_gpu_cache(self.context.device)
 
     def warm(self, task: WarmTask) -> CheckDone:
         """Import what other workers have imported; see `WarmTask`."""
@@ -509,7 +569,8 @@ def build_model(
     for _ in range(2):
         had_torch = "torch" in sys.modules
         generators.seed_all(info.seed, had_torch)
-        with compute_settings(context.threads, context.deterministic):
+        settings = compute_settings(context.threads, context.deterministic, info.device)
+        with settings, building_on(info.device):
             model = (
                 context.build(dict(config), info)
                 if accepts_info(context.build)
@@ -533,6 +594,7 @@ def make_info(
     batch_size: int,
     drop_last: bool,
     fold: int | None = None,
+    device: str = "cpu",
 ) -> Info:
     """Describe the trial to ``build``; steps count batches over all shards."""
 
@@ -549,7 +611,7 @@ def make_info(
         batch_size=batch_size,
         trial=trial,
         seed=_core.trial_seed(seed, trial),
-        device="cpu",
+        device=device,
         columns=data.columns,
         classes=data.classes,
         data=data,
@@ -579,27 +641,44 @@ def batch_size_of(config: Mapping[str, Any], default: int | None) -> int:
     return value
 
 
+def batch_device(model: Any, device: str) -> str:
+    """Where a model's batches arrive: of PyTorch's on `device`, of others in host memory."""
+    return device if getattr(model, "framework", "dlpack") == "torch" else "cpu"
+
+
+def make_batches(model: Any, data: Any, batch_size: int, device: str, **options: Any) -> Loader:
+    """Return a loader that gives a model its batches, where it wants them."""
+    framework = getattr(model, "framework", "dlpack")
+    loader = make_loader(data, batch_size, framework=framework, **options)
+    where = batch_device(model, device)
+    return loader if where == "cpu" else MovedBatches(loader, where)
+
+
+def is_short_of_gpu_memory(error: BaseException) -> bool:
+    """Whether PyTorch has found no memory on a GPU."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(error, torch.cuda.OutOfMemoryError)
+
+
+def empty_gpu_cache(device: str) -> None:
+    """Give back what PyTorch keeps of a GPU's memory for more of its own."""
+    torch = sys.modules.get("torch")
+    if is_gpu(device) and torch is not None:
+        torch.cuda.empty_cache()
+
+
 def evaluation_seed(seed: int, trial: int, epoch: int) -> int:
     """The seed of a validation pass, below 2**32."""
     return int(_core.random_doubles(1, seed, "eval", trial, epoch)[0] * 2**32)
 
 
-class BatchSource(Protocol):
-    """What a pass goes over: a loader, or part of one."""
-
-    @property
-    def last_rows(self) -> int: ...
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[Any]: ...
-
-
 def evaluate_model(
-    model: Any, loader: BatchSource, beat: _core.BeatPage | None = None
+    model: Any, loader: BatchSource, beat: _core.BeatPage | None = None, device: str = "cpu"
 ) -> tuple[UnitSums, dict[str, float]]:
     """Run a model over a loader's batches; return counts and mean metrics."""
     evaluate = whole_pass(model)
     if evaluate is None:
-        result = _core.run_unit(loader, model.eval_batch, beat=beat)
+        result = run_batches(loader, model.eval_batch, beat=beat, device=device)
         sums = UnitSums(result.rows, result.batches, result.sums)
         return sums, {name: ratio(pair) for name, pair in sums.sums.items()}
     counter = CountedBatches(loader, beat)
@@ -663,14 +742,25 @@ def pack_tree(live: LiveModel) -> dict[str, Any]:
     }
 
 
-def load_tree(live: LiveModel, buffer: Any) -> None:
-    """Load a packed state into a live model."""
+def load_tree(
+    live: LiveModel, buffer: Any, device: str = "cpu", arena: StateArena | None = None
+) -> None:
+    """Load a packed state into a live model, which is on `device`."""
+    if device != "cpu":
+        tree = _core.unpack_state(buffer, "torch", copy=False)
+        load_parts(live, (arena or StateArena()).to_device(tree, device))
+        return
     framework: Literal["torch", "numpy"] = "torch" if live.torch else "numpy"
-    tree: Any = None
+    tree = None
     if getattr(live.model, "loads_in_place", False):
         tree = _core.load_into(buffer, pack_tree(live))  # None where it does not fit
     if tree is None:
         tree = _core.unpack_state(buffer, framework)
+    load_parts(live, tree)
+
+
+def load_parts(live: LiveModel, tree: Mapping[str, Any]) -> None:
+    """Give a live model what `pack_tree` has taken."""
     live.model.load_state_dict(tree["model"])
     live.generators = tree["generators"]
     live.progress = EpochProgress.from_state(tree["progress"])

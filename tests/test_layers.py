@@ -35,11 +35,13 @@ C_LAYERS = [
 PYTHON_LAYERS = [
     ["errors", "interrupts", "memory", "shadows", "sources", "storage"],
     ["cuda", "environment", "growth", "plain_files", "torch_settings", "trial", "unit"],
-    ["folded", "owner"],
+    ["devices", "folded", "owner"],
     [
-        *["_torch_state", "epoch_progress", "export", "generators", "losses", "metrics"],
+        *["_torch_place", "_torch_state", "device_batches", "device_states", "device_values"],
+        *["epoch_progress", "export", "generators", "losses", "metrics"],
         *["protocol", "recipe", "slot_check", "trial_log"],
     ],
+    ["_torch_graph"],
     ["report", "rounds", "space", "store", "transforms"],
     ["check", "control", "data", "diagnosis", "searchers", "sklearn", "stopping", "torch"],
     ["folds", "predict", "state_files"],
@@ -88,6 +90,7 @@ USE_CORE = {
     "data.sources.base",
     "data.split",
     "data.writer",
+    "device_values",
     "diagnosis",
     "executors.local",
     "executors.process",
@@ -123,7 +126,9 @@ USE_CORE = {
 
 # Imported only inside the functions that need them, except in the module made for them.
 OPTIONAL = {
-    "torch": {"cerebro.torch", "cerebro._torch_state"},
+    "torch": {
+        *["cerebro.torch", "cerebro._torch_graph", "cerebro._torch_place", "cerebro._torch_state"]
+    },
     "sklearn": {"cerebro.sklearn", "cerebro.sklearn_search"},
     "jax": set(),
     "pandas": set(),

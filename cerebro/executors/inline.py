@@ -11,6 +11,7 @@ import os
 import sys
 
 from cerebro import generators
+from cerebro.devices import using
 from cerebro.executors.base import Wake
 from cerebro.unit import Event, Job, RunContext
 from cerebro.worker import UnitRunner
@@ -37,7 +38,8 @@ class InlineExecutor:
         if task is None:
             return []
         # The caller's own generators and environment are not the trials'.
-        with generators.preserved("torch" in sys.modules), _kept_directory():
+        device = self._runner.context.device
+        with using(device), generators.preserved("torch" in sys.modules), _kept_directory():
             return [self._runner.execute(task)]
 
     def replace(self, worker: int) -> int:

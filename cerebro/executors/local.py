@@ -27,11 +27,13 @@ import signal
 import sys
 import time
 import types
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import cloudpickle
 
 from cerebro import _core, memory
+from cerebro.devices import Device
 from cerebro.errors import InputError, WorkerError, text_of
 from cerebro.executors.base import Wake
 from cerebro.executors.channel import BrokenMessage
@@ -42,6 +44,7 @@ from cerebro.executors.process import (
     signal_of,
     warm_workers,
 )
+from cerebro.executors.seats import SeatedShards, fits_devices
 from cerebro.executors.vigil import BEAT_SECONDS, Vigil
 from cerebro.sources import sent_whole
 from cerebro.unit import (
@@ -112,14 +115,25 @@ class LocalExecutor:
         Seconds within which a busy worker that shows no sign of life is given up:
         one that was stopped, say. Its process need not get on with its unit, only be
         able to run; see `unit_timeout` of `cerebro.search` for the other.
+    seats
+        The GPU of each worker, None for the CPU; default: all on the CPU. Who takes a lost
+        worker's place sits where it sat.
     """
 
     def __init__(
-        self, workers: int, threads: int, *, fresh: bool = False, silence: float = SILENCE_SECONDS
+        self,
+        workers: int,
+        threads: int,
+        *,
+        fresh: bool = False,
+        silence: float = SILENCE_SECONDS,
+        seats: Sequence[Device | None] = (),
     ) -> None:
         if not silence >= 5 * BEAT_SECONDS:
             raise InputError(f"silence must be at least {5 * BEAT_SECONDS} s, not {silence!r}")
-        self._count = workers
+        self._seats = list(seats) or [None] * workers
+        self._seat: dict[int, int] = {}  # where each worker sits, also those that are lost
+        self._places = SeatedShards(0, [])
         self._threads = threads
         self._fresh = fresh
         self._silence = silence
@@ -145,7 +159,11 @@ class LocalExecutor:
         self._clock = _core.BeatPage()
         self._clock.start_beating(round(1000 * BEAT_SECONDS))
         self._kills = memory.kills()
-        return [self._start_worker() for _ in range(self._count)]
+        resident = fits_devices(context, self._seats)
+        self._places = SeatedShards(
+            len(self._seats), context.train.shard_rows() if resident else []
+        )
+        return [self._start_worker(seat) for seat in range(len(self._seats))]
 
     def submit(self, worker: int, task: Job) -> None:
         vigil = Vigil(self._silence, self._limit(task))
@@ -184,7 +202,16 @@ class LocalExecutor:
         self._workers[worker].beat.cancel()
 
     def replace(self, worker: int) -> int:
-        return self._start_worker()
+        return self._start_worker(self._seat[worker])
+
+    def holders(self) -> dict[int, list[int]] | None:
+        """Which worker has each shard in its GPU's memory; None where all read all."""
+        seated = {self._seat[worker]: worker for worker in self._workers}
+        return self._places.holders(seated)
+
+    def load(self, worker: int, shard: int) -> None:
+        """Note that a worker has a shard from now on: it is loaded by the first unit."""
+        self._places.give(self._seat[worker], shard)
 
     def close(self, *, kill: bool = False) -> None:
         if self._owner != os.getpid():  # in a fork: workers and selector are the parent's
@@ -219,14 +246,16 @@ class LocalExecutor:
         assert self._selector is not None, "the executor has not been started"
         return self._selector
 
-    def _start_worker(self) -> int:
+    def _start_worker(self, seat: int) -> int:
         number = self._next
         self._next += 1
+        self._seat[number] = seat
+        device = self._seats[seat]
         message = ("begin", number, list(sys.path), os.getcwd(), self._context)  # noqa: PTH109
-        warm = None if self._fresh else warm_workers.take(self._threads)
+        warm = None if self._fresh else warm_workers.take(self._threads, device)
         for process in [warm, None]:
             # A warm worker may have died since its last run; a new one is started then.
-            the_process = process or WorkerProcess.spawn(self._threads)
+            the_process = process or WorkerProcess.spawn(self._threads, device)
             try:
                 the_process.send(message)
             except OSError as error:

@@ -17,7 +17,8 @@ from typing import Any
 
 import cloudpickle
 
-from cerebro import _core, environment
+from cerebro import _core, devices, environment
+from cerebro.devices import Device
 from cerebro.errors import WorkerError
 from cerebro.executors.channel import Channel
 from cerebro.sources import Sources, are_current
@@ -62,12 +63,14 @@ class WorkerProcess:
     """Modules that it had imported when its last run ended; see `cerebro.sources`."""
     variables: dict[str, str] = field(default_factory=environment.variables)
     """Those that it was started with and that can change the bits of its results."""
+    device: Device | None = None
+    """The GPU that it sees; None: what its parent sees."""
 
     def __post_init__(self) -> None:
         open_workers.add(self)
 
     @classmethod
-    def spawn(cls, threads: int) -> WorkerProcess:
+    def spawn(cls, threads: int, device: Device | None = None) -> WorkerProcess:
         """Start a worker process; it leads a session, and so a process group, of its own.
 
         Raises
@@ -86,14 +89,15 @@ class WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), beat.fd),
                 start_new_session=True,
-                env=_environment(threads),
+                env=_environment(threads, device),
             )
         except OSError as error:
             ours.close()
             raise WorkerError(f"cannot start a worker process: {error}") from error
         finally:
             theirs.close()
-        return cls(process, Channel(ours), beat, threads, _exit_descriptor(process.pid))
+        exit_fd = _exit_descriptor(process.pid)
+        return cls(process, Channel(ours), beat, threads, exit_fd, device=device)
 
     def send(self, message: tuple[Any, ...]) -> None:
         self.channel.send(cloudpickle.dumps(message))
@@ -145,9 +149,11 @@ class WorkerProcess:
                 os.killpg(self.process.pid, signal.SIGKILL)
 
 
-def _environment(threads: int) -> dict[str, str]:
-    """The worker's environment: finds the same cerebro, computes with so many threads."""
+def _environment(threads: int, device: Device | None) -> dict[str, str]:
+    """The worker's environment: finds the same cerebro, computes with so many threads, where."""
     variables = dict(os.environ)
+    if device is not None:
+        variables |= devices.variables(device)
     for name in environment.THREAD_VARIABLES:
         variables[name] = str(threads)
     here = str(Path(__file__).parent.parent.parent)
@@ -193,7 +199,7 @@ class WarmWorkers:
         self._idle: list[WorkerProcess] = []
         self._pid = os.getpid()
 
-    def take(self, threads: int) -> WorkerProcess | None:
+    def take(self, threads: int, device: Device | None = None) -> WorkerProcess | None:
         variables = environment.variables()
         with self._lock:
             if self._pid != os.getpid():  # after a fork they are the parent's
@@ -207,7 +213,7 @@ class WarmWorkers:
                     # It would train with the old code, or another choice of kernels.
                     self._idle.remove(worker)
                     worker.stop(kill=True)
-                elif worker.threads == threads:
+                elif (worker.threads, worker.device) == (threads, device):
                     self._idle.remove(worker)
                     return worker
         return None

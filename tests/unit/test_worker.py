@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,8 @@ import cerebro
 from cerebro import _core
 from cerebro.unit import RunContext, Task, UnitDone
 from cerebro.worker import UnitRunner
+
+torch = pytest.importorskip("torch")
 
 
 class Mean:
@@ -125,3 +129,73 @@ def test_every_unit_seals_its_state_and_the_epochs_hash_is_its_seal(context):
         slots.close()
     assert event.state_hash == _core.hash_state(found[2])
     runner.close()
+
+
+# --- on a GPU, with host memory in its place --------------------------------------
+
+
+class ShortOfMemory(Mean):
+    """Of trial 1 the first unit finds no memory as long as another model is alive."""
+
+    shown = 0
+
+    def __init__(self, trial, runner):
+        super().__init__()
+        self.trial, self.runner = trial, runner
+
+    def train_batch(self, batch):
+        if self.trial == 1 and len(self.runner[0].live_trials) > 1:
+            ShortOfMemory.shown += 1
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return super().train_batch(batch)
+
+
+def gpu_runner(context):
+    runners: list[UnitRunner] = []
+
+    def build(config, info):
+        return ShortOfMemory(info.trial, runners)
+
+    runners.append(UnitRunner(replace(context, build=build, device="cuda:0"), worker=0))
+    return runners[0]
+
+
+def test_models_that_are_alive_make_room_for_a_unit(context, monkeypatch):
+    monkeypatch.setattr(ShortOfMemory, "shown", 0)
+    runner = gpu_runner(context)
+    assert isinstance(runner.run(task(0, 0, trial=0)), UnitDone)
+    done = runner.run(task(0, 0, trial=1))
+    assert isinstance(done, UnitDone), done.message
+    assert ShortOfMemory.shown == 1
+    assert done.dropped == (0,) and runner.live_trials == [1]
+    alone = UnitRunner(replace(context, build=lambda config: Mean()), worker=0)
+    assert alone.run(task(0, 1, trial=1)).packed_hash == done.packed_hash
+    after = runner.run(task(1, 1, trial=0))  # from its slot
+    assert isinstance(after, UnitDone) and after.loaded
+
+
+def test_without_others_to_make_room_the_trial_fails(context, monkeypatch):
+    monkeypatch.setattr(UnitRunner, "live_trials", [0, 1])
+    monkeypatch.setattr(ShortOfMemory, "shown", 0)
+    runner = gpu_runner(context)
+    failed = runner.run(task(0, 0, trial=1))
+    assert failed.kind == "error" and "CUDA out of memory" in failed.message
+    assert ShortOfMemory.shown == 1
+
+
+def test_a_worker_that_has_lost_its_gpu_is_given_up(context, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", broken)
+    monkeypatch.setattr(Mean, "train_batch", broken)
+    for own_process, kind in ((True, "worker"), (False, "error")):
+        runner = UnitRunner(replace(context, device="cuda:0"), worker=0, own_process=own_process)
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                "cerebro.worker.redirected_descriptors", lambda path: contextlib.nullcontext()
+            )
+            failed = runner.run(task(0, 0))
+        assert failed.kind == kind
+        assert "device-side assert" in failed.message

@@ -1,0 +1,65 @@
+"""A loader's batches, moved to a device by PyTorch.
+
+The way for what the loader on the device (`_core.DeviceLoader`) does not serve: each tensor goes
+through pinned memory, so that the copy waits for nobody, and arrives on PyTorch's stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+class MovedBatches:
+    """A `_core.Loader` whose batches arrive on a device.
+
+    Parameters
+    ----------
+    loader
+        Gives batches of torch tensors in host memory.
+    device
+        As PyTorch names it.
+    """
+
+    def __init__(self, loader: Any, device: str) -> None:
+        self._loader = loader
+        self._device = device
+
+    @property
+    def last_rows(self) -> int:
+        """Rows of the batch that was given last."""
+        return int(self._loader.last_rows)
+
+    def begin(self, shards: Iterable[int], epoch: int, start: int = 0) -> None:
+        """Start a pass; see `_core.Loader`."""
+        self._loader.begin(shards, epoch, start)
+
+    def close(self) -> None:
+        """Give the loader's buffers back."""
+        self._loader.close()
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> MovedBatches:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        return moved(next(self._loader), self._device)
+
+
+def moved(batch: Mapping[str, Any], device: Any) -> dict[str, Any]:
+    """Return a batch with its tensors on a device; what is no tensor of PyTorch's stays.
+
+    The pinned copies are PyTorch's, which uses them again when the copies to the device are done.
+    """
+    return {name: _moved(value, device) for name, value in batch.items()}
+
+
+def _moved(value: Any, device: Any) -> Any:
+    if not hasattr(value, "is_pinned"):
+        return value
+    to_gpu = str(device).startswith("cuda") and value.device.type == "cpu"
+    if to_gpu and not value.is_pinned():
+        value = value.pin_memory()
+    return value.to(device, non_blocking=to_gpu)

@@ -1,0 +1,192 @@
+"""Searches on GPUs that are there by name only: who works where, what is on record, what goes on.
+
+The list of GPUs says that there are two; models are of NumPy, whose batches stay in host memory.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cerebro
+from cerebro import devices
+from cerebro.devices import Device, Found
+from cerebro.errors import InputError
+
+GPUS = Found((Device("cuda:0", "GPU A", 10**9, "3"), Device("cuda:1", "GPU B", 10**9, "5")))
+SHARDS, EPOCHS = 5, 2
+
+
+class Line:
+    """Fits a number, and notes where it was built and trained."""
+
+    framework = "numpy"
+
+    def __init__(self, config, info):
+        self.rate, self.end = config["rate"], config.get("end")
+        self.value = np.zeros(1)
+        print("device", info.device, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        print("cublas", os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
+
+    def train_batch(self, batch):
+        if self.end is not None and not Path(self.end).exists():
+            Path(self.end).touch()
+            os._exit(3)
+        error = self.value - batch["x"].mean()
+        self.value = self.value - self.rate * error
+        return {"loss": float(error[0] ** 2)}
+
+    def eval_batch(self, batch):
+        return {"loss": float((self.value[0] - batch["x"].mean()) ** 2)}
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = np.array(state["value"])
+
+
+def build(config, info):
+    return Line(config, info)
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    monkeypatch.setattr(devices, "lookup", lambda: GPUS)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+
+
+@pytest.fixture
+def data(tmp_path):
+    x = np.random.default_rng(0).normal(size=100)
+    return cerebro.shard({"x": x}, tmp_path / "data", shards=SHARDS, progress=False)
+
+
+def search(data, run, *, ends=(), **options):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="the model computes on the CPU")
+        return cerebro.search(
+            build,
+            {"rate": [0.1, 0.2, 0.3, 0.4], **({"end": list(ends)} if ends else {})},
+            data,
+            epochs=EPOCHS,
+            validation=0.2,
+            searcher="grid",
+            batch_size=4,
+            run=run,
+            progress=False,
+            **options,
+        )
+
+
+def hashes(result):
+    return [[epoch["state_hash"] for epoch in trial.history] for trial in result.trials]
+
+
+def units(result, kind="train"):
+    return [unit for unit in result.saved.units() if unit["kind"] == kind]
+
+
+def test_states_are_those_of_the_cpu_and_shards_stay_where_they_are(two_gpus, data, tmp_path):
+    expected = hashes(search(data, tmp_path / "cpu", devices="cpu", workers=0))
+    result = search(data, tmp_path / "gpus", workers_per_device=2)
+    assert hashes(result) == expected
+    where: dict[int, set[int]] = {}
+    for unit in units(result):
+        where.setdefault(unit["shard"], set()).add(unit["worker"])
+    assert all(len(workers) == 1 for workers in where.values())  # one holder for each shard
+    assert len(set().union(*where.values())) == 4  # two GPUs, two workers each
+    assert len(units(result)) == 4 * EPOCHS * SHARDS
+
+
+def test_workers_see_their_own_gpu_only(two_gpus, data, tmp_path):
+    result = search(data, tmp_path / "run")
+    logs = "".join(trial.log for trial in result.trials)
+    assert {line for line in logs.splitlines() if line.startswith("device")} == {
+        "device cuda:0 3",
+        "device cuda:0 5",
+    }
+    assert "cublas :4096:8" in logs
+    assert result.saved.settings["devices"] == ("cuda:0", "cuda:1")
+    assert result.saved.settings["workers"] == 2
+    assert result.environment["device"] == "cuda"
+
+
+def test_one_gpu_of_two(two_gpus, data, tmp_path):
+    result = search(data, tmp_path / "run", devices="cuda:1", workers_per_device=2)
+    logs = "".join(trial.log for trial in result.trials)
+    assert "device cuda:0 5" in logs and "device cuda:0 3" not in logs
+    assert len({unit["worker"] for unit in units(result)}) == 2
+
+
+def test_a_lost_workers_shards_go_to_who_takes_its_seat(two_gpus, data, tmp_path):
+    expected = hashes(search(data, tmp_path / "cpu", devices="cpu", workers=0))
+    result = search(data, tmp_path / "run", ends=[str(tmp_path / "ended")])
+    assert (tmp_path / "ended").exists()
+    assert hashes(result) == expected
+    by_worker: dict[int, set[int]] = {}
+    for unit in units(result):
+        by_worker.setdefault(unit["worker"], set()).add(unit["shard"])
+    assert set(by_worker) <= {0, 1, 2}
+    held = list(by_worker.values())
+    # Whoever came has the shards of who went, and only those.
+    assert all(a <= b or b <= a or not a & b for a in held for b in held)
+    logs = "".join(trial.log for trial in result.trials)
+    assert "device cuda:0 3" in logs and "device cuda:0 5" in logs
+
+
+def test_shards_that_do_not_fit_are_read_by_all(monkeypatch, data, tmp_path):
+    small = Found(tuple(Device(d.name, d.label, 100, d.visible) for d in GPUS.devices))
+    monkeypatch.setattr(devices, "lookup", lambda: small)
+    expected = hashes(search(data, tmp_path / "cpu", devices="cpu", workers=0))
+    result = search(data, tmp_path / "gpus", live_models=1)
+    assert hashes(result) == expected
+
+
+def test_a_model_on_the_cpu_is_told(two_gpus, data, tmp_path):
+    with pytest.warns(UserWarning, match=r"computes on the CPU.*devices='cpu'"):
+        cerebro.search(
+            build, {"rate": 0.1}, data, epochs=1, validation=0.2, batch_size=4, n_trials=1,
+            run=tmp_path / "run", progress=False, devices="cuda",
+        )  # fmt: skip
+
+
+def test_without_a_gpu_the_argument_is_named_and_no_folder_is_made(monkeypatch, data, tmp_path):
+    monkeypatch.setattr(devices, "lookup", lambda: Found(problem="no NVIDIA driver is loaded"))
+    with pytest.raises(InputError, match=r"devices='cuda': no GPU can be used here"):
+        search(data, tmp_path / "run", devices="cuda")
+    assert not (tmp_path / "run").exists()
+    assert search(data, tmp_path / "run").saved.settings["devices"] == ("cpu",)
+
+
+def test_a_run_goes_on_without_its_gpus_and_says_so_first(two_gpus, monkeypatch, data, tmp_path):
+    run = tmp_path / "run"
+    search(data, run)
+    monkeypatch.setattr(devices, "lookup", lambda: Found(problem="no NVIDIA driver is loaded"))
+    with pytest.warns(UserWarning, match=r"another environment.*device was cuda, is cpu"):
+        result = cerebro.resume(run, build, epochs=EPOCHS + 1, progress=False)
+    expected = search(data, tmp_path / "cpu", devices="cpu", workers=0)
+    assert [row[:EPOCHS] for row in hashes(result)] == hashes(expected)
+    assert all(trial.epoch == EPOCHS + 1 for trial in result.trials)
+    with pytest.warns(UserWarning, match=r"trained differently: device was cuda, is cpu"):
+        assert cerebro.replay(run, 1, build).identical
+
+
+def test_a_run_of_the_cpu_stays_there(two_gpus, data, tmp_path):
+    run = tmp_path / "run"
+    search(data, run, devices="cpu", workers=1)
+    result = cerebro.resume(run, build, epochs=EPOCHS + 1, progress=False)
+    assert "cuda" not in "".join(trial.log for trial in result.trials)
+
+
+def test_the_script_that_goes_on_may_be_on_another_machine(two_gpus, data, tmp_path):
+    run = tmp_path / "run"
+    before = hashes(search(data, run, devices="cpu", workers=1))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="the model computes on the CPU")
+        result = search(data, run, if_exists="resume")
+    assert hashes(result) == before

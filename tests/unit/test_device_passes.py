@@ -1,0 +1,305 @@
+"""Batches, metrics and states of models on a GPU, with host memory in its place."""
+
+from __future__ import annotations
+
+import math
+import random
+import warnings
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+
+from cerebro import _core, device_states, device_values
+from cerebro.device_batches import MovedBatches, moved
+from cerebro.device_states import StateArena
+from cerebro.device_values import run_batches
+from cerebro.errors import UnitCancelled
+from cerebro.torch_settings import compute_settings, operation_of, operations_noted
+
+torch = pytest.importorskip("torch")
+
+
+class Source:
+    """Batches of 4, 4 and 3 rows."""
+
+    def __init__(self):
+        self.last_rows = 0
+        self.closed = False
+
+    def begin(self, shards, epoch, start=0):
+        self.begun = list(shards), epoch, start
+
+    def close(self):
+        self.closed = True
+
+    def __len__(self):
+        return 3
+
+    def __iter__(self):
+        for rows in (4, 4, 3):
+            self.last_rows = rows
+            yield {"x": torch.arange(rows), "names": ["a"] * rows}
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """Tensors in host memory count as those of a GPU."""
+    monkeypatch.setattr(
+        device_values,
+        "_is_scalar_elsewhere",
+        lambda value: isinstance(value, torch.Tensor) and value.numel() == 1,
+    )
+    monkeypatch.setattr(device_states, "_is_away", lambda _, value: isinstance(value, torch.Tensor))
+
+
+def values_of(kind):
+    numbers = iter([0.1, 1 / 3, 7e-9])
+
+    def step(batch):
+        value = torch.tensor(next(numbers), dtype=kind)
+        mean = torch.tensor([0.5], dtype=torch.float64)
+        return {"loss": value, "n": 2, "pair": (mean, torch.tensor(3)), "own": (0.25, 8)}
+
+    return step
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
+def test_sums_have_the_bits_of_values_that_are_read_at_once(elsewhere, kind):
+    now = run_batches(Source(), values_of(kind))
+    later = run_batches(Source(), values_of(kind), device="cuda:0")
+    assert later.sums == now.sums
+    assert (later.rows, later.batches) == (now.rows, now.batches) == (11, 3)
+    assert later.sums["pair"] == (0.5 * 9, 9.0)
+
+
+def test_a_value_that_is_not_finite_is_found_with_its_batch(elsewhere):
+    losses = iter([1.0, math.inf, math.nan])
+    result = run_batches(Source(), lambda _: {"loss": torch.tensor(next(losses))}, device="cuda:0")
+    assert result.not_finite == {"loss": (1, math.inf)}
+
+
+def test_a_dict_that_the_model_fills_again_is_copied(elsewhere):
+    values: dict[str, float] = {}
+
+    def step(batch):
+        values["loss"] = float(len(batch["x"]))
+        return values
+
+    assert run_batches(Source(), step, device="cuda:0").sums == {"loss": (4 * 4 + 4 * 4 + 9, 11)}
+
+
+@pytest.mark.parametrize("returned", [{"loss": "much"}, 3, {"loss": torch.zeros(2)}, {3: 1.0}])
+def test_wrong_values_are_refused_as_on_the_cpu(elsewhere, returned):
+    with pytest.raises(TypeError) as now:
+        run_batches(Source(), lambda _: returned)
+    with pytest.raises(TypeError) as later:
+        run_batches(Source(), lambda _: returned, device="cuda:0")
+    assert str(later.value) == str(now.value)
+
+
+def test_a_step_may_return_nothing(elsewhere):
+    result = run_batches(Source(), lambda _: None, device="cuda:0")
+    assert (result.rows, result.sums) == (11, {})
+
+
+def test_batches_are_counted_and_cancelled_once(elsewhere):
+    page = _core.BeatPage()
+    run_batches(Source(), lambda _: {"loss": 1.0}, beat=page, device="cuda:0")
+    assert page.batches == 3
+    page.cancel()
+    with pytest.raises(UnitCancelled):
+        run_batches(Source(), lambda _: {"loss": 1.0}, beat=page, device="cuda:0")
+
+
+# --- batches ---------------------------------------------------------------------
+
+
+def test_moved_batches_are_the_loaders():
+    class Iterating(Source):
+        def __iter__(self):
+            self._batches = super().__iter__()
+            return self
+
+        def __next__(self):
+            return next(self._batches)
+
+    source = Iterating()
+    batches = MovedBatches(source, "meta")
+    batches.begin([2, 0], 3, 1)
+    assert source.begun == ([2, 0], 3, 1)
+    iter(source)
+    found = [(batches.last_rows, batch) for batch in batches]
+    assert [rows for rows, _ in found] == [4, 4, 3]
+    assert all(batch["x"].device.type == "meta" for _, batch in found)
+    assert found[2][1]["names"] == ["a"] * 3
+    assert len(batches) == 3
+    batches.close()
+    assert source.closed
+
+
+def test_tensors_that_are_there_stay_the_same():
+    batch = {"x": torch.zeros(2), "y": np.zeros(2)}
+    there = moved(batch, torch.device("cpu"))
+    assert there["x"] is batch["x"] and there["y"] is batch["y"]
+
+
+# --- states ----------------------------------------------------------------------
+
+
+def state():
+    torch.manual_seed(0)
+    weight = torch.randn(6, 4).t()  # not contiguous
+    return {
+        "model": OrderedDict(
+            weight=weight,
+            channels=torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
+            half=torch.randn(5).to(torch.bfloat16),
+            flags=torch.tensor([True, False, True]),
+            counts=torch.tensor(7),
+            nothing=torch.zeros(0, 3),
+            twice=[weight, weight.T],
+            rates=(0.1, {"betas": (0.9, 0.999)}),
+        ),
+        "generators": {"numpy": np.arange(9, dtype=np.uint32)},
+    }
+
+
+def test_a_state_through_the_arena_packs_to_the_same_bytes(elsewhere):
+    tree = state()
+    arena = StateArena(pin=False)
+    hosted = arena.to_host(tree)
+    assert bytes(_core.pack_state(hosted)) == bytes(_core.pack_state(tree))
+    low = arena._memory.data_ptr()
+    inside = hosted["model"]["weight"].data_ptr()
+    assert low <= inside < low + arena.nbytes  # one arena for all of them
+    assert type(hosted["model"]) is OrderedDict and isinstance(hosted["model"]["rates"], tuple)
+
+
+def test_a_state_comes_back_from_a_slot_that_is_packed_into_again(tmp_path, elsewhere):
+    tree = state()
+    slots = _core.Slots(str(tmp_path / "0"), True)
+    slots.pack(tree, attempt=1, position=1)
+    arena = StateArena(pin=False)
+    found = arena.to_device(_core.unpack_state(slots.view(), "torch", copy=False), "cpu")
+    for position in (2, 3):
+        slots.pack({"model": torch.full((400,), 7.0)}, attempt=1, position=position)
+    assert bytes(_core.pack_state(found)) == bytes(_core.pack_state(tree))
+
+
+def test_the_arena_grows_and_is_used_again(elsewhere):
+    arena = StateArena(pin=False)
+    assert arena.nbytes == 0
+    arena.to_host({"a": torch.zeros(10)})
+    small = arena.nbytes
+    arena.to_host({"a": torch.zeros(10_000)})
+    large = arena.nbytes
+    place = arena._memory.data_ptr()
+    arena.to_host({"a": torch.zeros(10)})
+    assert small < large == arena.nbytes and arena._memory.data_ptr() == place
+
+
+def test_what_is_in_host_memory_is_handed_on():
+    tree = state()
+    assert StateArena().to_host(tree) is tree
+
+
+def test_without_memory_to_pin_the_arena_is_ordinary(monkeypatch, elsewhere):
+    ordinary = torch.empty
+
+    def empty(*args, pin_memory=False, **options):
+        if pin_memory:
+            raise RuntimeError("out of pinned memory")
+        return ordinary(*args, **options)
+
+    monkeypatch.setattr(torch, "empty", empty)
+    tree = {"a": torch.arange(5)}
+    assert StateArena().to_host(tree)["a"].tolist() == [0, 1, 2, 3, 4]
+
+
+# --- settings ----------------------------------------------------------------------
+
+
+def flags():
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.backends.cudnn.deterministic,
+        torch.backends.cudnn.benchmark,
+    )
+
+
+@pytest.mark.parametrize(
+    ("deterministic", "device", "inside"),
+    [
+        ("warn", "cuda:0", (True, True, True, False)),
+        (True, "cuda:0", (True, False, True, False)),
+        (False, "cuda:0", (False, False, False, True)),
+        ("warn", "cpu", (False, False, False, True)),
+        (True, "cpu", (True, False, False, True)),
+    ],
+)
+def test_deterministic_settings_hold_within_a_unit(monkeypatch, deterministic, device, inside):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    before = flags()
+    with pytest.raises(ZeroDivisionError), compute_settings(1, deterministic, device):
+        assert flags() == inside
+        raise ZeroDivisionError
+    assert flags() == before == (False, False, False, True)
+
+
+LONG = (
+    " does not have a deterministic implementation, but you set "
+    "'torch.use_deterministic_algorithms(True, warn_only=True)'. You can file an issue."
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "name"),
+    [
+        ("scatter_add_cuda_kernel" + LONG, "scatter_add_cuda_kernel"),
+        (
+            "Memory Efficient attention defaults to a non-deterministic algorithm. To explicitly "
+            "enable determinism call torch.use_deterministic_algorithms(True, warn_only=False).",
+            "memory efficient attention",
+        ),
+        (
+            "Deterministic behavior was enabled with either `torch.use_deterministic_algorithms"
+            "(True)` or `at::Context::setDeterministicAlgorithms(true)`, but this operation is not "
+            "deterministic because it uses CuBLAS and you have CUDA >= 10.2.",
+            "cuBLAS without CUBLAS_WORKSPACE_CONFIG",
+        ),
+        ("lr_scheduler.step() was called before optimizer.step()", None),
+    ],
+)
+def test_names_of_operations(message, name):
+    assert operation_of(message) == name
+
+
+def test_operations_are_noted_and_other_warnings_shown():
+    found: set[str] = set()
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        with operations_noted(found):
+            for _ in range(2):
+                warnings.warn("fold_backward" + LONG, UserWarning, stacklevel=1)
+            warnings.warn("something else", UserWarning, stacklevel=1)
+    assert found == {"fold_backward"}
+    assert [str(item.message) for item in shown] == ["something else"]
+
+
+def test_a_filter_that_makes_errors_does_not_end_the_trial():
+    found: set[str] = set()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with operations_noted(found):
+            warnings.warn("fold_backward" + LONG, UserWarning, stacklevel=1)
+    assert found == {"fold_backward"}
+
+
+def test_pytorch_says_so_itself():
+    found: set[str] = set()
+    random.seed(0)
+    with compute_settings(1, "warn", "cuda:0"), operations_noted(found):
+        torch.zeros(3).put_(torch.tensor([1]), torch.tensor([2.0]))
+    assert found == {"put_"}

@@ -1,0 +1,249 @@
+"""Names of devices, what is there, who works on which: by a list that says what there is."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from cerebro import devices
+from cerebro.devices import Device, Found, choose, count_workers
+from cerebro.errors import InputError
+from cerebro.executors.seats import SeatedShards, fits_devices
+from cerebro.settings import devices_of, worker_count
+
+TWO = Found(
+    (Device("cuda:0", "GPU A", 80, "0"), Device("cuda:1", "GPU B", 60, "1")),
+)
+NONE = Found(problem="no NVIDIA driver is loaded")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "chosen"),
+    [
+        ("auto", ("cuda:0", "cuda:1")),
+        (None, ("cuda:0", "cuda:1")),
+        (["auto"], ("cuda:0", "cuda:1")),
+        ("cuda", ("cuda:0", "cuda:1")),
+        ("cpu", ("cpu",)),
+        (["cpu"], ("cpu",)),
+        ("cuda:1", ("cuda:1",)),
+        ("cuda:01", ("cuda:1",)),
+        (["cuda:1", "cuda:0"], ("cuda:1", "cuda:0")),
+        (("cuda:0",), ("cuda:0",)),
+    ],
+)
+def test_what_is_chosen_of_two(wanted, chosen):
+    assert choose(wanted, TWO) == chosen
+
+
+def test_a_torch_device_is_its_name():
+    torch = pytest.importorskip("torch")
+    assert choose(torch.device("cuda:1"), TWO) == ("cuda:1",)
+    assert choose([torch.device("cuda", 0)], TWO) == ("cuda:0",)
+    assert choose(torch.device("cpu"), TWO) == ("cpu",)
+
+
+def test_without_a_gpu_auto_is_the_cpu():
+    assert choose("auto", NONE) == ("cpu",)
+    assert choose("cpu", NONE) == ("cpu",)
+
+
+@pytest.mark.parametrize("wanted", ["cuda", "cuda:0", ["cuda:0", "cuda:1"]])
+def test_without_a_gpu_the_error_says_why_and_what_to_do(wanted):
+    with pytest.raises(InputError, match=r"devices=.*no NVIDIA driver.*'auto' or 'cpu'.*doctor"):
+        choose(wanted, NONE)
+
+
+def test_a_gpu_that_is_not_there():
+    with pytest.raises(InputError, match=r"no 'cuda:2' here, only cuda:0, cuda:1"):
+        choose(["cuda:0", "cuda:2"], TWO)
+
+
+@pytest.mark.parametrize(
+    "wanted", ["gpu", "cuda:", "cuda:x", "cuda:-1", "", "mps", 0, 2, [0], ["cpu", "cuda:0"],
+               ["auto", "cuda:0"], ["cuda", "cuda:1"], "cuda:0,cuda:1", "cpu:0", {"cuda:0"}]
+)  # fmt: skip
+def test_what_names_no_device(wanted):
+    with pytest.raises(InputError, match="devices must be"):
+        choose(wanted, TWO)
+
+
+@pytest.mark.parametrize("wanted", [[], ["cuda:0", "cuda:0"], ["cuda:1", "cuda:01"]])
+def test_each_device_once(wanted):
+    with pytest.raises(InputError, match="each device once"):
+        choose(wanted, TWO)
+
+
+GPUS = ("cuda:0", "cuda:1")
+
+
+@pytest.mark.parametrize(
+    ("workers", "each", "count"),
+    [(None, None, 2), (None, 3, 6), (5, None, 5), (1, None, 1), (0, None, 0), (4, 2, 4)],
+)
+def test_workers_of_gpus(workers, each, count):
+    assert count_workers(GPUS, workers, each, 1) == count
+
+
+def test_workers_and_workers_per_device_must_agree():
+    with pytest.raises(InputError, match="workers=3 and workers_per_device=2 on 2 device"):
+        worker_count(3, 1, GPUS, 2)
+    with pytest.raises(InputError, match="workers=0 and workers_per_device=2"):
+        worker_count(0, 1, GPUS, 2)
+    with pytest.raises(InputError, match="workers_per_device must be a whole number"):
+        worker_count(None, 1, GPUS, 0)
+
+
+def test_workers_of_the_cpu_are_as_before(monkeypatch):
+    monkeypatch.setattr(devices, "usable_cores", lambda: 8)
+    assert worker_count(None, 2) == 4
+    assert worker_count(None, 2, ("cpu",), 3) == 4  # asked for GPUs, by a script for any machine
+    assert worker_count(5, 2) == 5
+
+
+def test_arguments_that_do_not_fit(monkeypatch):
+    monkeypatch.setattr(devices, "lookup", lambda: TWO)
+    assert devices_of("auto", 2, None) == GPUS
+    assert devices_of("auto", None, object()) == ("cpu",)
+    assert devices_of("cpu", None, object()) == ("cpu",)
+    with pytest.raises(InputError, match="executor= trains on others"):
+        devices_of("cuda", None, object())
+    with pytest.raises(InputError, match="workers_per_device is for GPUs"):
+        devices_of("cpu", 2, None)
+
+
+def test_seats_go_round_the_devices(monkeypatch):
+    monkeypatch.setattr(devices, "lookup", lambda: TWO)
+    a, b = TWO.devices
+    assert devices.seats(GPUS, 5) == [a, b, a, b, a]
+    assert devices.seats(("cuda:1",), 2) == [b, b]
+    assert devices.seats(("cpu",), 2) == [None, None]
+    with pytest.raises(InputError, match="no 'cuda:7' here"):
+        devices.seats(("cuda:7",), 1)
+
+
+def test_a_run_goes_on_where_it_was_or_on_what_is_like_it(monkeypatch):
+    monkeypatch.setattr(devices, "lookup", lambda: TWO)
+    assert devices.here(("cuda:1",)) == ("cuda:1",)
+    assert devices.here(("cuda:1", "cuda:5")) == ("cuda:1",)
+    assert devices.here(("cuda:4",)) == GPUS
+    assert devices.here(("cpu",)) == ("cpu",)
+    monkeypatch.setattr(devices, "lookup", lambda: NONE)
+    assert devices.here(GPUS) == ("cpu",)
+
+
+@pytest.mark.parametrize("record", [{}, {"devices": 3}, {"devices": [1]}, {"devices": []}])
+def test_records_without_devices_are_of_the_cpu(record):
+    assert devices.recorded(record) == ("cpu",)
+    assert devices.recorded({"devices": ["cuda:1"]}) == ("cuda:1",)
+
+
+@pytest.mark.parametrize(
+    ("index", "visible", "alone"),
+    [(1, None, "1"), (0, "3", "3"), (1, "2, 5", "5"), (1, "GPU-a,GPU-b", "GPU-b")],
+)
+def test_a_worker_sees_its_gpu_alone(index, visible, alone):
+    assert devices.visible_alone(index, visible) == alone
+
+
+def test_what_a_worker_needs_before_cuda_starts(monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    device = Device("cuda:1", visible="7")
+    assert devices.variables(device) == {
+        "CUDA_VISIBLE_DEVICES": "7",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    }
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    assert devices.variables(device)["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+
+
+def test_without_a_driver_nothing_is_started(monkeypatch):
+    monkeypatch.setattr(devices, "SIGNS_OF_A_DRIVER", ())
+    monkeypatch.setattr(devices.subprocess, "run", lambda *_, **__: pytest.fail("started"))
+    assert devices._lookup.__wrapped__(None) == Found(problem="no NVIDIA driver is loaded")
+
+
+def test_a_driver_and_no_visible_device(monkeypatch, tmp_path):
+    monkeypatch.setattr(devices, "SIGNS_OF_A_DRIVER", (str(tmp_path),))
+    monkeypatch.setattr(devices.subprocess, "run", lambda *_, **__: pytest.fail("started"))
+    assert devices._lookup.__wrapped__(" ").problem == "CUDA_VISIBLE_DEVICES is empty"
+
+
+@pytest.mark.parametrize(
+    ("printed", "found"),
+    [
+        ('[[["X", 80], ["Y", 40]], ""]', [("cuda:0", "X", 80, "4"), ("cuda:1", "Y", 40, "6")]),
+        ('a banner\n[[], "PyTorch finds no GPU that it can use"]', "PyTorch finds no GPU"),
+        ("", "looking for GPUs failed"),
+        ("nonsense", "looking for GPUs failed"),
+    ],
+)
+def test_what_the_program_that_looks_prints(monkeypatch, tmp_path, printed, found):
+    monkeypatch.setattr(devices, "SIGNS_OF_A_DRIVER", (str(tmp_path),))
+    monkeypatch.setattr(devices, "installed", lambda name: True)
+    monkeypatch.setattr(
+        devices.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=printed + "\n")
+    )
+    result = devices._lookup.__wrapped__("4,6")
+    if isinstance(found, str):
+        assert result.devices == () and found in result.problem
+    else:
+        assert result.devices == tuple(Device(*row) for row in found)
+
+
+def test_the_program_that_looks_runs_here():
+    pytest.importorskip("torch")
+    import json
+    import subprocess
+    import sys
+
+    done = subprocess.run(
+        [sys.executable, "-c", devices.PROGRAM], capture_output=True, text=True, check=True
+    )
+    rows, problem = json.loads(done.stdout)
+    assert rows or problem
+
+
+# --- shards at seats -------------------------------------------------------------
+
+
+def test_shards_are_dealt_by_rows_and_stay_with_their_seat():
+    places = SeatedShards(2, [10, 40, 20, 30])
+    assert places.holders({0: 5, 1: 6}) == {0: [5], 1: [5], 2: [6], 3: [6]}
+    assert places.holders({0: 5, 1: 9}) == {0: [5], 1: [5], 2: [9], 3: [9]}  # 9 takes 6's seat
+    assert places.holders({0: 5}) == {0: [5], 1: [5], 2: [], 3: []}
+    places.give(0, 3)
+    assert places.holders({0: 5}) == {0: [5], 1: [5], 2: [], 3: [5]}
+
+
+def test_without_dealt_shards_all_read_all():
+    assert SeatedShards(3, []).holders({0: 0}) is None
+
+
+def context(*, nbytes=100, shards=4, validation=0, stagger=True):
+    return SimpleNamespace(
+        train=SimpleNamespace(num_shards=shards, nbytes=nbytes),
+        validation=SimpleNamespace(nbytes=validation),
+        stagger=stagger,
+    )
+
+
+@pytest.mark.parametrize(
+    ("seats", "options", "fits"),
+    [
+        ("ab", {}, False),  # 50 of 100 for each; half of the smaller GPU's 60 are 30
+        ("ab", {"nbytes": 60}, True),
+        ("ab", {"nbytes": 50, "validation": 10}, False),
+        ("aa", {"nbytes": 40}, True),
+        ("aa", {"nbytes": 41}, False),  # both are on one GPU
+        ("aabb", {"nbytes": 60}, True),
+        ("a", {"nbytes": 1}, False),  # one worker reads all
+        ("ab", {"nbytes": 1, "shards": 1}, False),
+        ("ab", {"nbytes": 1, "stagger": False}, False),
+        ("--", {"nbytes": 1}, False),
+    ],
+)
+def test_when_shards_are_dealt(seats, options, fits):
+    known = {"a": TWO.devices[0], "b": TWO.devices[1], "-": None}
+    assert fits_devices(context(**options), [known[seat] for seat in seats]) is fits

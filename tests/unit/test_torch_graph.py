@@ -1,0 +1,365 @@
+"""Steps that are captured and replayed, with a recorder in the place of CUDA graphs.
+
+The recorder does the work again when it replays, into the tensors that the capture has returned,
+with the host's random numbers as they were when it captured: what Python decided stays decided.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import random
+
+import numpy as np
+import pytest
+
+import cerebro.data
+from cerebro import _core, generators
+from cerebro._torch_graph import COMPARED, WARM_UP
+
+torch = pytest.importorskip("torch")
+from torch.nn import functional  # noqa: E402
+from torch.optim import lr_scheduler  # noqa: E402
+
+import cerebro.torch  # noqa: E402
+
+ROWS, SHORT = 6, 4
+BEFORE = WARM_UP + COMPARED
+
+
+@pytest.fixture(autouse=True)
+def alone():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with generators.preserved(True):
+        yield
+    torch.set_num_threads(threads)
+
+
+class Again:
+    """Stands for a recorder of CUDA graphs."""
+
+    def __init__(self):
+        self.replays = 0
+        self.warm_ups = 0
+
+    def warm(self, work):
+        self.warm_ups += 1
+        return work()
+
+    def capture(self, work):
+        host = random.getstate(), np.random.get_state()
+        static = work()
+
+        def replay():
+            self.replays += 1
+            now = random.getstate(), np.random.get_state()
+            random.setstate(host[0])
+            np.random.set_state(host[1])
+            for name, value in work().items():
+                fill(static[name], value)
+            random.setstate(now[0])
+            np.random.set_state(now[1])
+
+        return static, replay
+
+
+def fill(static, value):
+    if isinstance(static, tuple):
+        for one, other in zip(static, value, strict=True):
+            fill(one, other)
+    elif isinstance(static, torch.Tensor):
+        static.copy_(value)
+
+
+class Refuses(Again):
+    """A device on which nothing can be captured."""
+
+    def capture(self, work):
+        work()
+        raise RuntimeError("operation not permitted when stream is capturing\nCUDA error")
+
+
+class Wrong(Again):
+    """A graph that gives something else, from the given replay on."""
+
+    def __init__(self, parameter, at):
+        super().__init__()
+        self.parameter, self.at = parameter, at
+
+    def capture(self, work):
+        static, replay = super().capture(work)
+
+        def wrong():
+            replay()
+            if self.replays >= self.at:
+                with torch.no_grad():
+                    self.parameter[0].add_(1e-6)
+
+        return static, wrong
+
+
+def network():
+    torch.manual_seed(1)
+    return torch.nn.Sequential(
+        torch.nn.Linear(5, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Dropout(0.3),
+        torch.nn.Linear(8, 3),
+    )  # fmt: skip
+
+
+def accuracy(output, target):
+    return (output.argmax(1) == target).float().mean()
+
+
+def adam(net):
+    return torch.optim.Adam(net.parameters(), lr=0.01)
+
+
+def sgd(net):
+    return torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+
+
+def rmsprop(net):
+    return torch.optim.RMSprop(net.parameters(), lr=0.01)
+
+
+def model(recorder=None, optimizer=adam, schedule=None, **options):
+    """A model whose steps are recorded; by None: captured nowhere."""
+    net = options.pop("net", None) or network()
+    made = optimizer(net)
+    if schedule is not None:
+        options |= {"scheduler": schedule(made), "scheduler_step": "batch"}
+    result = cerebro.torch.Model(
+        net,
+        optimizer=made,
+        loss=functional.cross_entropy,
+        metrics={"accuracy": accuracy, "pair": lambda o, t: (accuracy(o, t), len(t))},
+        graph=True,
+        **options,
+    )
+    result._train = result._compile_graphed(Refuses() if recorder is None else recorder)
+    return result
+
+
+def batches(count=12, short=(7,)):
+    generator = torch.Generator().manual_seed(5)
+    return [
+        {
+            "x": torch.randn(SHORT if i in short else ROWS, 5, generator=generator),
+            "y": torch.randint(0, 3, (SHORT if i in short else ROWS,), generator=generator),
+        }
+        for i in range(count)
+    ]
+
+
+def train(a_model, some=None):
+    torch.manual_seed(3)
+    random.seed(3)
+    return [a_model.train_batch(batch) for batch in (some or batches())]
+
+
+def bits(a_model):
+    return _core.hash_state(_core.pack_state([a_model.state_dict(), generators.capture(True)]))
+
+
+def floats(values):
+    return [{k: tuple(map(float, v)) if isinstance(v, tuple) else float(v) for k, v in one.items()}
+            for one in values]  # fmt: skip
+
+
+@pytest.mark.parametrize("optimizer", [adam, sgd, rmsprop])
+@pytest.mark.parametrize(
+    "schedule", [None, lambda made: lr_scheduler.ExponentialLR(made, 0.9)], ids=["", "schedule"]
+)
+def test_replayed_steps_have_the_bits_of_ordinary_ones(optimizer, schedule):
+    recorder = Again()
+    graphed, ordinary = (model(r, optimizer, schedule) for r in (recorder, None))
+    assert floats(train(graphed)) == floats(train(ordinary))
+    assert bits(graphed) == bits(ordinary)
+    if optimizer is rmsprop and schedule is not None:  # its rate is a number of the graph's
+        assert "'lr' changes" in graphed._graphed.refusal
+    else:
+        assert graphed._graphed.is_captured
+        assert recorder.replays == 12 - 1 - WARM_UP  # all of full size but the first
+    assert ordinary._graphed.refusal is not None
+
+
+def test_steps_of_adam_are_those_of_a_plain_loop():
+    a_model = model(Again(), clip_norm=0.5)
+    train(a_model)
+    torch.manual_seed(3)
+    net = network()
+    torch.manual_seed(3)
+    optimizer = torch.optim.Adam(net.parameters(), lr=torch.tensor(0.01))
+    for batch in batches():
+        functional.cross_entropy(net(batch["x"]), batch["y"]).backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, a_model.net.state_dict()[name]), name
+
+
+def test_short_batches_are_ordinary_steps():
+    recorder = Again()
+    a_model = model(recorder)
+    train(a_model, batches(10, short=()))
+    replays = recorder.replays
+    train(a_model, batches(1, short=(0,)))
+    assert recorder.replays == replays and a_model._graphed.is_captured
+
+
+def test_the_rate_is_a_number_between_steps():
+    a_model = model(Again(), schedule=lambda made: lr_scheduler.StepLR(made, 3, 0.1))
+    train(a_model)
+    (group,) = a_model.state_dict()["optimizer"]["param_groups"]
+    assert group["lr"] == pytest.approx(0.01 * 0.1**4) and type(group["lr"]) is float
+
+
+def test_values_outlive_the_next_replay():
+    a_model, ordinary = model(Again()), model()
+    values = train(a_model)
+    assert len({value["loss"].data_ptr() for value in values}) == len(values)
+    assert floats(values) == floats(train(ordinary))
+
+
+def test_a_capture_that_is_refused_says_why(caplog):
+    a_model = model(Refuses())
+    with caplog.at_level(logging.WARNING, "cerebro.torch"):
+        train(a_model)
+    (record,) = caplog.records
+    assert "not replayed as a CUDA graph: it cannot be captured: RuntimeError: operation not" in (
+        record.getMessage()
+    )
+    assert "\n" not in record.getMessage()
+
+
+@pytest.mark.parametrize("at", range(1, COMPARED + 1))
+def test_a_graph_that_differs_is_given_up_without_a_trace(caplog, at):
+    net = network()
+    a_model = model(Wrong(net[4].bias, at), net=net)
+    ordinary = model()
+    assert floats(train(a_model)) == floats(train(ordinary))
+    assert bits(a_model) == bits(ordinary)
+    assert a_model._graphed.refusal == "it is not the ordinary step: 4.bias of the graph differs"
+
+
+def test_random_numbers_of_the_host_cannot_be_replayed():
+    def step(net, batch):
+        keep = random.random() < 0.5
+        return {"loss": functional.cross_entropy(net(batch["x"] * keep), batch["y"])}
+
+    def made(recorder):
+        net = network()
+        a_model = cerebro.torch.Model(net, optimizer=adam(net), step=step, graph=True)
+        a_model._train = a_model._compile_graphed(recorder)
+        return a_model
+
+    a_model, ordinary = made(Again()), made(Refuses())
+    assert floats(train(a_model)) == floats(train(ordinary))
+    assert bits(a_model) == bits(ordinary)
+    assert not a_model._graphed.is_captured and a_model._graphed.refusal
+
+
+def test_a_metric_that_python_counts_cannot_be_replayed():
+    calls = []
+
+    def count(output, target):
+        calls.append(1)
+        return float(len(calls))
+
+    net = network()
+    a_model = cerebro.torch.Model(
+        net, optimizer=adam(net), loss=functional.cross_entropy, metrics={"n": count}, graph=True
+    )
+    a_model._train = a_model._compile_graphed(Again())
+    train(a_model)
+    assert a_model._graphed.refusal == (
+        "it is not the ordinary step: the metric 'n' of the graph differs"
+    )
+
+
+def test_a_setting_that_changes_ends_the_graph():
+    def cycle(made):
+        return lr_scheduler.OneCycleLR(made, 0.1, total_steps=40)
+
+    a_model, ordinary = model(Again(), sgd, cycle), model(None, sgd, cycle)
+    assert floats(train(a_model)) == floats(train(ordinary))
+    assert bits(a_model) == bits(ordinary)
+    assert "'momentum' changes while the model trains" in a_model._graphed.refusal
+
+
+def test_a_one_cycle_schedule_of_the_rate_alone_is_replayed():
+    def cycle(made):
+        return lr_scheduler.OneCycleLR(made, 0.1, total_steps=40, cycle_momentum=False)
+
+    a_model, ordinary = model(Again(), sgd, cycle), model(None, sgd, cycle)
+    assert floats(train(a_model)) == floats(train(ordinary))
+    assert bits(a_model) == bits(ordinary) and a_model._graphed.is_captured
+
+
+def test_a_state_that_is_loaded_in_place_keeps_the_graph():
+    recorder = Again()
+    a_model, ordinary = model(recorder), model()
+    train(a_model)
+    train(ordinary)
+    state = copy.deepcopy(ordinary.state_dict())
+    train(a_model)
+    a_model.load_state_dict(state)
+    replays = recorder.replays
+    assert floats(train(a_model)) == floats(train(ordinary))
+    assert bits(a_model) == bits(ordinary)
+    assert recorder.replays > replays and a_model._graphed.is_captured
+
+
+def test_tensors_that_are_others_after_a_load_are_captured_again():
+    recorder = Again()
+    a_model, ordinary = model(recorder), model()
+    train(a_model)
+    train(ordinary)
+    state = copy.deepcopy(ordinary.state_dict())
+    a_model._optimizers[0].state.clear()
+    a_model.load_state_dict(state)
+    before = recorder.warm_ups
+    assert floats(train(a_model)) == floats(train(ordinary))
+    assert bits(a_model) == bits(ordinary)
+    assert recorder.warm_ups == before + WARM_UP + 1 and a_model._graphed.is_captured
+
+
+def test_a_hop_changes_nothing():
+    parts = [batches(12), batches(12, short=(3,))]
+    straight, first, second = model(Again()), model(Again()), model(Again())
+    train(straight, parts[0])
+    train(straight, parts[1])
+    train(first, parts[0])
+    packed = _core.pack_state(first.state_dict())
+    second.load_state_dict(_core.unpack_state(packed, "torch"))
+    train(second, parts[1])
+    assert bits(second) == bits(straight)
+
+
+def test_on_the_cpu_it_changes_nothing():
+    net = network()
+    a_model = cerebro.torch.Model(
+        net, optimizer=adam(net), loss=functional.cross_entropy, graph=True
+    )
+    assert a_model._graphed is None
+    train(a_model)
+    plain = network()
+    other = cerebro.torch.Model(plain, optimizer=adam(plain), loss=functional.cross_entropy)
+    train(other)
+    assert bits(a_model) == bits(other)
+
+
+def test_a_state_of_a_gpu_trains_on_the_cpu():
+    """Where the optimizer keeps its counts is the model's affair, not the state's."""
+    net = network()
+    a_model = cerebro.torch.Model(net, optimizer=adam(net), loss=functional.cross_entropy)
+    train(a_model)
+    state = copy.deepcopy(a_model.state_dict())
+    (group,) = state["optimizer"]["param_groups"]
+    group |= {"capturable": True, "fused": True}
+    a_model.load_state_dict(state)
+    train(a_model)
+    (group,) = a_model.state_dict()["optimizer"]["param_groups"]
+    assert not group["capturable"] and not group["fused"]
