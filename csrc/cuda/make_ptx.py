@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import re
 import sys
 from pathlib import Path
 
@@ -70,7 +71,8 @@ def compile_ptx(nvrtc: ctypes.CDLL) -> str:
         raise RuntimeError(messages)
     ptx = _text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    return ptx
+    # Calls are numbered in comments, on from what the process has compiled before.
+    return re.sub(r" // callseq \d+(, \d+)?$", "", ptx, flags=re.MULTILINE)
 
 
 def _text(get_size: object, get: object, program: ctypes.c_void_p) -> str:

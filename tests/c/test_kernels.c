@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "check.h"
+#include "kernels_ptx.h"
 #include "rng.h"
 #if defined(KERNELS_ON_CPU)
 #include "kernels_on_cpu.h"
@@ -554,6 +555,23 @@ kernels_have_names(void)
     CHECK(CER_KERNEL_COUNT <= CER_DEVICE_MAX_KERNELS);
 }
 
+/* As entries, each with one argument of the size that the launch copies. */
+static void
+the_ptx_has_every_kernel(void)
+{
+    char text[200];
+
+    for (int k = 0; k < CER_KERNEL_COUNT; k++) {
+        const char *name = cer_kernel_name((cer_kernel)k);
+
+        (void)snprintf(text, sizeof text,
+                       ".visible .entry %s(\n\t.param .align 8 .b8 "
+                       "%s_param_0[%zu]\n)",
+                       name, name, cer_kernel_args_bytes((cer_kernel)k));
+        CHECK(strstr(cer_kernels_ptx, text) != NULL);
+    }
+}
+
 static void
 large_batches_are_counted_right(void)
 {
@@ -602,4 +620,5 @@ a_launch_copies_rows(void)
 
 CHECK_MAIN(batches_are_the_loaders, conversions_are_those_of_the_cpu,
            chains_that_are_too_long_are_refused, kernels_have_names,
-           large_batches_are_counted_right, a_launch_copies_rows)
+           the_ptx_has_every_kernel, large_batches_are_counted_right,
+           a_launch_copies_rows)

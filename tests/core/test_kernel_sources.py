@@ -1,0 +1,117 @@
+"""The kernels' sources: the PTX that is shipped is what they give, and CUDA's compilers take both.
+
+That the kernels compute what the loader computes is tests/c/test_kernels.c's, on the CPU, and
+tests/gpu/test_kernels.py's, on a GPU.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+CUDA = Path(__file__).parents[2] / "csrc" / "cuda"
+pytestmark = pytest.mark.skipif(not CUDA.exists(), reason="the C sources are not here")
+
+
+@pytest.fixture(scope="module")
+def make_ptx() -> ModuleType:
+    """csrc/cuda/make_ptx.py, which is a command and in no package."""
+    spec = importlib.util.spec_from_file_location("make_ptx", CUDA / "make_ptx.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_module_carries_the_ptx(make_ptx: ModuleType) -> None:
+    ptx = (CUDA / "kernels.ptx").read_text()
+    assert (CUDA / "kernels_ptx.c").read_text() == make_ptx.c_source(ptx)
+
+
+def test_the_oldest_driver_and_gpu_are_as_documented() -> None:
+    ptx = (CUDA / "kernels.ptx").read_text().splitlines()
+    assert ".version 7.8" in ptx  # of CUDA 11.8: drivers from 520 on
+    assert ".target sm_75" in ptx
+
+
+def test_nothing_is_contracted() -> None:
+    """A multiply-add rounds once where the CPU rounds twice; division is the exact one."""
+    ptx = (CUDA / "kernels.ptx").read_text()
+    assert "fma." not in ptx
+    assert "div.rn.f32" in ptx and "div.rn.f64" in ptx
+    assert "div.full" not in ptx and "div.approx" not in ptx and ".ftz" not in ptx
+
+
+def test_the_ptx_is_current(make_ptx: ModuleType) -> None:
+    try:
+        nvrtc = make_ptx.find_nvrtc()
+    except make_ptx.MissingCompilerError as error:
+        pytest.skip(str(error))
+    made = make_ptx.compile_ptx(nvrtc)
+    assert made == (CUDA / "kernels.ptx").read_text(), "run python csrc/cuda/make_ptx.py"
+    assert make_ptx.main(["--check"]) == 0
+
+
+def test_a_stale_file_is_found(
+    make_ptx: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ptx = "//\n.version 7.8\n"
+    monkeypatch.setattr(make_ptx, "find_nvrtc", lambda folder: None)
+    monkeypatch.setattr(make_ptx, "compile_ptx", lambda nvrtc: ptx)
+    monkeypatch.setattr(make_ptx, "PTX", tmp_path / "kernels.ptx")
+    monkeypatch.setattr(make_ptx, "C_FILE", tmp_path / "kernels_ptx.c")
+    assert make_ptx.main(["--check"]) == 1
+    assert make_ptx.main([]) == 0
+    assert make_ptx.main(["--check"]) == 0
+    (tmp_path / "kernels.ptx").write_text(ptx + "\n")
+    capsys.readouterr()
+    assert make_ptx.main(["--check"]) == 1
+    assert capsys.readouterr().err == "kernels.ptx is not what make_ptx.py makes of kernels.cu\n"
+
+
+def test_without_the_compiler_it_says_how_to_get_it(
+    make_ptx: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert make_ptx.main(["--nvrtc", str(tmp_path)]) == 1
+    expected = "error: NVRTC 11.8 is not here: pip install nvidia-cuda-nvrtc-cu11==11.8.89\n"
+    assert capsys.readouterr().err == expected
+
+
+def compile_with_nvcc(source: str, gpu: str, folder: Path) -> None:
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("nvcc is not here")
+    known = subprocess.run([nvcc, "--list-gpu-code"], check=True, capture_output=True, text=True)
+    if gpu not in known.stdout.split():
+        pytest.skip(f"this nvcc does not know {gpu}")
+    options = ["-std=c++17", "--fmad=false", "-Werror", "all-warnings", f"-arch={gpu}", "-cubin"]
+    command = [nvcc, *options, str(CUDA / source), "-o", str(folder / "kernels.cubin")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "kernels.cubin").read_bytes().startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize(
+    "gpu", ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120"]
+)
+def test_nvcc_compiles_the_kernels(gpu: str, tmp_path: Path) -> None:
+    compile_with_nvcc("kernels.cu", gpu, tmp_path)
+
+
+@pytest.mark.parametrize("gpu", ["sm_75", "sm_90", "sm_120"])
+def test_the_ptx_is_translated(gpu: str, tmp_path: Path) -> None:
+    compile_with_nvcc("kernels.ptx", gpu, tmp_path)
+
+
+def test_the_sources_need_no_header_of_cuda() -> None:
+    """What a C compiler builds includes our own files only; NVRTC has no others."""
+    for file in [CUDA / "kernels.cu", CUDA / "kernels_ptx.h", CUDA / "kernels_ptx.c"]:
+        assert "#include <" not in file.read_text(), file.name
