@@ -123,7 +123,7 @@ class Cache:
         folder = self._arriving.get((checksum, shard))
         if folder is None:
             files = self._manifest(checksum).shards[shard].files.values()
-            self._make_room(sum(file.bytes for file in files))
+            self.make_room(sum(file.bytes for file in files))
             folder = Path(tempfile.mkdtemp(prefix="arriving-", dir=self.scratch()))
             self._arriving[checksum, shard] = folder
         if name not in self._manifest(checksum).shards[shard].files:
@@ -183,10 +183,7 @@ class Cache:
         os.utime(fd)
         self._used[checksum] = fd
 
-    def _mark(self, checksum: str) -> Path:
-        return self.folder / "data" / f"{checksum}.used"
-
-    def _make_room(self, need: int) -> None:
+    def make_room(self, need: int) -> None:
         """Remove data sets that nobody uses until so many bytes more fit, or none is left."""
         sizes: dict[str, int] = {}
         if self._limit is not None or not self._disk_has(need):
@@ -199,6 +196,9 @@ class Cache:
                 return
             if self._remove_unused(checksum):
                 del sizes[checksum]
+
+    def _mark(self, checksum: str) -> Path:
+        return self.folder / "data" / f"{checksum}.used"
 
     def _disk_has(self, need: int) -> bool:
         return shutil.disk_usage(self.folder).free >= need + SPARE_BYTES

@@ -16,7 +16,7 @@ import cerebro
 from cerebro.errors import InputError, RunError
 from cerebro.ray import engine as engine_module
 from cerebro.ray.engine import Spec
-from cerebro.ray.requests import Answer, Bell, Point, Request
+from cerebro.ray.requests import Answer, Bell, Point, Request, RequestedTrials
 from cerebro.ray.session import Session, Work
 
 SECONDS = 120
@@ -287,6 +287,18 @@ def test_proxies_that_fill_the_memory_are_warned_of_once(
     (record,) = caplog.records
     assert record.getMessage().startswith("3 trials of Tune's are live")
     assert "TuneConfig(max_concurrent_trials=), or use cerebro.ray.fit" in record.getMessage()
+
+
+def test_a_bell_does_not_ring_for_requests_that_have_to_wait() -> None:
+    import select
+
+    trials = RequestedTrials(None, width=1)
+    trials.ask(Request("a", {"lr": 0.1}, None, None, 1))
+    assert select.select([trials.bell], [], [], 0)[0] == [trials.bell]
+    assert trials.suggest() is not None
+    trials.ask(Request("b", {"lr": 0.1}, None, None, 1))  # asked for when the first one rests
+    assert select.select([trials.bell], [], [], 0)[0] == []
+    trials.close("it is over")
 
 
 def test_a_bell_rings_until_it_is_cleared() -> None:
