@@ -164,7 +164,7 @@ def _torch_allocate(nbytes: int, index: int) -> int:
 
     try:
         return int(torch.cuda.caching_allocator_alloc(nbytes, index, 0))
-    except torch.OutOfMemoryError as error:
+    except torch.cuda.OutOfMemoryError as error:
         raise MemoryError from error
 
 

@@ -73,8 +73,9 @@ cer_device_check(cer_device *device, cer_error *err)
                           "%s: a kernel gave wrong bytes: the driver or the "
                           "device is faulty",
                           cer_device_name(device));
+    goto done;
 
-wait: /* the page is in use until the stream is done */
+wait: /* the blocks may be in use until the stream is done */
     (void)cer_device_stream_sync(device, stream, NULL);
 done:
     cer_device_event_free(device, event);

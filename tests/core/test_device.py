@@ -341,7 +341,8 @@ def test_nothing_of_cuda_is_opened_before_it_is_needed(cudart_standin: Path) -> 
 import cerebro, cerebro.search
 device = _core.Device("cpu")
 maps = open("/proc/self/maps").read().split()
-print(json.dumps([path for path in maps if "libcu" in path or "nvidia" in path]))
+names = ("libcuda", "libcudnn", "nvidia")
+print(json.dumps([path for path in maps if any(name in path for name in names)]))
 """,
         CEREBRO_CUDART=str(cudart_standin),
     )

@@ -1,0 +1,23 @@
+"""Tests that need a GPU: ``python -m pytest -m gpu``; without one each is skipped by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cerebro import devices
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ours = [item for item in items if HERE in item.path.parents]
+    if not ours:
+        return
+    found = devices.lookup()
+    for item in ours:
+        item.add_marker(pytest.mark.gpu)
+        if not found.devices:
+            reason = f"{item.name} needs a GPU: {found.problem}"
+            item.add_marker(pytest.mark.skip(reason=reason))

@@ -1,0 +1,118 @@
+"""The device layer on a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from cerebro import _core, cuda
+from cerebro.cli import main
+
+torch = pytest.importorskip("torch")
+
+ALONE = """
+import json
+from cerebro import cuda
+
+device = cuda.device("cuda:0")
+device.check()
+runtimes = {p for p in open("/proc/self/maps").read().split() if "libcudart" in p}
+print(json.dumps([len(runtimes), cuda.open_runtime(), cuda.describe_devices()]))
+"""
+
+
+def test_every_gpu_works() -> None:
+    devices = cuda.describe_devices()
+    assert len(devices) == torch.cuda.device_count()
+    for i, about in enumerate(devices):
+        assert about["name"] == torch.cuda.get_device_name(i)
+        assert about["capability"] == torch.cuda.get_device_capability(i)
+        assert about["memory"] == torch.cuda.get_device_properties(i).total_memory
+        device = cuda.device(f"cuda:{i}")
+        device.check()
+        free, total = device.memory()
+        assert 0 < free <= total <= about["memory"]
+        assert set(device.held().values()) == {0}
+
+
+def test_without_a_framework() -> None:
+    """The runtime comes from NVIDIA's wheels or the system."""
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    runtimes, runtime, devices = json.loads(done.stdout)
+    assert runtimes == 1
+    assert runtime["version"] >= 12000 and runtime["driver"] >= 12000
+    assert len(devices) == torch.cuda.device_count()
+
+
+def test_the_runtime_is_the_framework_s() -> None:
+    torch.cuda.init()
+    runtime = cuda.open_runtime()
+    assert runtime["version"] // 1000 == int(torch.version.cuda.split(".")[0])
+    maps = Path("/proc/self/maps").read_text().split()
+    runtimes = {path for path in maps if "libcudart" in path}
+    assert len(runtimes) <= 1
+
+
+def test_memory_is_pytorch_s() -> None:
+    device = cuda.device("cuda:0")
+    device.check()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated(0)
+    torch.cuda.reset_peak_memory_stats(0)
+    device.check()
+    assert torch.cuda.max_memory_allocated(0) > before
+    device.check()  # what had come back is released before more is taken
+    assert torch.cuda.memory_allocated(0) <= before
+
+
+def test_the_current_device_stays() -> None:
+    last = torch.cuda.device_count() - 1
+    with torch.cuda.device(last):
+        cuda.device("cuda:0").check()
+        assert torch.cuda.current_device() == last
+
+
+def test_a_device_that_is_not_there() -> None:
+    with pytest.raises(ValueError, match=r"^cuda:999: there are \d+ CUDA devices, counted from 0"):
+        _core.Device("cuda:999")
+
+
+def test_a_graph_that_is_captured_meanwhile() -> None:
+    """Our calls on another thread do not spoil it, though its mode forbids them."""
+    cuda.open_runtime()
+    device = _core.Device("cuda:0")  # with memory of its own: it allocates and frees
+    device.check()
+    x = torch.zeros(1000, device="cuda:0")
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            device.check()
+        except BaseException as error:
+            failures.append(error)
+
+    with torch.cuda.graph(graph, capture_error_mode="global"):
+        x += 1
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        x += 1
+    assert failures == []
+    graph.replay()
+    torch.cuda.synchronize()
+    assert x.eq(2).all()
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("gpu")]
+    assert len(lines) == torch.cuda.device_count()
+    assert all("; works, " in line for line in lines)
