@@ -23,12 +23,13 @@ PACKAGE = ROOT / "cerebro"
 C_LAYERS = [
     ["base"],
     ["alloc", "beat", "device", "dtype", "hash", "heap", "json", "rng", "stream", "watch"],
-    ["convert", "copy", "fsio", "gather", "runner"],
+    ["convert", "copy", "fsio", "gather", "runner", "uses"],
     ["npy", "pointwise", "publish", "schedule", "tensor"],
     ["shard", "state"],
     ["slots", "transform"],
     ["batch", "kernels"],
-    ["device_check", "loader"],
+    ["depot", "device_check", "loader"],
+    ["device_loader"],
 ]
 
 # Modules or packages; one may import those of layers below and its own package.
@@ -84,6 +85,7 @@ USE_CORE = {
     "data.batches",
     "data.damage",
     "data.dataset",
+    "data.depots",
     "data.manifest",
     "data.placed",
     "data.sharding",

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from cerebro import _core
 from cerebro import transforms as _transforms
+from cerebro.data import depots
 from cerebro.environment import usable_cores
 from cerebro.errors import InputError
 
@@ -46,6 +47,8 @@ def make_loader(
     framework: str = "torch",
     threads: int = 0,
     augment: bool = True,
+    device: Any = "cpu",
+    residence: str = "auto",
 ) -> _core.Loader:
     """Return a loader of the data set's rows; ``begin(shards, epoch)`` starts a pass.
 
@@ -67,14 +70,30 @@ def make_loader(
         Threads that gather ahead; 0: gather when a batch is asked for.
     augment
         False for evaluation: random crops are taken from the middle, nothing is flipped.
+    device
+        Where the tensors are: ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
+    residence
+        On a GPU: ``"auto"`` keeps shards in its memory up to the limit of its `depots.depot`,
+        ``"resident"`` as far as the memory goes, and ``"streamed"`` none.
 
     Raises
     ------
     InputError
         An argument is out of its range, or a transform does not fit its column.
+    DeviceError
+        The device cannot be used.
     """
     if framework not in FRAMEWORKS:
         raise InputError(f"framework must be one of {', '.join(FRAMEWORKS)}, not {framework!r}")
+    if residence not in depots.RESIDENCES:
+        raise InputError(
+            f"residence must be one of {', '.join(depots.RESIDENCES)}, not {residence!r}"
+        )
+    where = depots.device_name(device)
+    if framework == "numpy" and where != "cpu":
+        raise InputError(
+            f"NumPy has no arrays on {where}: framework must be 'torch', 'jax' or 'dlpack' there"
+        )
     return _core.Loader(
         dataset.parts(),
         _transforms.compile(dataset.columns, dataset.transforms, augment=augment),
@@ -85,6 +104,8 @@ def make_loader(
         framework=framework,
         threads=whole("threads", threads, 0, MAX_THREADS),
         first_rows=dataset.first_rows(),
+        depot=None if where == "cpu" else depots.depot(where),
+        residence=residence,
     )
 
 
@@ -107,12 +128,14 @@ class Batches:
         The epoch of the first pass.
     shard
         Only this shard; None: all, in the order of ``visit_order(0, epoch, num_shards)``.
-    device
-        ``"cpu"``.
+    device, residence
+        As for `make_loader`. Tensors on a GPU are in order with the stream that is the framework's
+        current one when the batch is taken; for use on others see the guide.
     start
         Batches to leave out at the beginning of the first pass.
     threads
-        Threads that gather ahead. None: as many as there are cores beyond the first, at most 2.
+        Threads that gather ahead. None: as many as there are cores beyond the first, at most 2
+        (4 for a GPU).
     augment
         False: random crops are taken from the middle, nothing is flipped.
 
@@ -120,6 +143,8 @@ class Batches:
     ------
     InputError
         An argument is out of its range, or a transform does not fit its column.
+    DeviceError
+        The device cannot be used.
     """
 
     def __init__(
@@ -133,13 +158,13 @@ class Batches:
         shuffle: bool = True,
         drop_last: bool = False,
         framework: str = "torch",
-        device: str = "cpu",
+        device: Any = "cpu",
         start: int = 0,
         threads: int | None = None,
         augment: bool = True,
+        residence: str = "auto",
     ) -> None:
-        if str(device) != "cpu":
-            raise InputError(f"device must be 'cpu', not {device!r}: move batches with .to(device)")
+        where = depots.device_name(device)
         self._dataset = dataset
         self._options: dict[str, Any] = {
             "batch_size": batch_size,
@@ -147,8 +172,10 @@ class Batches:
             "shuffle": shuffle,
             "drop_last": drop_last,
             "framework": framework,
-            "threads": idle_threads() if threads is None else threads,
+            "threads": idle_threads(2 if where == "cpu" else 4) if threads is None else threads,
             "augment": augment,
+            "device": where,
+            "residence": residence,
         }
         self._epoch = whole("epoch", epoch, 0, 2**32 - 1)
         self._start = whole("start", start, 0)
@@ -172,9 +199,10 @@ class Batches:
 
     def __repr__(self) -> str:
         options = self._options
+        where = "" if options["device"] == "cpu" else f", device={options['device']!r}"
         return (
             f"Batches(epoch={self._epoch}, {len(self)} batches of {options['batch_size']} rows, "
-            f"framework={options['framework']!r})"
+            f"framework={options['framework']!r}{where})"
         )
 
     @property
@@ -211,6 +239,7 @@ class Batches:
         loader = self._idle.pop() if self._idle else self._new_loader()
         try:
             loader.begin(self._shards(epoch), epoch, start)
+            depots.tell_note(loader)
             # Through islice: `yield from loader` would close the loader with a pass that is left,
             # and a loop's variable would keep each batch while the next one is made.
             yield from islice(loader, None)
@@ -218,9 +247,9 @@ class Batches:
             self._idle.append(loader)
 
 
-def idle_threads() -> int:
-    """Return how many threads may gather beside one that computes: the other cores, at most 2."""
-    return max(0, min(usable_cores() - 1, 2))
+def idle_threads(most: int = 2) -> int:
+    """Return how many threads may gather beside one that computes: other cores, at most `most`."""
+    return max(0, min(usable_cores() - 1, most))
 
 
 def whole(name: str, value: Any, least: int, most: int = 2**31 - 1) -> int:

@@ -216,9 +216,10 @@ class Dataset:
         shuffle: bool = True,
         drop_last: bool = False,
         framework: str = "torch",
-        device: str = "cpu",
+        device: Any = "cpu",
         start: int = 0,
         threads: int | None = None,
+        residence: str = "auto",
     ) -> Batches:
         """Return an iterable of batches, each a dict of tensors by column.
 
@@ -241,11 +242,16 @@ class Dataset:
         framework
             ``"torch"``, ``"numpy"``, ``"jax"`` or ``"dlpack"``.
         device
-            Where the tensors are.
+            Where the tensors are: ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
         start
             How many batches to skip.
         threads
-            Threads that gather ahead; None: as many as there are idle cores, at most 2.
+            Threads that gather ahead; None: as many as there are idle cores, at most 2 (4 for a
+            GPU).
+        residence
+            Of a GPU: ``"auto"`` keeps shards in its memory, where they fill at most half of it,
+            and makes batches there; ``"resident"`` as many as there is room for; ``"streamed"``
+            none, batches are made on the CPU and copied while others compute.
         """
         from cerebro.data.batches import Batches
 
@@ -261,6 +267,7 @@ class Dataset:
             device=device,
             start=start,
             threads=threads,
+            residence=residence,
         )
 
     def in_order(self, batch_size: int, framework: str, device: str = "cpu") -> Batches:

@@ -11,6 +11,7 @@ struct cer_batch_ring {
     atomic_size_t size;
     atomic_bool closed;
     cer_batch *spare; /* taken from `returned`; the one that takes owns it */
+    cer_batch_source source; /* without `get`: the host's memory */
     size_t max_rows;
     size_t n_tensors;
     cer_tensor tensors[];
@@ -22,6 +23,14 @@ cer_status
 cer_batch_ring_new(const cer_tensor *tensors, size_t n_tensors, size_t max_rows,
                    cer_batch_ring **out, cer_error *err)
 {
+    return cer_batch_ring_from(NULL, tensors, n_tensors, max_rows, out, err);
+}
+
+cer_status
+cer_batch_ring_from(const cer_batch_source *source, const cer_tensor *tensors,
+                    size_t n_tensors, size_t max_rows, cer_batch_ring **out,
+                    cer_error *err)
+{
     cer_batch_ring *ring =
         cer_calloc(1, sizeof *ring + n_tensors * sizeof *tensors);
 
@@ -32,6 +41,8 @@ cer_batch_ring_new(const cer_tensor *tensors, size_t n_tensors, size_t max_rows,
     atomic_init(&ring->users, 1);
     atomic_init(&ring->size, 0);
     atomic_init(&ring->closed, false);
+    if (source != NULL)
+        ring->source = *source;
     ring->max_rows = max_rows;
     ring->n_tensors = n_tensors;
     memcpy(ring->tensors, tensors, n_tensors * sizeof *tensors);
@@ -39,10 +50,22 @@ cer_batch_ring_new(const cer_tensor *tensors, size_t n_tensors, size_t max_rows,
 }
 
 static void
+free_memory(cer_batch *batch)
+{
+    const cer_batch_source *source = &batch->ring->source;
+
+    if (source->get == NULL)
+        cer_aligned_free(batch->block.data);
+    else if (batch->block.data != NULL)
+        source->give(source->context, &batch->block);
+    batch->block = (cer_batch_block){0};
+}
+
+static void
 free_batch(cer_batch *batch)
 {
+    free_memory(batch);
     atomic_fetch_sub_explicit(&batch->ring->size, 1, memory_order_relaxed);
-    cer_aligned_free(batch->memory);
     cer_free(batch->tensors);
     cer_free(batch->exports);
     cer_free(batch->rows);
@@ -94,19 +117,45 @@ collect(cer_batch_ring *ring)
                                     memory_order_acquire);
 }
 
+static cer_batch **
+end_of(cer_batch **list)
+{
+    while (*list != NULL)
+        list = &(*list)->next;
+    return list;
+}
+
+static cer_batch *
+reversed(cer_batch *list)
+{
+    cer_batch *out = NULL;
+
+    while (list != NULL) {
+        cer_batch *next = list->next;
+
+        list->next = out;
+        out = list;
+        list = next;
+    }
+    return out;
+}
+
 /* Puts what came back before the spare ones: the newest is the likeliest to be
- * in a cache still. */
+ * in a cache still. Where batches take turns it is the other way around: of the
+ * oldest one the device is the likeliest to be done. */
 static void
 gather_spare(cer_batch_ring *ring)
 {
-    cer_batch *newest = collect(ring), *oldest = newest;
+    cer_batch *newest = collect(ring);
 
     if (newest == NULL)
         return;
-    while (oldest->next != NULL)
-        oldest = oldest->next;
-    oldest->next = ring->spare;
-    ring->spare = newest;
+    if (ring->source.turns != 0) {
+        *end_of(&ring->spare) = reversed(newest);
+    } else {
+        *end_of(&newest) = ring->spare;
+        ring->spare = newest;
+    }
 }
 
 static void
@@ -116,6 +165,8 @@ leave(cer_batch_ring *ring)
         return;
     free_list(collect(ring));
     free_list(ring->spare);
+    if (ring->source.leave != NULL)
+        ring->source.leave(ring->source.context);
     cer_free(ring);
 }
 
@@ -144,16 +195,31 @@ cer_batch_ring_take(cer_batch_ring *ring)
     cer_batch *batch;
 
     gather_spare(ring);
-    batch = ring->spare;
+    batch = cer_batch_ring_size(ring) < ring->source.turns ? NULL : ring->spare;
     if (batch != NULL)
         ring->spare = batch->next;
     else if ((batch = new_batch(ring)) == NULL)
         return NULL;
     atomic_fetch_add_explicit(&ring->users, 1, memory_order_relaxed);
     cer_owner_init(&batch->owner, 1, batch_is_back);
-    batch->status = CER_OK;
+    batch->error.status = CER_OK;
     batch->ready = false;
     return batch;
+}
+
+static cer_status
+get_memory(cer_batch *batch, size_t bytes, cer_error *err)
+{
+    const cer_batch_source *source = &batch->ring->source;
+
+    if (source->get != NULL)
+        return source->get(source->context, bytes, &batch->block, err);
+    batch->block.data = cer_aligned_alloc(bytes);
+    batch->block.bytes = bytes;
+    return batch->block.data != NULL
+               ? CER_OK
+               : cer_fail(err, CER_NOMEM,
+                          "out of memory for a batch of %zu bytes", bytes);
 }
 
 static cer_status
@@ -161,39 +227,87 @@ grow(cer_batch *batch, size_t bytes, cer_error *err)
 {
     /* Ragged batches differ in size: a quarter more spares most of the steps
      * up to the largest one. */
-    size_t wanted = batch->memory == NULL ? bytes : bytes + bytes / 4;
+    size_t wanted = batch->block.data == NULL ? bytes : bytes + bytes / 4;
+    cer_status status;
 
-    cer_aligned_free(batch->memory);
-    batch->memory_bytes = 0;
-    batch->memory = cer_aligned_alloc(wanted);
-    if (batch->memory == NULL)
-        return cer_fail(err, CER_NOMEM,
-                        "out of memory for a batch of %zu bytes", bytes);
-    batch->memory_bytes = wanted;
-    return CER_OK;
+    free_memory(batch);
+    status = get_memory(batch, wanted, err);
+    if (status != CER_OK)
+        batch->block = (cer_batch_block){0};
+    return status;
+}
+
+static size_t
+aligned(size_t bytes)
+{
+    return (bytes + CER_ALIGNMENT - 1) & ~(size_t)(CER_ALIGNMENT - 1);
+}
+
+static bool
+is_late(const cer_batch *batch, size_t tensor)
+{
+    return batch->late != NULL && batch->late[tensor];
+}
+
+/* Bytes of the tensors that are late, or of those that are not. */
+static size_t
+bytes_of(const cer_batch *batch, bool late)
+{
+    size_t bytes = 0;
+
+    for (size_t i = 0; i < batch->n_tensors; i++) {
+        if (is_late(batch, i) == late)
+            bytes += aligned(cer_tensor_bytes(&batch->tensors[i]));
+    }
+    return bytes;
+}
+
+static size_t
+rows_bytes(const cer_batch *batch)
+{
+    return batch->with_rows ? aligned(batch->n_rows * sizeof *batch->rows) : 0;
+}
+
+size_t
+cer_batch_bytes(const cer_batch *batch)
+{
+    return rows_bytes(batch) + bytes_of(batch, false) +
+           (batch->only_head ? 0 : bytes_of(batch, true));
+}
+
+/* Places the tensors that are late, or the others, from `at` on. */
+static size_t
+place_tensors(cer_batch *batch, bool late, size_t at)
+{
+    for (size_t i = 0; i < batch->n_tensors; i++) {
+        cer_tensor *t = &batch->tensors[i];
+        size_t bytes = cer_tensor_bytes(t);
+
+        if (is_late(batch, i) != late)
+            continue;
+        t->place = batch->block.place;
+        t->data = NULL;
+        if (bytes == 0 || (late && batch->only_head))
+            continue;
+        t->data = (uint8_t *)batch->block.data + at;
+        at += aligned(bytes);
+    }
+    return at;
 }
 
 cer_status
 cer_batch_place(cer_batch *batch, cer_error *err)
 {
+    size_t bytes = cer_batch_bytes(batch);
     cer_status status = CER_OK;
-    size_t at = 0;
 
-    for (size_t i = 0; i < batch->n_tensors; i++) {
-        at += cer_tensor_bytes(&batch->tensors[i]);
-        at = (at + CER_ALIGNMENT - 1) & ~(size_t)(CER_ALIGNMENT - 1);
-    }
-    if (at > batch->memory_bytes && (status = grow(batch, at, err)) != CER_OK)
+    if (bytes > batch->block.bytes)
+        status = grow(batch, bytes, err);
+    if (status != CER_OK)
         return status;
-    at = 0;
-    for (size_t i = 0; i < batch->n_tensors; i++) {
-        size_t bytes = cer_tensor_bytes(&batch->tensors[i]);
-
-        batch->tensors[i].data = bytes == 0 ? NULL : batch->memory + at;
-        at += bytes;
-        at = (at + CER_ALIGNMENT - 1) & ~(size_t)(CER_ALIGNMENT - 1);
-    }
-    return status;
+    batch->head_bytes = place_tensors(batch, false, rows_bytes(batch));
+    (void)place_tensors(batch, true, batch->head_bytes);
+    return CER_OK;
 }
 
 void

@@ -8,6 +8,10 @@
  * none has come back, the ring makes another, so that keeping batches (a list
  * of them all) never hangs.
  *
+ * The memory is the host's, or comes from a source: pinned memory, or that of a
+ * device. A source has to say when a batch of a device may be written again;
+ * the ring only gives it the time, by using the batches in turn.
+ *
  * The ring lives until it is closed and its last batch is back. */
 #ifndef CER_BATCH_H
 #define CER_BATCH_H
@@ -16,12 +20,38 @@
 
 typedef struct cer_batch_ring cer_batch_ring;
 
+/* Where batches have their memory from. */
+typedef struct cer_batch_block {
+    void *data; /* on CER_ALIGNMENT */
+    size_t bytes;
+    cer_place *place; /* of the tensors in it; NULL: main memory */
+    void *handle;     /* the source's own */
+} cer_batch_block;
+
+typedef struct cer_batch_source {
+    void *context; /* lives until `leave` */
+    cer_status (*get)(void *context, size_t bytes, cer_batch_block *out,
+                      cer_error *err);
+    /* Called by whoever lets go last, on any thread: may not wait. */
+    void (*give)(void *context, cer_batch_block *block);
+    void (*leave)(void *context); /* the ring is gone */
+    /* Batches that are made before the first is used again; then the one that
+     * came back first is. 0: the one that came back last. */
+    size_t turns;
+} cer_batch_source;
+
 typedef struct cer_batch {
     cer_owner owner;
     cer_batch_ring *ring;
     struct cer_batch *next; /* in a list of the ring's */
-    uint8_t *memory;
-    size_t memory_bytes;
+    cer_batch_block block;
+    /* The numbers of the batch's rows come first in its memory. */
+    bool with_rows;
+    /* One a tensor: it comes after the others, and where `only_head` is set it
+     * has no memory here. NULL: none does. */
+    const bool *late;
+    bool only_head;
+    size_t head_bytes; /* up to the first late tensor; set by place */
     size_t n_tensors;
     cer_tensor *tensors;
     cer_export *exports; /* one a tensor, for cer_export_embed */
@@ -30,7 +60,7 @@ typedef struct cer_batch {
     /* The loader's own: which part it comes from, and how filling it ended. */
     uint32_t part;
     bool ready;
-    cer_status status;
+    cer_error error;
 } cer_batch;
 
 /* Batches of up to `max_rows` rows with one tensor per element of `tensors`;
@@ -38,14 +68,24 @@ typedef struct cer_batch {
 cer_status cer_batch_ring_new(const cer_tensor *tensors, size_t n_tensors,
                               size_t max_rows, cer_batch_ring **out,
                               cer_error *err);
+/* The same with memory from a source, which is copied; NULL: the host's. On
+ * failure the source is not left. */
+cer_status cer_batch_ring_from(const cer_batch_source *source,
+                               const cer_tensor *tensors, size_t n_tensors,
+                               size_t max_rows, cer_batch_ring **out,
+                               cer_error *err);
 
 /* A batch with one reference, the caller's. Calls must not overlap. NULL: out
  * of memory. */
 cer_batch *cer_batch_ring_take(cer_batch_ring *ring);
 
-/* Sets each tensor's data to its place in the batch's memory, from the shapes
- * as they are, and makes the memory larger where it has to be. */
+/* Sets each tensor's data to its place in the batch's memory, from the shapes,
+ * n_rows and what comes late as they are, and makes the memory larger where it
+ * has to be. */
 cer_status cer_batch_place(cer_batch *batch, cer_error *err);
+
+/* Bytes that place needs, and sets, for these shapes. */
+size_t cer_batch_bytes(const cer_batch *batch);
 
 /* Frees batches that are not in use, all but `keep`. Must not overlap take. */
 void cer_batch_ring_trim(cer_batch_ring *ring, size_t keep);

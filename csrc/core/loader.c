@@ -19,6 +19,8 @@
 
 #include "rng.h"
 
+#define NO_MEMORY "out of memory for the next batch"
+
 enum { MAX_WINDOW = 64, WINDOW_BYTES = 1 << 18, SMALL_WINDOW = 8 };
 
 typedef enum tensor_role { ROLE_VALUES, ROLE_MASK, ROLE_LENGTH } tensor_role;
@@ -58,8 +60,13 @@ struct cer_loader {
     size_t window; /* batches claimed ahead of delivery */
     size_t refill; /* threads are woken when no more than this are left */
     cer_batch_ring *ring;
-    worker *workers; /* the threads, and at the end the one in next() */
-    pid_t process;   /* that started the threads */
+    cer_tensor *kinds; /* n_tensors that the ring was made of */
+    size_t max_rows;
+    bool *late;       /* one a tensor, for parts that are late; or NULL */
+    bool *late_parts; /* one a part */
+    size_t keep;      /* batches between passes, in use or not */
+    worker *workers;  /* the threads, and at the end the one in next() */
+    pid_t process;    /* that started the threads */
     size_t n_started;
     bool closed;
     /* The lock guards all that follows. */
@@ -144,7 +151,8 @@ shape_batch(const cer_loader *l, const cer_column *sources, cer_batch *b)
         cer_tensor_pack(&b->tensors[c->tensor + ROLE_VALUES]);
         cer_tensor_pack(&b->tensors[c->tensor + ROLE_MASK]);
     }
-    return status == CER_OK ? cer_batch_place(b, NULL) : status;
+    return status == CER_OK ? cer_batch_place(b, &b->error)
+                            : cer_fail(&b->error, status, NO_MEMORY);
 }
 
 static void
@@ -155,12 +163,17 @@ fill_batch(const cer_loader *l, cer_batch *b, void *scratch)
     size_t n_sources;
     const cer_column *sources = cer_shard_columns(part->shard, &n_sources);
 
-    b->status = shape_batch(l, sources, b);
-    for (size_t i = 0; b->status == CER_OK && i < l->n_columns; i++) {
+    if (shape_batch(l, sources, b) != CER_OK)
+        return;
+    if (b->with_rows)
+        memcpy(b->block.data, b->rows, b->n_rows * sizeof *b->rows);
+    for (size_t i = 0; i < l->n_columns; i++) {
         const load_column *c = &l->columns[i];
         const cer_column *source = &sources[c->index];
         cer_tensor *t = &b->tensors[c->tensor];
 
+        if (b->late != NULL && b->late[c->tensor])
+            continue;
         if (!c->ragged)
             cer_transform_rows(c->transform, t->data, source->data, b->rows,
                                b->n_rows, &key, scratch);
@@ -247,6 +260,8 @@ claim(cer_loader *l)
         l->batch = 0;
     }
     b->part = l->order[l->at];
+    b->with_rows = b->only_head = l->late_parts[b->part];
+    b->late = l->late_parts[b->part] ? l->late : NULL;
     b->n_rows = rows_of_batch(l, b->part, l->batch);
     copy_rows(l, b, l->batch * l->options.batch_size);
     l->batch++;
@@ -448,7 +463,7 @@ cer_loader_begin(cer_loader *l, const uint32_t *parts, size_t n, uint64_t epoch,
         pthread_cond_wait(&l->ready, &l->lock);
     drop_waiting(l);
     l->n_order = l->n_batches = l->n_rows = 0;
-    cer_batch_ring_trim(l->ring, l->window + 2);
+    cer_batch_ring_trim(l->ring, l->keep);
     status = check_parts(l, parts, n, err);
     if (status == CER_OK) {
         l->epoch = epoch;
@@ -500,13 +515,15 @@ next_prefetched(cer_loader *l)
 }
 
 static cer_status
-deliver(cer_loader *l, cer_batch *b)
+deliver(cer_loader *l, cer_batch *b, cer_error *err)
 {
-    cer_status status = b == NULL ? l->failed : b->status;
+    cer_status status = b == NULL ? l->failed : b->error.status;
 
     if (b != NULL)
         l->delivered++;
     if (status != CER_OK) {
+        (void)cer_fail(err, status, "%s",
+                       b == NULL ? NO_MEMORY : b->error.message);
         if (b != NULL)
             cer_owner_release(&b->owner);
         l->failed = status;
@@ -532,13 +549,26 @@ cer_loader_next(cer_loader *l, cer_batch **out, cer_error *err)
     pthread_mutex_lock(&l->lock);
     if (!l->closed && l->delivered < l->n_batches) {
         b = l->n_started == 0 ? next_inline(l) : next_prefetched(l);
-        status = deliver(l, b);
+        status = deliver(l, b, err);
     }
     pthread_mutex_unlock(&l->lock);
-    if (status != CER_OK)
-        return cer_fail(err, status, "out of memory for the next batch");
-    *out = b;
-    return CER_OK;
+    if (status == CER_OK)
+        *out = b;
+    return status;
+}
+
+bool
+cer_loader_is_ready(cer_loader *l)
+{
+    bool ready;
+
+    if (forked(l))
+        return false;
+    pthread_mutex_lock(&l->lock);
+    ready = l->delivered < l->claimed &&
+            l->waiting[l->delivered % MAX_WINDOW]->ready;
+    pthread_mutex_unlock(&l->lock);
+    return ready;
 }
 
 /* Reads a number that a call in another thread may be changing. */
@@ -584,6 +614,111 @@ size_t
 cer_loader_tensors(const cer_loader *l)
 {
     return l->n_tensors;
+}
+
+cer_status
+cer_loader_set_late_columns(cer_loader *l, const bool *late, cer_error *err)
+{
+    l->late = cer_calloc(l->n_tensors, sizeof *l->late);
+    if (l->late == NULL)
+        return cer_fail(err, CER_NOMEM, "out of memory for the loader");
+    for (size_t i = 0; i < l->n_columns; i++) {
+        size_t first = l->columns[i].tensor;
+
+        for (size_t k = 0; k < (l->columns[i].ragged ? 3 : 1); k++)
+            l->late[first + k] = late[i];
+    }
+    return CER_OK;
+}
+
+void
+cer_loader_set_late(cer_loader *l, uint32_t part, bool late)
+{
+    l->late_parts[part] = late && l->late != NULL;
+}
+
+/* A batch as large as they come. */
+static cer_batch *
+reserve_one(cer_loader *l, bool late, cer_error *err)
+{
+    cer_batch *b = cer_batch_ring_take(l->ring);
+
+    if (b == NULL) {
+        (void)cer_fail(err, CER_NOMEM, NO_MEMORY);
+        return NULL;
+    }
+    b->with_rows = b->only_head = late;
+    b->late = late ? l->late : NULL;
+    b->n_rows = l->max_rows;
+    for (size_t i = 0; i < b->n_tensors; i++)
+        b->tensors[i].shape[0] = (int64_t)b->n_rows;
+    if (cer_batch_place(b, err) == CER_OK)
+        return b;
+    cer_owner_release(&b->owner);
+    return NULL;
+}
+
+cer_status
+cer_loader_reserve(cer_loader *l, size_t n, bool late, cer_error *err)
+{
+    cer_batch *taken = NULL, *b = NULL;
+    cer_error why = {0};
+
+    pthread_mutex_lock(&l->lock);
+    l->keep = n > l->keep ? n : l->keep;
+    for (size_t i = 0; i < n; i++) {
+        if ((b = reserve_one(l, late, &why)) == NULL)
+            break;
+        b->next = taken;
+        taken = b;
+    }
+    while (taken != NULL) {
+        b = taken;
+        taken = b->next;
+        cer_owner_release(&b->owner);
+    }
+    pthread_mutex_unlock(&l->lock);
+    return why.status == CER_OK ? CER_OK
+                                : cer_fail(err, why.status, "%s", why.message);
+}
+
+size_t
+cer_loader_window(const cer_loader *l)
+{
+    return l->window;
+}
+
+size_t
+cer_loader_columns(const cer_loader *l)
+{
+    return l->n_columns;
+}
+
+cer_loaded_column
+cer_loader_column(const cer_loader *l, size_t column)
+{
+    const load_column *c = &l->columns[column];
+
+    return (cer_loaded_column){c->index, c->ragged, c->tensor, c->transform};
+}
+
+size_t
+cer_loader_parts(const cer_loader *l)
+{
+    return l->n_parts;
+}
+
+const cer_part *
+cer_loader_part(const cer_loader *l, uint32_t part)
+{
+    return &l->parts[part];
+}
+
+const cer_tensor *
+cer_loader_kinds(const cer_loader *l, size_t *max_rows)
+{
+    *max_rows = l->max_rows;
+    return l->kinds;
 }
 
 static const load_column *
@@ -638,7 +773,8 @@ take_parts(cer_loader *l, const cer_part *parts, size_t n, cer_error *err)
     cer_status status = CER_OK;
 
     l->parts = cer_calloc(n, sizeof *l->parts);
-    if (l->parts == NULL)
+    l->late_parts = cer_calloc(n, sizeof *l->late_parts);
+    if (l->parts == NULL || l->late_parts == NULL)
         return cer_fail(err, CER_NOMEM, "out of memory for %zu shards", n);
     for (size_t i = 0; status == CER_OK && i < n; i++) {
         status = check_part(&parts[i], i, err);
@@ -754,8 +890,8 @@ make_ring(cer_loader *l, cer_error *err)
 {
     size_t max_rows = l->options.batch_size + 1, bytes = 0;
     cer_tensor *tensors = cer_calloc(l->n_tensors, sizeof *tensors);
-    cer_status status;
 
+    l->kinds = tensors;
     if (tensors == NULL)
         return cer_fail(err, CER_NOMEM, "out of memory for the batches");
     if (max_rows > l->largest_part)
@@ -767,21 +903,18 @@ make_ring(cer_loader *l, cer_error *err)
 
         describe(&l->columns[i], tensors);
         if (!cer_mul_size(type->bytes, max_rows, &all) ||
-            !cer_add_size(bytes, all, &bytes) || bytes > SIZE_MAX / 32) {
-            status = cer_fail(err, CER_INVALID,
-                              "batches of %zu rows are too large", max_rows);
-            goto done;
-        }
+            !cer_add_size(bytes, all, &bytes) || bytes > SIZE_MAX / 32)
+            return cer_fail(err, CER_INVALID,
+                            "batches of %zu rows are too large", max_rows);
     }
+    l->max_rows = max_rows;
     l->window = choose_window(l, bytes);
+    l->keep = l->window + 2;
     /* Waking a thread costs a system call: small batches are made in bulk. */
     l->refill =
         l->window <= l->options.threads + 1 ? l->window - 1 : l->window / 2;
-    status = cer_batch_ring_new(tensors, l->n_tensors, max_rows, &l->ring, err);
-
-done:
-    cer_free(tensors);
-    return status;
+    return cer_batch_ring_from(l->options.memory, tensors, l->n_tensors,
+                               max_rows, &l->ring, err);
 }
 
 static cer_status
@@ -911,6 +1044,9 @@ cer_loader_free(cer_loader *l)
     free_worker_memory(l);
     cer_free(l->columns);
     cer_free(l->parts);
+    cer_free(l->late_parts);
+    cer_free(l->late);
+    cer_free(l->kinds);
     cer_free(l->order);
     cer_free(l->tables[0].order);
     cer_free(l->tables[1].order);

@@ -43,6 +43,7 @@ typedef struct cer_load_options {
     bool shuffle;
     bool drop_last; /* an incomplete last batch of a part is left out */
     uint32_t threads;
+    const cer_batch_source *memory; /* copied; NULL: the host's */
 } cer_load_options;
 
 typedef struct cer_loader cer_loader;
@@ -60,6 +61,37 @@ size_t cer_loader_tensors(const cer_loader *loader);
 const char *cer_loader_tensor_column(const cer_loader *loader, size_t tensor);
 const char *cer_loader_tensor_suffix(const cer_loader *loader, size_t tensor);
 
+/* Somebody else makes the tensors of some columns, in parts that are late: one
+ * bool a column, copied, before the first pass. The batches of a late part have
+ * their row numbers first in their memory, and of these columns only the
+ * shapes. Not during a pass that has the part. Errors: CER_NOMEM. */
+cer_status cer_loader_set_late_columns(cer_loader *loader, const bool *late,
+                                       cer_error *err);
+void cer_loader_set_late(cer_loader *loader, uint32_t part, bool late);
+
+/* Makes memory for `n` batches in advance, on this thread and for the largest
+ * batch of a part that is late or not, so that threads need not; ragged rows
+ * count as empty. Between passes. Errors: CER_NOMEM and the source's. */
+cer_status cer_loader_reserve(cer_loader *loader, size_t n, bool late,
+                              cer_error *err);
+size_t cer_loader_window(const cer_loader *loader); /* batches ahead */
+
+/* What it was made of. */
+size_t cer_loader_columns(const cer_loader *loader);
+typedef struct cer_loaded_column {
+    size_t index; /* in the shard */
+    bool ragged;
+    size_t tensor; /* number of its first tensor */
+    const cer_transform *transform;
+} cer_loaded_column;
+cer_loaded_column cer_loader_column(const cer_loader *loader, size_t column);
+size_t cer_loader_parts(const cer_loader *loader);
+const cer_part *cer_loader_part(const cer_loader *loader, uint32_t part);
+
+/* The batches' tensors as they are before the first, and the most rows that a
+ * batch has. */
+const cer_tensor *cer_loader_kinds(const cer_loader *loader, size_t *max_rows);
+
 /* Starts a pass over these parts in this order, without the first `start`
  * batches. What was left of the pass before is dropped. Errors: CER_INVALID (no
  * such part; closed; forked), CER_NOMEM, CER_IO (no thread can be started). */
@@ -69,6 +101,9 @@ cer_status cer_loader_begin(cer_loader *loader, const uint32_t *parts, size_t n,
 /* The next batch with one reference, the caller's; NULL at the end of the
  * pass. After an error the pass is over. One call at a time. */
 cer_status cer_loader_next(cer_loader *loader, cer_batch **out, cer_error *err);
+
+/* Whether next() need not wait for a thread, nor gather by itself. */
+bool cer_loader_is_ready(cer_loader *loader);
 
 /* Of the pass, with what `start` left out not counted. These two and
  * cer_loader_buffers may be called while another thread is in any function

@@ -50,6 +50,13 @@ cer_tensor_bytes(const cer_tensor *tensor)
     return cer_tensor_elements(tensor) * cer_dtype_size(tensor->dtype);
 }
 
+DLDevice
+cer_tensor_device(const cer_tensor *tensor)
+{
+    return tensor->place == NULL ? (DLDevice){kDLCPU, 0}
+                                 : tensor->place->device;
+}
+
 /* --- memory of its own ---------------------------------------------------- */
 
 typedef struct own_memory {
@@ -67,9 +74,9 @@ free_own_memory(cer_owner *owner)
 }
 
 cer_status
-cer_tensor_copy(const cer_tensor *tensor, cer_tensor *out, cer_error *err)
+cer_tensor_new(const cer_tensor *like, cer_tensor *out, cer_error *err)
 {
-    size_t bytes = cer_tensor_bytes(tensor);
+    size_t bytes = cer_tensor_bytes(like);
     own_memory *own = cer_calloc(1, sizeof *own);
 
     if (own == NULL)
@@ -81,13 +88,23 @@ cer_tensor_copy(const cer_tensor *tensor, cer_tensor *out, cer_error *err)
                         "out of memory for a copy of a tensor of %zu bytes",
                         bytes);
     }
-    *out = *tensor;
+    *out = *like;
     out->owner = &own->owner;
+    out->place = NULL;
     out->data = own->memory;
     out->read_only = false;
-    if (bytes != 0)
-        memcpy(out->data, tensor->data, bytes);
     return CER_OK;
+}
+
+cer_status
+cer_tensor_copy(const cer_tensor *tensor, cer_tensor *out, cer_error *err)
+{
+    size_t bytes = cer_tensor_bytes(tensor);
+    cer_status status = cer_tensor_new(tensor, out, err);
+
+    if (status == CER_OK && bytes != 0)
+        memcpy(out->data, tensor->data, bytes);
+    return status;
 }
 
 /* --- exports -------------------------------------------------------------- */
@@ -132,7 +149,7 @@ fill(cer_export *block, const cer_tensor *tensor, int64_t *shape,
 {
     DLTensor view = {
         .data = tensor->data,
-        .device = {kDLCPU, 0},
+        .device = cer_tensor_device(tensor),
         .ndim = tensor->ndim,
         .dtype = {cer_dtype_dlpack_code(tensor->dtype),
                   (uint8_t)(cer_dtype_size(tensor->dtype) * 8), 1},

@@ -17,6 +17,7 @@
     X(shard_reader)                                                            \
     X(npy_writer)                                                              \
     X(tensor)                                                                  \
+    X(depot)                                                                   \
     X(loader)                                                                  \
     X(schedule)                                                                \
     X(state_buffer)                                                            \
@@ -72,6 +73,7 @@ int core_register_hash(PyObject *module);
 int core_register_shard(PyObject *module);
 int core_register_fsio(PyObject *module);
 int core_register_tensor(PyObject *module);
+int core_register_depot(PyObject *module);
 int core_register_loader(PyObject *module);
 int core_register_schedule(PyObject *module);
 int core_register_state(PyObject *module);

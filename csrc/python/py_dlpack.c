@@ -134,3 +134,18 @@ py_framework_tensor(core_state *state, const py_framework *framework,
         return through_table(framework->api, tensor, block);
     return through_from_dlpack(state, framework->from_dlpack, tensor);
 }
+
+/* Old ones take tensors through from_dlpack, which names the stream then. */
+int
+py_framework_stream(const py_framework *framework, int index, void **stream,
+                    bool *known)
+{
+    const DLPackExchangeAPI *api = framework->api;
+
+    if (api == NULL || api->current_work_stream == NULL)
+        return 0;
+    if (api->current_work_stream(kDLCUDA, index, stream) != 0)
+        return -1; /* with an exception */
+    *known = true;
+    return 0;
+}

@@ -29,4 +29,10 @@ void py_framework_clear(py_framework *framework);
 PyObject *py_framework_tensor(core_state *state, const py_framework *framework,
                               cer_tensor *tensor, cer_export *block);
 
+/* The stream of a CUDA device that the framework puts its work on now, in
+ * *stream, and *known; where the framework is one that says so later, when it
+ * takes a tensor, both stay as they are. 0, or -1 with an exception. */
+int py_framework_stream(const py_framework *framework, int index, void **stream,
+                        bool *known);
+
 #endif

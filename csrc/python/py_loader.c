@@ -1,17 +1,21 @@
-/* py_loader.c -- Loader: an iterator of batches, dicts of tensors. */
+/* py_loader.c -- Loader: an iterator of batches, dicts of tensors, in main
+ * memory or, with a depot, in a device's. */
 #define NO_IMPORT_ARRAY
 #include "module.h"
 
 #include <numpy/arrayobject.h>
 #include <structmember.h>
 
-#include "loader.h"
+#include "device_loader.h"
+#include "py_depot.h"
 #include "py_dlpack.h"
-#include "py_shard.h"
+#include "py_plan.h"
 
 typedef struct loader_object {
     PyObject_HEAD
-    cer_loader *loader;
+    cer_loader *loader;           /* of a device loader, its plan */
+    cer_device_loader *on_device; /* NULL: batches in main memory */
+    PyObject *depot;              /* a Depot, or None */
     py_framework framework;
     PyObject *framework_name;
     PyObject *names; /* tuple: the key of each tensor */
@@ -32,323 +36,6 @@ enter(loader_object *self)
     }
     self->busy = true;
     return 0;
-}
-
-/* --- the plan ------------------------------------------------------------- */
-
-/* One column's chain, as cerebro.transforms.compile makes it. */
-typedef struct plan {
-    cer_load_column column;
-    cer_op *ops;
-} plan;
-
-static void
-free_plans(plan *plans, Py_ssize_t n)
-{
-    for (Py_ssize_t i = 0; plans != NULL && i < n; i++) {
-        for (size_t k = 0; plans[i].ops != NULL && k < plans[i].column.n_ops;
-             k++) {
-            PyMem_Free((void *)(uintptr_t)plans[i].ops[k].mean);
-            PyMem_Free((void *)(uintptr_t)plans[i].ops[k].std);
-        }
-        PyMem_Free(plans[i].ops);
-    }
-    PyMem_Free(plans);
-}
-
-static double *
-read_doubles(PyObject *values, size_t *n)
-{
-    PyObject *items = PySequence_Tuple(values);
-    double *out = NULL;
-
-    if (items == NULL)
-        return NULL;
-    *n = (size_t)PyTuple_GET_SIZE(items);
-    out = PyMem_Calloc(*n + 1, sizeof *out);
-    if (out == NULL)
-        PyErr_NoMemory();
-    for (size_t i = 0; out != NULL && i < *n; i++) {
-        out[i] = PyFloat_AsDouble(PyTuple_GET_ITEM(items, (Py_ssize_t)i));
-        if (out[i] == -1 && PyErr_Occurred()) {
-            PyMem_Free(out);
-            out = NULL;
-        }
-    }
-    Py_DECREF(items);
-    return out;
-}
-
-static int
-read_cast(PyObject *op, cer_op *out)
-{
-    const char *kind, *dtype;
-
-    out->kind = CER_OP_CAST;
-    if (!PyArg_ParseTuple(op, "ss", &kind, &dtype))
-        return -1;
-    if (cer_dtype_from_name(dtype, &out->dtype))
-        return 0;
-    PyErr_Format(PyExc_ValueError, "unknown dtype '%s'", dtype);
-    return -1;
-}
-
-static int
-read_scale(PyObject *op, cer_op *out)
-{
-    const char *kind;
-
-    out->kind = CER_OP_SCALE;
-    return PyArg_ParseTuple(op, "sd", &kind, &out->value) ? 0 : -1;
-}
-
-static int
-read_normalize(PyObject *op, cer_op *out)
-{
-    const char *kind;
-    PyObject *mean, *std;
-    size_t n_std = 0;
-
-    out->kind = CER_OP_NORMALIZE;
-    if (!PyArg_ParseTuple(op, "sOO", &kind, &mean, &std) ||
-        (out->mean = read_doubles(mean, &out->n)) == NULL ||
-        (out->std = read_doubles(std, &n_std)) == NULL)
-        return -1;
-    if (n_std == out->n)
-        return 0;
-    PyErr_SetString(PyExc_ValueError, "as many means as standard deviations");
-    return -1;
-}
-
-static int
-read_to_chw(PyObject *op, cer_op *out)
-{
-    const char *kind;
-
-    out->kind = CER_OP_TO_CHW;
-    return PyArg_ParseTuple(op, "s", &kind) ? 0 : -1;
-}
-
-static int
-read_crop(PyObject *op, cer_op *out)
-{
-    const char *kind;
-    Py_ssize_t size[2], padding[2];
-    int random;
-
-    out->kind = CER_OP_CROP;
-    if (!PyArg_ParseTuple(op, "s(nn)(nn)p", &kind, &size[0], &size[1],
-                          &padding[0], &padding[1], &random))
-        return -1;
-    for (int i = 0; i < 2; i++) {
-        if (size[i] < 0 || padding[i] < 0) {
-            PyErr_SetString(PyExc_ValueError, "a crop of negative size");
-            return -1;
-        }
-        out->size[i] = (size_t)size[i];
-        out->padding[i] = (size_t)padding[i];
-    }
-    out->random = random != 0;
-    return 0;
-}
-
-static int
-read_flip(PyObject *op, cer_op *out)
-{
-    const char *kind;
-
-    out->kind = CER_OP_FLIP;
-    return PyArg_ParseTuple(op, "sd", &kind, &out->value) ? 0 : -1;
-}
-
-static int
-read_pad(PyObject *op, cer_op *out)
-{
-    const char *kind;
-    Py_ssize_t max_length, multiple_of;
-
-    out->kind = CER_OP_PAD;
-    if (!PyArg_ParseTuple(op, "sdnn", &kind, &out->value, &max_length,
-                          &multiple_of))
-        return -1;
-    if (max_length < 0 || multiple_of < 1) {
-        PyErr_SetString(PyExc_ValueError,
-                        "Pad needs max_length >= 0 and multiple_of >= 1");
-        return -1;
-    }
-    out->max_length = (size_t)max_length;
-    out->multiple_of = (size_t)multiple_of;
-    return 0;
-}
-
-static int
-read_op(PyObject *op, cer_op *out)
-{
-    static const struct {
-        const char *kind;
-        int (*read)(PyObject *op, cer_op *out);
-    } readers[] = {
-        {"cast", read_cast},
-        {"scale", read_scale},
-        {"normalize", read_normalize},
-        {"to_chw", read_to_chw},
-        {"crop", read_crop},
-        {"flip", read_flip},
-        {"pad", read_pad},
-    };
-    const char *kind = NULL;
-
-    if (PyTuple_Check(op) && PyTuple_GET_SIZE(op) > 0 &&
-        PyUnicode_Check(PyTuple_GET_ITEM(op, 0)))
-        kind = PyUnicode_AsUTF8(PyTuple_GET_ITEM(op, 0));
-    for (size_t i = 0; kind != NULL && i < sizeof readers / sizeof readers[0];
-         i++) {
-        if (strcmp(kind, readers[i].kind) == 0)
-            return readers[i].read(op, out);
-    }
-    if (!PyErr_Occurred())
-        PyErr_Format(PyExc_ValueError, "unknown step of a plan: %R", op);
-    return -1;
-}
-
-/* {"name": ..., "ops": [...]}; both stay alive through the plan's dict. */
-static int
-read_plan(PyObject *column, plan *out)
-{
-    PyObject *name, *ops;
-    Py_ssize_t n;
-
-    if (!PyDict_Check(column) ||
-        (name = PyDict_GetItemString(column, "name")) == NULL ||
-        (ops = PyDict_GetItemString(column, "ops")) == NULL ||
-        !PyList_Check(ops)) {
-        PyErr_SetString(PyExc_ValueError,
-                        "a plan has a dict per column: name and a list ops");
-        return -1;
-    }
-    if ((out->column.name = PyUnicode_AsUTF8(name)) == NULL)
-        return -1;
-    n = PyList_GET_SIZE(ops);
-    out->ops = PyMem_Calloc((size_t)n + 1, sizeof *out->ops);
-    if (out->ops == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    out->column.ops = out->ops;
-    for (Py_ssize_t i = 0; i < n; i++) {
-        out->column.n_ops++; /* counted first: a half-read one is freed too */
-        if (read_op(PyList_GET_ITEM(ops, i), &out->ops[i]) < 0)
-            return -1;
-    }
-    return 0;
-}
-
-/* --- the parts ------------------------------------------------------------ */
-
-/* Whether nobody can change an array, short of making it writable again. */
-static bool
-is_read_only(PyArrayObject *array)
-{
-    PyObject *base = (PyObject *)array;
-
-    while (base != NULL && PyArray_Check(base)) {
-        if (PyArray_ISWRITEABLE((PyArrayObject *)base))
-            return false;
-        base = PyArray_BASE((PyArrayObject *)base);
-    }
-    /* What else may own memory, but for bytes, can change it. */
-    return base == NULL || PyBytes_Check(base);
-}
-
-/* Row numbers are checked once: an array that may still change is copied. */
-static int
-read_row_array(PyArrayObject *rows, PyObject *keep, cer_part *out)
-{
-    PyObject *kept = is_read_only(rows) ? Py_NewRef((PyObject *)rows)
-                                        : PyArray_NewCopy(rows, NPY_CORDER);
-    int result;
-
-    if (kept == NULL)
-        return -1;
-    out->rows = PyArray_DATA((PyArrayObject *)kept);
-    out->count = (size_t)PyArray_DIM((PyArrayObject *)kept, 0);
-    result = PyList_Append(keep, kept);
-    Py_DECREF(kept);
-    return result;
-}
-
-static int
-read_rows(PyObject *rows, PyObject *keep, cer_part *out)
-{
-    Py_ssize_t start, stop;
-
-    if (PyTuple_Check(rows)) {
-        if (!PyArg_ParseTuple(rows, "nn;rows are (start, stop) or an array",
-                              &start, &stop))
-            return -1;
-        if (start < 0 || stop < start) {
-            PyErr_Format(PyExc_ValueError, "rows %zd to %zd", start, stop);
-            return -1;
-        }
-        out->start = (size_t)start;
-        out->count = (size_t)(stop - start);
-        return 0;
-    }
-    if (!PyArray_Check(rows) || PyArray_NDIM((PyArrayObject *)rows) != 1 ||
-        PyArray_TYPE((PyArrayObject *)rows) != NPY_UINT32 ||
-        !PyArray_ISCARRAY_RO((PyArrayObject *)rows)) {
-        PyErr_SetString(PyExc_TypeError, "rows are (start, stop) or a "
-                                         "contiguous uint32 array");
-        return -1;
-    }
-    return read_row_array((PyArrayObject *)rows, keep, out);
-}
-
-static int
-read_part(core_state *state, PyObject *part, PyObject *keep, cer_part *out)
-{
-    PyObject *reader, *rows;
-
-    if (!PyTuple_Check(part)) {
-        PyErr_SetString(PyExc_TypeError, "a part is (ShardReader, rows)");
-        return -1;
-    }
-    if (!PyArg_ParseTuple(part, "OO;a part is (ShardReader, rows)", &reader,
-                          &rows) ||
-        (out->shard = py_shard_get(state, reader)) == NULL)
-        return -1;
-    return read_rows(rows, keep, out);
-}
-
-/* Global row numbers of the shards' first rows; as if one followed the other
- * where none are given. */
-static int
-read_first_rows(PyObject *first_rows, cer_part *parts, Py_ssize_t n)
-{
-    PyObject *numbers = PySequence_Tuple(first_rows);
-    uint64_t next = 0;
-    int result = -1;
-
-    if (numbers == NULL)
-        return -1;
-    if (PyTuple_GET_SIZE(numbers) != 0 && PyTuple_GET_SIZE(numbers) != n) {
-        PyErr_Format(PyExc_ValueError, "%zd first_rows for %zd parts",
-                     PyTuple_GET_SIZE(numbers), n);
-        goto done;
-    }
-    for (Py_ssize_t i = 0; i < n; i++) {
-        if (PyTuple_GET_SIZE(numbers) != 0)
-            next = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(numbers, i));
-        if (next == (uint64_t)-1 && PyErr_Occurred())
-            goto done;
-        parts[i].first_row = next;
-        next += cer_shard_rows(parts[i].shard);
-    }
-    result = 0;
-
-done:
-    Py_DECREF(numbers);
-    return result;
 }
 
 /* --- making --------------------------------------------------------------- */
@@ -374,15 +61,43 @@ make_names(const cer_loader *loader)
     return names;
 }
 
+/* What the constructor was given. */
+typedef struct arguments {
+    PyObject *parts, *columns, *first_rows; /* tuples */
+    cer_depot *depot;                       /* or NULL */
+    cer_residence residence;
+    cer_load_options options;
+} arguments;
+
+static cer_status
+open_loader(loader_object *self, const arguments *a, const cer_part *parts,
+            const cer_load_column *columns, cer_error *err)
+{
+    size_t n_parts = (size_t)PyTuple_GET_SIZE(a->parts);
+    size_t n_columns = (size_t)PyTuple_GET_SIZE(a->columns);
+    cer_status status;
+
+    if (a->depot == NULL)
+        return cer_loader_new(parts, n_parts, columns, n_columns, &a->options,
+                              &self->loader, err);
+    Py_BEGIN_ALLOW_THREADS /* a device may have to start */
+    status =
+        cer_device_loader_new(a->depot, a->residence, parts, n_parts, columns,
+                              n_columns, &a->options, &self->on_device, err);
+    Py_END_ALLOW_THREADS
+    if (status == CER_OK)
+        self->loader = cer_device_loader_plan(self->on_device);
+    return status;
+}
+
 static int
-make_loader(loader_object *self, PyObject *parts, PyObject *columns,
-            PyObject *first_rows, const cer_load_options *options)
+make_loader(loader_object *self, const arguments *a)
 {
     core_state *state = core_state_of((PyObject *)self);
-    Py_ssize_t n_parts = PyTuple_GET_SIZE(parts);
-    Py_ssize_t n_columns = PyTuple_GET_SIZE(columns);
+    Py_ssize_t n_parts = PyTuple_GET_SIZE(a->parts);
+    Py_ssize_t n_columns = PyTuple_GET_SIZE(a->columns);
     cer_part *c_parts = PyMem_Calloc((size_t)n_parts + 1, sizeof *c_parts);
-    plan *plans = PyMem_Calloc((size_t)n_columns + 1, sizeof *plans);
+    py_plan *plans = PyMem_Calloc((size_t)n_columns + 1, sizeof *plans);
     cer_load_column *c_columns =
         PyMem_Calloc((size_t)n_columns + 1, sizeof *c_columns);
     cer_error err = {0};
@@ -393,19 +108,18 @@ make_loader(loader_object *self, PyObject *parts, PyObject *columns,
         goto done;
     }
     for (Py_ssize_t i = 0; i < n_parts; i++) {
-        if (read_part(state, PyTuple_GET_ITEM(parts, i), self->keep,
-                      &c_parts[i]) < 0)
+        if (py_part_read(state, PyTuple_GET_ITEM(a->parts, i), self->keep,
+                         &c_parts[i]) < 0)
             goto done;
     }
     for (Py_ssize_t i = 0; i < n_columns; i++) {
-        if (read_plan(PyTuple_GET_ITEM(columns, i), &plans[i]) < 0)
+        if (py_plan_read(PyTuple_GET_ITEM(a->columns, i), &plans[i]) < 0)
             goto done;
         c_columns[i] = plans[i].column;
     }
-    if (read_first_rows(first_rows, c_parts, n_parts) < 0)
+    if (py_parts_number(a->first_rows, c_parts, n_parts) < 0)
         goto done;
-    if (cer_loader_new(c_parts, (size_t)n_parts, c_columns, (size_t)n_columns,
-                       options, &self->loader, &err) != CER_OK) {
+    if (open_loader(self, a, c_parts, c_columns, &err) != CER_OK) {
         core_raise(state, &err);
         goto done;
     }
@@ -414,32 +128,47 @@ make_loader(loader_object *self, PyObject *parts, PyObject *columns,
 done:
     PyMem_Free(c_parts);
     PyMem_Free(c_columns);
-    free_plans(plans, n_columns);
+    py_plans_free(plans, n_columns);
     return result;
 }
 
 static int
-set_up(loader_object *self, PyObject *parts, PyObject *columns,
-       PyObject *first_rows, const cer_load_options *options)
+read_framework(loader_object *self, const arguments *a)
 {
     const char *name = PyUnicode_AsUTF8(self->framework_name);
-    PyObject *part_tuple = NULL, *column_tuple = NULL;
-    int result = -1;
 
     if (name == NULL || py_framework_init(&self->framework, name) < 0)
         return -1;
+    if (self->framework.kind != FRAMEWORK_NUMPY || a->depot == NULL ||
+        cer_device_kind_of(cer_depot_device(a->depot)) == CER_DEVICE_HOST)
+        return 0;
+    PyErr_Format(PyExc_ValueError,
+                 "NumPy has no arrays on %s: batches there need framework "
+                 "torch, jax or dlpack",
+                 cer_device_name(cer_depot_device(a->depot)));
+    return -1;
+}
+
+static int
+set_up(loader_object *self, arguments *a)
+{
+    PyObject *parts = PySequence_Tuple(a->parts), *columns = NULL;
+    int result = -1;
+
     self->keep = PyList_New(0);
-    part_tuple = PySequence_Tuple(parts);
-    column_tuple = PySequence_Tuple(columns);
-    if (self->keep == NULL || part_tuple == NULL || column_tuple == NULL ||
-        make_loader(self, part_tuple, column_tuple, first_rows, options) < 0)
+    if (parts != NULL)
+        columns = PySequence_Tuple(a->columns);
+    a->parts = parts;
+    a->columns = columns;
+    if (self->keep == NULL || columns == NULL || read_framework(self, a) < 0 ||
+        make_loader(self, a) < 0)
         goto done;
     self->names = make_names(self->loader);
     result = self->names == NULL ? -1 : 0;
 
 done:
-    Py_XDECREF(part_tuple);
-    Py_XDECREF(column_tuple);
+    Py_XDECREF(parts);
+    Py_XDECREF(columns);
     return result;
 }
 
@@ -447,32 +176,59 @@ PyDoc_STRVAR(
     loader_doc,
     "Loader(parts, plan, *, batch_size, seed=0, shuffle=True, "
     "drop_last=False,\n"
-    "       framework='torch', threads=0, first_rows=())\n--\n\n"
+    "       framework='torch', threads=0, first_rows=(), depot=None,\n"
+    "       residence='auto')\n--\n\n"
     "An iterator of batches of shuffled rows, used for many passes.\n\n"
     "`parts` has a pair (ShardReader, rows) per shard of the view: rows are\n"
     "(start, stop) or a uint32 array, which is copied if it can be changed.\n"
     "`plan` is made by\n"
     "cerebro.transforms.compile. begin() starts a pass; iterating gives dicts\n"
-    "of tensors of the framework.");
+    "of tensors of the framework. With a Depot they are in its device's "
+    "memory:\n"
+    "from shards that are resident there below the depot's limit ('auto') or "
+    "as\n"
+    "far as memory goes ('resident'), or streamed ('streamed').");
+
+static int
+read_residence(const char *name, cer_residence *out)
+{
+    static const char *const names[] = {[CER_RESIDENT_AUTO] = "auto",
+                                        [CER_RESIDENT] = "resident",
+                                        [CER_STREAMED] = "streamed"};
+
+    for (int i = 0; i < 3; i++) {
+        if (name == NULL || strcmp(name, names[i]) == 0) {
+            *out = (cer_residence)i;
+            return 0;
+        }
+    }
+    PyErr_Format(PyExc_ValueError,
+                 "residence must be 'auto', 'resident' or 'streamed', not '%s'",
+                 name);
+    return -1;
+}
 
 static PyObject *
 loader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {
-        "parts",     "plan",      "batch_size", "seed",       "shuffle",
-        "drop_last", "framework", "threads",    "first_rows", NULL};
-    PyObject *parts, *columns, *framework = NULL, *first_rows = NULL;
-    PyObject *seed_arg = NULL, *none = NULL;
+        "parts",     "plan",    "batch_size", "seed",  "shuffle",   "drop_last",
+        "framework", "threads", "first_rows", "depot", "residence", NULL};
+    arguments a = {.first_rows = NULL};
+    PyObject *framework = NULL, *seed_arg = NULL, *none = NULL;
+    PyObject *depot = Py_None;
+    const char *residence = NULL;
     Py_ssize_t batch_size = 0, threads = 0;
     uint64_t seed = 0;
     int shuffle = 1, drop_last = 0;
     loader_object *self;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$nOppUnO:Loader",
-                                     keywords, &parts, &columns, &batch_size,
-                                     &seed_arg, &shuffle, &drop_last,
-                                     &framework, &threads, &first_rows) ||
-        core_read_number(seed_arg, "seed", UINT64_MAX, &seed) < 0)
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "OO|$nOppUnOOs:Loader", keywords, &a.parts,
+            &a.columns, &batch_size, &seed_arg, &shuffle, &drop_last,
+            &framework, &threads, &a.first_rows, &depot, &residence) ||
+        core_read_number(seed_arg, "seed", UINT64_MAX, &seed) < 0 ||
+        read_residence(residence, &a.residence) < 0)
         return NULL;
     if (batch_size < 1 || threads < 0 || threads > CER_MAX_THREADS) {
         PyErr_Format(PyExc_ValueError,
@@ -484,22 +240,33 @@ loader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self = (loader_object *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
+    if (depot != Py_None &&
+        (a.depot = py_depot_get(core_state_of((PyObject *)self), depot)) ==
+            NULL)
+        goto failed;
+    self->depot = Py_NewRef(depot);
     self->batch_size = batch_size;
     self->framework_name = framework != NULL ? Py_NewRef(framework)
                                              : PyUnicode_FromString("torch");
     none = PyTuple_New(0);
-    if (self->framework_name == NULL || none == NULL ||
-        set_up(self, parts, columns, first_rows != NULL ? first_rows : none,
-               &(cer_load_options){
-                   .batch_size = (size_t)batch_size,
-                   .seed = seed,
-                   .shuffle = shuffle != 0,
-                   .drop_last = drop_last != 0,
-                   .threads = (uint32_t)threads,
-               }) < 0)
-        Py_CLEAR(self);
-    Py_XDECREF(none);
+    if (a.first_rows == NULL)
+        a.first_rows = none;
+    a.options = (cer_load_options){
+        .batch_size = (size_t)batch_size,
+        .seed = seed,
+        .shuffle = shuffle != 0,
+        .drop_last = drop_last != 0,
+        .threads = (uint32_t)threads,
+    };
+    if (self->framework_name == NULL || none == NULL || set_up(self, &a) < 0)
+        goto failed;
+    Py_DECREF(none);
     return (PyObject *)self;
+
+failed:
+    Py_XDECREF(none);
+    Py_DECREF(self);
+    return NULL;
 }
 
 static int
@@ -529,9 +296,13 @@ loader_dealloc(PyObject *object)
 
     PyObject_GC_UnTrack(object);
     /* Joins the threads with the GIL held: they never ask for it, and have at
-     * most one batch each to finish. */
-    cer_loader_free(self->loader);
+     * most one batch each to finish. On a device it waits for copies. */
+    if (self->on_device != NULL)
+        cer_device_loader_free(self->on_device);
+    else
+        cer_loader_free(self->loader);
     (void)loader_clear(object);
+    Py_XDECREF(self->depot);
     Py_XDECREF(self->framework_name);
     Py_XDECREF(self->names);
     Py_XDECREF(self->keep);
@@ -607,8 +378,11 @@ loader_begin(PyObject *object, PyObject *args, PyObject *kwargs)
     }
     self->last_rows = 0;
     Py_BEGIN_ALLOW_THREADS
-    status =
-        cer_loader_begin(self->loader, numbers, n, epoch, (size_t)start, &err);
+    status = self->on_device != NULL
+                 ? cer_device_loader_begin(self->on_device, numbers, n, epoch,
+                                           (size_t)start, &err)
+                 : cer_loader_begin(self->loader, numbers, n, epoch,
+                                    (size_t)start, &err);
     Py_END_ALLOW_THREADS
     self->busy = false;
     PyMem_Free(numbers);
@@ -636,6 +410,48 @@ as_dict(loader_object *self, cer_batch *batch)
     return dict;
 }
 
+/* On which stream kernels are to run: torch's current one, if that is whose
+ * tensors will be made; otherwise the consumer's is not known before it asks.
+ */
+static int
+find_stream(loader_object *self, void **stream, bool *known)
+{
+    int index;
+
+    *known = false;
+    if (self->on_device == NULL)
+        return 0;
+    *stream = cer_device_loader_stream(self->on_device);
+    if (cer_device_kind_of(cer_device_loader_device(self->on_device)) ==
+        CER_DEVICE_HOST)
+        return 0;
+    index = cer_device_index(cer_device_loader_device(self->on_device));
+    return py_framework_stream(&self->framework, index, stream, known);
+}
+
+static cer_status
+next_batch(loader_object *self, void *stream, bool known, cer_batch **out,
+           cer_error *err)
+{
+    cer_place *place;
+    cer_status status;
+
+    if (self->on_device == NULL)
+        return cer_loader_next(self->loader, out, err);
+    status = cer_device_loader_next(self->on_device, stream, out, err);
+    if (status != CER_OK || *out == NULL || !known)
+        return status;
+    place = (*out)->block.place;
+    if (place != NULL)
+        status = place->join(
+            place, stream == NULL ? CER_STREAM_LEGACY : (intptr_t)stream, err);
+    if (status != CER_OK) {
+        cer_owner_release(&(*out)->owner);
+        *out = NULL;
+    }
+    return status;
+}
+
 static PyObject *
 loader_next(PyObject *object)
 {
@@ -643,12 +459,14 @@ loader_next(PyObject *object)
     cer_batch *batch = NULL;
     cer_error err = {0};
     cer_status status;
+    void *stream = NULL;
+    bool known;
     PyObject *dict;
 
-    if (enter(self) < 0)
+    if (find_stream(self, &stream, &known) < 0 || enter(self) < 0)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    status = cer_loader_next(self->loader, &batch, &err);
+    status = next_batch(self, stream, known, &batch, &err);
     Py_END_ALLOW_THREADS
     self->busy = false;
     if (status != CER_OK)
@@ -673,7 +491,10 @@ loader_close(PyObject *object, PyObject *Py_UNUSED(args))
     if (enter(self) < 0)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    cer_loader_close(self->loader);
+    if (self->on_device != NULL)
+        cer_device_loader_close(self->on_device);
+    else
+        cer_loader_close(self->loader);
     Py_END_ALLOW_THREADS
     self->busy = false;
     Py_RETURN_NONE;
@@ -695,8 +516,30 @@ loader_get_rows(PyObject *object, void *Py_UNUSED(closure))
 static PyObject *
 loader_get_buffers(PyObject *object, void *Py_UNUSED(closure))
 {
-    return PyLong_FromSize_t(
-        cer_loader_buffers(((loader_object *)object)->loader));
+    loader_object *self = (loader_object *)object;
+
+    return PyLong_FromSize_t(self->on_device != NULL
+                                 ? cer_device_loader_buffers(self->on_device)
+                                 : cer_loader_buffers(self->loader));
+}
+
+static PyObject *
+loader_get_resident(PyObject *object, void *Py_UNUSED(closure))
+{
+    loader_object *self = (loader_object *)object;
+
+    return PyLong_FromSize_t(self->on_device != NULL
+                                 ? cer_device_loader_resident(self->on_device)
+                                 : 0);
+}
+
+static PyObject *
+loader_get_note(PyObject *object, void *Py_UNUSED(closure))
+{
+    loader_object *self = (loader_object *)object;
+
+    return PyUnicode_FromString(
+        self->on_device != NULL ? cer_device_loader_note(self->on_device) : "");
 }
 
 static PyMethodDef loader_methods[] = {
@@ -711,6 +554,8 @@ static PyMemberDef loader_members[] = {
      "Rows of a batch."},
     {"framework", T_OBJECT, offsetof(loader_object, framework_name), READONLY,
      "Whose tensors the batches are."},
+    {"depot", T_OBJECT, offsetof(loader_object, depot), READONLY,
+     "The Depot of the batches' device; None: main memory."},
     {"last_rows", T_PYSSIZET, offsetof(loader_object, last_rows), READONLY,
      "Rows of the batch given last."},
     {NULL, 0, 0, 0, NULL},
@@ -719,6 +564,11 @@ static PyMemberDef loader_members[] = {
 static PyGetSetDef loader_getset[] = {
     {"rows", loader_get_rows, NULL, "Rows of the pass.", NULL},
     {"buffers", loader_get_buffers, NULL, "Batch buffers in existence.", NULL},
+    {"resident_shards", loader_get_resident, NULL,
+     "Shards of the pass that are resident on the device.", NULL},
+    {"note", loader_get_note, NULL,
+     "Why something is streamed that might be resident; '' if nothing is.",
+     NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

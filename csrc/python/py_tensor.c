@@ -67,7 +67,8 @@ new_capsule(const cer_tensor *tensor, bool versioned, uint64_t flags)
 }
 
 static PyObject *
-copied_capsule(core_state *state, const cer_tensor *tensor, bool versioned)
+copied_capsule(core_state *state, const cer_tensor *tensor, bool to_host,
+               intptr_t stream, bool versioned)
 {
     cer_error err = {0};
     cer_tensor copy;
@@ -75,7 +76,9 @@ copied_capsule(core_state *state, const cer_tensor *tensor, bool versioned)
     PyObject *capsule;
 
     Py_BEGIN_ALLOW_THREADS
-    status = cer_tensor_copy(tensor, &copy, &err);
+    status = tensor->place == NULL
+                 ? cer_tensor_copy(tensor, &copy, &err)
+                 : tensor->place->copy(tensor, to_host, stream, &copy, &err);
     Py_END_ALLOW_THREADS
     if (status != CER_OK)
         return core_raise(state, &err);
@@ -87,15 +90,42 @@ copied_capsule(core_state *state, const cer_tensor *tensor, bool versioned)
 /* --- arguments of __dlpack__ ---------------------------------------------- */
 
 static int
-check_stream(PyObject *stream)
+refuse_stream(PyObject *stream, const char *why)
 {
+    PyErr_Format(PyExc_BufferError, "%s, not %R", why, stream);
+    return -1;
+}
+
+/* Consumers on a device say on which stream they will use the tensor. */
+static int
+read_stream(const cer_tensor *tensor, PyObject *stream, intptr_t *out)
+{
+    PyObject *number;
+
+    *out = CER_STREAM_LEGACY; /* what None stands for */
     if (stream == NULL || stream == Py_None)
         return 0;
-    PyErr_Format(PyExc_BufferError,
-                 "tensors in main memory have no streams: stream must be None, "
-                 "not %R",
-                 stream);
-    return -1;
+    if (tensor->place == NULL)
+        return refuse_stream(stream, "tensors in main memory have no streams: "
+                                     "stream must be None");
+    if (PyBool_Check(stream) || !PyIndex_Check(stream)) {
+        PyErr_Format(PyExc_TypeError,
+                     "stream must be a whole number or None, not %.100s",
+                     Py_TYPE(stream)->tp_name);
+        return -1;
+    }
+    if ((number = PyNumber_Index(stream)) == NULL)
+        return -1;
+    *out = (intptr_t)PyLong_AsSsize_t(number);
+    Py_DECREF(number);
+    if (*out == 0 || *out < CER_STREAM_NOBODY || PyErr_Occurred()) {
+        PyErr_Clear(); /* an int fails here only by its size */
+        return refuse_stream(
+            stream, "stream must be None, -1 (order your work yourself), 1 "
+                    "(the legacy default stream), 2 (the thread's default "
+                    "stream) or the address of a stream");
+    }
+    return 0;
 }
 
 static int
@@ -119,11 +149,15 @@ read_version(PyObject *max_version, bool *versioned)
     return 0;
 }
 
+/* Where the consumer wants it: where it is, or a copy in main memory of what a
+ * device has. */
 static int
-check_device(PyObject *device)
+read_device(const cer_tensor *tensor, PyObject *device, bool *to_host)
 {
+    DLDevice at = cer_tensor_device(tensor);
     int type, number;
 
+    *to_host = false;
     if (device == NULL || device == Py_None)
         return 0;
     if (!PyTuple_Check(device)) {
@@ -135,12 +169,72 @@ check_device(PyObject *device)
     if (!PyArg_ParseTuple(device, "ii;dl_device must be (type, number)", &type,
                           &number))
         return -1;
-    if (type == kDLCPU && number == 0)
+    if (type == (int)at.device_type && number == at.device_id)
+        return 0;
+    *to_host = type == kDLCPU && number == 0;
+    if (*to_host)
         return 0;
     PyErr_Format(PyExc_BufferError,
-                 "the tensor is in main memory (device (%d, 0)) and cannot be "
-                 "exported to device (%d, %d)",
-                 kDLCPU, type, number);
+                 "the tensor is on device (%d, %d) and cannot be exported to "
+                 "device (%d, %d)",
+                 (int)at.device_type, at.device_id, type, number);
+    return -1;
+}
+
+/* What a consumer asks for. */
+typedef struct request {
+    intptr_t stream;
+    bool versioned, copies, to_host;
+} request;
+
+static int
+read_request(const cer_tensor *tensor, PyObject *args, PyObject *kwargs,
+             request *out)
+{
+    static char *keywords[] = {"stream", "max_version", "dl_device", "copy",
+                               NULL};
+    PyObject *stream = NULL, *version = NULL, *device = NULL, *copy = NULL;
+    int copies = -1;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO:__dlpack__",
+                                     keywords, &stream, &version, &device,
+                                     &copy) ||
+        read_stream(tensor, stream, &out->stream) < 0 ||
+        read_version(version, &out->versioned) < 0 ||
+        read_device(tensor, device, &out->to_host) < 0)
+        return -1;
+    if (copy != NULL && copy != Py_None && (copies = PyObject_IsTrue(copy)) < 0)
+        return -1;
+    if (out->to_host && copies == 0) {
+        PyErr_SetString(PyExc_BufferError,
+                        "a tensor of a device comes to main memory only as a "
+                        "copy: leave out copy=False");
+        return -1;
+    }
+    out->copies = copies > 0 || out->to_host;
+    if (!out->copies && !out->versioned && tensor->read_only) {
+        PyErr_SetString(PyExc_BufferError,
+                        "read-only memory needs max_version=(1, 0) or "
+                        "copy=True");
+        return -1;
+    }
+    return 0;
+}
+
+int
+py_tensor_join(core_state *state, const cer_tensor *tensor, intptr_t stream)
+{
+    cer_error err = {0};
+    cer_status status;
+
+    if (tensor->place == NULL)
+        return 0;
+    Py_BEGIN_ALLOW_THREADS
+    status = tensor->place->join(tensor->place, stream, &err);
+    Py_END_ALLOW_THREADS
+    if (status == CER_OK)
+        return 0;
+    core_raise(state, &err);
     return -1;
 }
 
@@ -149,39 +243,33 @@ PyDoc_STRVAR(
     "__dlpack__($self, /, *, stream=None, max_version=None, dl_device=None,\n"
     "           copy=None)\n--\n\n"
     "Return a DLPack capsule: versioned if max_version is (1, 0) or later.\n\n"
-    "Raises BufferError for a stream, for a device other than main memory, "
-    "and\n"
-    "for read-only memory in the legacy form, which cannot say so.");
+    "Of a tensor on a CUDA device, `stream` is where the consumer will use "
+    "it:\n"
+    "None or 1 (the legacy default stream), 2 (the thread's default stream), "
+    "the\n"
+    "address of a stream, or -1 for no order at all. dl_device=(1, 0) copies "
+    "to\n"
+    "main memory.\n\n"
+    "Raises BufferError for stream 0, for a stream with a tensor in main "
+    "memory,\n"
+    "for another device, and for read-only memory in the legacy form, which\n"
+    "cannot say so; DeviceError where the stream is being captured.");
 
 static PyObject *
 tensor_dlpack(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"stream", "max_version", "dl_device", "copy",
-                               NULL};
     tensor_object *self = (tensor_object *)object;
-    PyObject *stream = NULL, *version = NULL, *device = NULL, *copy = NULL;
-    PyObject *capsule;
-    bool versioned;
-    int copies = 0;
+    core_state *state = core_state_of(object);
+    PyObject *capsule = NULL;
+    request ask;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO:__dlpack__",
-                                     keywords, &stream, &version, &device,
-                                     &copy))
+    if (read_request(&self->tensor, args, kwargs, &ask) < 0)
         return NULL;
-    if (check_stream(stream) < 0 || read_version(version, &versioned) < 0 ||
-        check_device(device) < 0)
-        return NULL;
-    if (copy != NULL && copy != Py_None && (copies = PyObject_IsTrue(copy)) < 0)
-        return NULL;
-    if (!copies && !versioned && self->tensor.read_only) {
-        PyErr_SetString(PyExc_BufferError,
-                        "read-only memory needs max_version=(1, 0) or "
-                        "copy=True");
-        return NULL;
-    }
-    capsule =
-        copies ? copied_capsule(core_state_of(object), &self->tensor, versioned)
-               : new_capsule(&self->tensor, versioned, 0);
+    if (ask.copies)
+        capsule = copied_capsule(state, &self->tensor, ask.to_host, ask.stream,
+                                 ask.versioned);
+    else if (py_tensor_join(state, &self->tensor, ask.stream) == 0)
+        capsule = new_capsule(&self->tensor, ask.versioned, 0);
     if (capsule != NULL) {
         settle_capsule(self);
         self->capsule = Py_NewRef(capsule);
@@ -190,9 +278,11 @@ tensor_dlpack(PyObject *object, PyObject *args, PyObject *kwargs)
 }
 
 static PyObject *
-tensor_dlpack_device(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(args))
+tensor_dlpack_device(PyObject *self, PyObject *Py_UNUSED(args))
 {
-    return Py_BuildValue("(ii)", kDLCPU, 0);
+    DLDevice at = cer_tensor_device(&((tensor_object *)self)->tensor);
+
+    return Py_BuildValue("(ii)", (int)at.device_type, at.device_id);
 }
 
 /* --- the buffer protocol -------------------------------------------------- */
@@ -218,6 +308,12 @@ tensor_getbuffer(PyObject *object, Py_buffer *view, int flags)
     size_t item = cer_dtype_size(t->dtype);
 
     view->obj = NULL;
+    if (t->place != NULL) {
+        PyErr_SetString(PyExc_BufferError,
+                        "the tensor is in a device's memory: use "
+                        "from_dlpack(tensor, device='cpu') for a copy");
+        return -1;
+    }
     if ((flags & PyBUF_WRITABLE) != 0 && t->read_only) {
         PyErr_SetString(PyExc_BufferError, "the tensor is read-only");
         return -1;
@@ -336,8 +432,13 @@ tensor_repr(PyObject *object)
     PyObject *shape = py_tensor_shape(tensor), *text = NULL;
 
     if (shape != NULL)
-        text = PyUnicode_FromFormat("Tensor(shape=%R, dtype='%s')", shape,
-                                    cer_dtype_name(tensor->dtype));
+        text = tensor->place == NULL
+                   ? PyUnicode_FromFormat("Tensor(shape=%R, dtype='%s')", shape,
+                                          cer_dtype_name(tensor->dtype))
+                   : PyUnicode_FromFormat(
+                         "Tensor(shape=%R, dtype='%s', device='cuda:%d')",
+                         shape, cer_dtype_name(tensor->dtype),
+                         (int)tensor->place->device.device_id);
     Py_XDECREF(shape);
     return text;
 }
@@ -346,7 +447,8 @@ static PyMethodDef tensor_methods[] = {
     {"__dlpack__", (PyCFunction)(void (*)(void))tensor_dlpack,
      METH_VARARGS | METH_KEYWORDS, dlpack_doc},
     {"__dlpack_device__", tensor_dlpack_device, METH_NOARGS,
-     "__dlpack_device__($self, /)\n--\n\nReturn (1, 0): main memory."},
+     "__dlpack_device__($self, /)\n--\n\n"
+     "Return (type, number): (1, 0) is main memory, (2, n) CUDA device n."},
     {NULL, NULL, 0, NULL},
 };
 

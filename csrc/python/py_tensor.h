@@ -12,6 +12,12 @@ PyObject *py_tensor_new(core_state *state, const cer_tensor *tensor);
  */
 const cer_tensor *py_tensor_get(core_state *state, PyObject *object);
 
+/* Puts a consumer's stream behind what fills the tensor; nothing where it is in
+ * main memory. `stream` as cer_place counts them. 0, or -1 with an exception.
+ */
+int py_tensor_join(core_state *state, const cer_tensor *tensor,
+                   intptr_t stream);
+
 /* (a, b, ...) */
 PyObject *py_tensor_shape(const cer_tensor *tensor);
 

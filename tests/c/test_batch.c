@@ -60,7 +60,7 @@ no_values_have_no_address(void)
     b->tensors[1].shape[0] = 4;
     CHECK_EQ_INT(cer_batch_place(b, NULL), CER_OK);
     CHECK(b->tensors[0].data == NULL);
-    CHECK(b->tensors[1].data == b->memory);
+    CHECK(b->tensors[1].data == b->block.data);
     cer_owner_release(&b->owner);
     cer_batch_ring_close(ring);
 }
@@ -70,7 +70,7 @@ buffers_are_used_again(void)
 {
     cer_batch_ring *ring = new_ring();
     cer_batch *first = take(ring, 10);
-    void *memory = first->memory;
+    void *memory = first->block.data;
 
     for (int i = 0; i < 100; i++) {
         cer_batch *second = take(ring, 10);
@@ -82,7 +82,7 @@ buffers_are_used_again(void)
     CHECK_EQ_INT(cer_batch_ring_size(ring), 2);
     cer_owner_release(&first->owner);
     first = take(ring, 3); /* fewer rows fit as well */
-    CHECK(first->memory_bytes >= 130 && memory != NULL);
+    CHECK(first->block.bytes >= 130 && memory != NULL);
     cer_owner_release(&first->owner);
     cer_batch_ring_close(ring);
 }
@@ -92,12 +92,12 @@ memory_grows_for_more(void)
 {
     cer_batch_ring *ring = new_ring();
     cer_batch *b = take(ring, 1);
-    size_t before = b->memory_bytes;
+    size_t before = b->block.bytes;
 
     b->tensors[0].shape[1] = 1000;
     cer_tensor_pack(&b->tensors[0]);
     CHECK_EQ_INT(cer_batch_place(b, NULL), CER_OK);
-    CHECK(b->memory_bytes > before);
+    CHECK(b->block.bytes > before);
     memset(b->tensors[0].data, 0, 4000);
     cer_owner_release(&b->owner);
     cer_batch_ring_close(ring);

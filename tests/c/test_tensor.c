@@ -102,6 +102,34 @@ exports_describe_the_tensor(void)
     CHECK_EQ_INT(h.drops, 1);
 }
 
+/* Memory of a device says so, however it is exported. */
+static void
+exports_name_the_device(void)
+{
+    float values[6];
+    holder h;
+    cer_tensor t = tensor_of(&h, values), copy;
+    cer_place place = {.device = {kDLCUDA, 3}};
+    cer_export *block, embedded;
+
+    CHECK_EQ_INT(cer_tensor_device(&t).device_type, kDLCPU);
+    t.place = &place;
+    CHECK_EQ_INT(cer_tensor_device(&t).device_type, kDLCUDA);
+    block = cer_export_new(&t, 0);
+    CHECK_EQ_INT(block->versioned.dl_tensor.device.device_type, kDLCUDA);
+    CHECK_EQ_INT(block->legacy.dl_tensor.device.device_id, 3);
+    cer_export_capsule_gone(block, false);
+    cer_owner_retain(&h.owner, 1);
+    cer_export_embed(&embedded, &t);
+    CHECK_EQ_INT(embedded.versioned.dl_tensor.device.device_id, 3);
+    embedded.versioned.deleter(&embedded.versioned);
+    CHECK_EQ_INT(cer_tensor_new(&t, &copy, NULL), CER_OK); /* on the host */
+    CHECK(copy.place == NULL && copy.data != NULL);
+    cer_owner_release(copy.owner);
+    cer_owner_release(&h.owner);
+    CHECK_EQ_INT(h.drops, 1);
+}
+
 /* In every order, and with the deleter called once too often before the capsule
  * goes, the reference comes back once. */
 static void
@@ -153,5 +181,5 @@ embedded_exports_are_used_again(void)
 }
 
 CHECK_MAIN(strides_are_row_major, copies_are_their_own,
-           exports_describe_the_tensor, deleters_run_once,
-           embedded_exports_are_used_again)
+           exports_describe_the_tensor, exports_name_the_device,
+           deleters_run_once, embedded_exports_are_used_again)

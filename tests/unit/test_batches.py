@@ -192,7 +192,10 @@ def test_make_loader(data: Any) -> None:
         ({"start": -1}, "start must be a whole number >= 0"),
         ({"shard": 5}, "shard must be a whole number from 0 to 4, not 5"),
         ({"framework": "tf"}, "framework must be one of torch, numpy, jax, dlpack"),
-        ({"device": "cuda"}, "device must be 'cpu'"),
+        ({"device": "gpu"}, "device must be 'cpu', 'cuda'"),
+        ({"device": "cuda:x"}, "device must be 'cpu', 'cuda'"),
+        ({"device": "cuda", "framework": "numpy"}, "NumPy has no arrays on cuda"),
+        ({"residence": "here"}, "residence must be one of auto, resident, streamed"),
         ({"threads": -1}, "threads must be a whole number from 0 to 64"),
     ],
 )

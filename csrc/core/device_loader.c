@@ -1,0 +1,780 @@
+/* How a batch goes, with streams in brackets:
+ *
+ *   host      cer_loader gathers rows, and row numbers, into pinned memory
+ *   stage     a device buffer is taken; [copy] waits until its old uses are
+ *             over, copies, and records an event for the pinned memory and one
+ *             for the buffer
+ *   ahead     up to AHEAD staged batches wait here, their copies under way
+ *   finish    [consumer] waits for the copy; kernels make the resident columns;
+ *             an event is recorded for others who join
+ *   consumer  uses the tensors on any stream that joined, lets go: the buffer
+ * is back in its ring, its users' streams on record
+ *
+ * Pinned memory is held in `copies`, in order, until its event is done. */
+#include "device_loader.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "kernels.h"
+
+enum {
+    AHEAD = 2,  /* staged batches where threads gather; otherwise 1 */
+    COPIES = 4, /* batches whose pinned memory may be in use by copies */
+    /* Buffers that take turns, so that a copy need not wait for the batch that
+     * is computed with now: that one, one before it, and those ahead. */
+    TURNS = AHEAD + 2,
+    NOTE_BYTES = 512
+};
+
+/* Pinned memory of a batch on the host. */
+typedef struct pinned {
+    cer_device_block memory;
+    void *event; /* behind the copy out of it */
+} pinned;
+
+typedef struct device_column {
+    cer_loaded_column is;
+    cer_kernel_plan *plan;      /* NULL: made on the host */
+    cer_depot_block *constants; /* NULL: it needs none */
+} device_column;
+
+typedef struct device_part {
+    bool resident;
+    cer_resident **columns; /* one a column; NULL where made on the host */
+} device_part;
+
+struct cer_device_loader {
+    cer_depot *depot;
+    cer_device *device;
+    cer_residence residence;
+    cer_load_options options;
+    pid_t process;
+    bool closed;
+    cer_loader *plan;
+    cer_batch_ring *ring;
+    void *copy_stream;
+    size_t n_columns, n_parts;
+    device_column *columns;
+    device_part *parts;
+    /* The pass. */
+    uint32_t *order; /* parts that the pass uses */
+    size_t n_order, n_resident;
+    uint64_t epoch;
+    char note[NOTE_BYTES];   /* of the pass */
+    char chains[NOTE_BYTES]; /* why columns are made on the host */
+    bool staged_all;
+    cer_error failed; /* told when the batches ahead of it are delivered */
+    cer_batch *ahead[AHEAD];
+    size_t n_ahead;
+    cer_batch *copies[COPIES];
+    size_t n_copies;
+};
+
+/* --- pinned memory -------------------------------------------------------- */
+
+static void
+free_pinned(cer_device *device, pinned *p)
+{
+    cer_device_free(device, &p->memory);
+    cer_device_event_free(device, p->event);
+    cer_free(p);
+}
+
+static cer_status
+get_pinned(void *context, size_t bytes, cer_batch_block *out, cer_error *err)
+{
+    cer_device *device = context;
+    pinned *p = cer_calloc(1, sizeof *p);
+    cer_status status;
+
+    if (p == NULL)
+        return cer_fail(err, CER_NOMEM, "out of memory for a batch");
+    status = cer_device_event_new(device, &p->event, err);
+    if (status == CER_OK)
+        status = cer_device_alloc_pinned(device, bytes, CER_USE_BATCHES,
+                                         &p->memory, err);
+    if (status != CER_OK) {
+        free_pinned(device, p);
+        return status;
+    }
+    *out = (cer_batch_block){p->memory.data, bytes, NULL, p};
+    return CER_OK;
+}
+
+static void
+give_pinned(void *context, cer_batch_block *block)
+{
+    free_pinned(context, block->handle);
+}
+
+/* --- copies under way ------------------------------------------------------
+ */
+
+static void
+drop_copy(cer_device_loader *l)
+{
+    cer_owner_release(&l->copies[0]->owner);
+    l->n_copies--;
+    memmove(l->copies, l->copies + 1, l->n_copies * sizeof l->copies[0]);
+}
+
+/* Lets go of pinned memory whose copy is done; waits for the oldest where all
+ * places are taken. */
+static cer_status
+settle_copies(cer_device_loader *l, cer_error *err)
+{
+    cer_status status = CER_OK;
+    bool done = true;
+
+    while (l->n_copies != 0) {
+        pinned *p = l->copies[0]->block.handle;
+
+        if (l->n_copies == COPIES)
+            status = cer_device_event_sync(l->device, p->event, err);
+        else
+            status = cer_device_event_query(l->device, p->event, &done, err);
+        if (status != CER_OK || !done)
+            break;
+        drop_copy(l);
+    }
+    return status;
+}
+
+/* After this nothing reads the pinned memory. */
+static void
+end_copies(cer_device_loader *l)
+{
+    if (l->n_copies != 0)
+        cer_uses_end_stream(l->device, l->copy_stream);
+    while (l->n_copies != 0)
+        drop_copy(l);
+}
+
+/* --- staging -------------------------------------------------------------- */
+
+/* Gives a device batch the shapes of one on the host. */
+static cer_status
+place_like(cer_batch *b, const cer_batch *host, cer_error *err)
+{
+    b->part = host->part;
+    b->n_rows = host->n_rows;
+    b->with_rows = host->with_rows;
+    b->late = host->late;
+    b->only_head = false;
+    for (size_t i = 0; i < b->n_tensors; i++) {
+        cer_tensor *t = &b->tensors[i];
+
+        memcpy(t->shape, host->tensors[i].shape, sizeof t->shape);
+        memcpy(t->strides, host->tensors[i].strides, sizeof t->strides);
+    }
+    return cer_batch_place(b, err);
+}
+
+/* Puts the copy on its stream, and the host's batch among the copies. */
+static cer_status
+put_copy(cer_device_loader *l, cer_batch *b, cer_batch *host, cer_error *err)
+{
+    cer_depot_block *to = b->block.handle;
+    pinned *from = host->block.handle;
+    cer_status status = cer_uses_before(&to->uses, l->copy_stream, err);
+
+    if (status != CER_OK)
+        return status;
+    if (host->head_bytes != 0) {
+        cer_owner_retain(&host->owner, 1);
+        l->copies[l->n_copies++] = host;
+        status = cer_device_copy(l->device, to->memory.data, from->memory.data,
+                                 host->head_bytes, CER_COPY_TO_DEVICE,
+                                 l->copy_stream, err);
+        if (status == CER_OK)
+            status = cer_device_event_record(l->device, from->event,
+                                             l->copy_stream, err);
+        if (status != CER_OK)
+            end_copies(l); /* its event says nothing: wait for all */
+    }
+    if (status == CER_OK)
+        status = cer_uses_filled(&to->uses, l->copy_stream, err);
+    return status;
+}
+
+/* Takes the host's next batch and starts its way to the device. */
+static cer_status
+stage(cer_device_loader *l, cer_error *err)
+{
+    cer_batch *host = NULL, *b = NULL;
+    cer_status status = settle_copies(l, err);
+
+    if (status == CER_OK)
+        status = cer_loader_next(l->plan, &host, err);
+    if (status != CER_OK || host == NULL) {
+        l->staged_all = true;
+        return status;
+    }
+    b = cer_batch_ring_take(l->ring);
+    if (b == NULL)
+        status = cer_fail(err, CER_NOMEM, "out of memory for the next batch");
+    if (status == CER_OK)
+        status = place_like(b, host, err);
+    if (status == CER_OK)
+        status = put_copy(l, b, host, err);
+    cer_owner_release(&host->owner);
+    if (status == CER_OK)
+        l->ahead[l->n_ahead++] = b;
+    else if (b != NULL)
+        cer_owner_release(&b->owner);
+    l->staged_all = status != CER_OK;
+    return status;
+}
+
+/* --- finishing ------------------------------------------------------------ */
+
+static cer_status
+run_kernel(cer_device_loader *l, size_t column, cer_batch *b, void *stream,
+           cer_error *err)
+{
+    device_column *c = &l->columns[column];
+    cer_resident *r = l->parts[b->part].columns[column];
+    cer_tensor *t = &b->tensors[c->is.tensor];
+    cer_kernel_batch batch = {
+        .src = cer_resident_data(r),
+        .offsets = cer_resident_offsets(r),
+        .rows = b->block.data,
+        .constants = c->constants == NULL ? NULL : c->constants->memory.data,
+        .dst = t[0].data,
+        .n_rows = b->n_rows,
+        .key = {l->options.seed, l->epoch,
+                cer_loader_part(l->plan, b->part)->first_row},
+    };
+    cer_kernel_call call;
+    cer_status status;
+
+    if (c->is.ragged) {
+        batch.mask = t[1].data;
+        batch.lengths = t[2].data;
+        batch.length = (size_t)t[0].shape[1];
+    }
+    status = cer_kernel_plan_batch(c->plan, &batch, &call, err);
+    if (status == CER_OK)
+        status = cer_resident_join(r, stream, err);
+    if (status == CER_OK && c->constants != NULL)
+        status = cer_uses_join(&c->constants->uses, stream, err);
+    return status == CER_OK ? cer_kernel_launch(l->device, &call, stream, err)
+                            : status;
+}
+
+/* Makes the resident columns of a staged batch. */
+static cer_status
+finish(cer_device_loader *l, cer_batch *b, void *stream, cer_error *err)
+{
+    cer_depot_block *block = b->block.handle;
+    cer_status status;
+
+    if (b->late == NULL)
+        return CER_OK;
+    status = cer_uses_join(&block->uses, stream, err);
+    for (size_t i = 0; status == CER_OK && i < l->n_columns; i++) {
+        if (l->columns[i].plan != NULL)
+            status = run_kernel(l, i, b, stream, err);
+    }
+    return status == CER_OK ? cer_uses_filled(&block->uses, stream, err)
+                            : status;
+}
+
+/* --- the pass ------------------------------------------------------------- */
+
+static cer_status
+check_process(const cer_device_loader *l, cer_error *err)
+{
+    if (l->process == getpid())
+        return CER_OK;
+    return cer_fail(err, CER_INVALID,
+                    "the loader's device stayed in the parent process: make a "
+                    "new loader in a process that was not forked");
+}
+
+static void
+drop_ahead(cer_device_loader *l)
+{
+    while (l->n_ahead != 0)
+        cer_owner_release(&l->ahead[--l->n_ahead]->owner);
+}
+
+static void
+put_back_part(cer_device_loader *l, uint32_t part)
+{
+    device_part *p = &l->parts[part];
+
+    for (size_t i = 0; i < l->n_columns; i++) {
+        if (p->columns[i] != NULL)
+            cer_depot_put_back(l->depot, p->columns[i]);
+        p->columns[i] = NULL;
+    }
+    p->resident = false;
+}
+
+/* Nothing of the pass is left, and its parts are not in use. */
+static void
+end_pass(cer_device_loader *l)
+{
+    drop_ahead(l);
+    for (size_t i = 0; i < l->n_order; i++)
+        put_back_part(l, l->order[i]);
+    l->n_order = 0;
+    l->staged_all = true;
+    l->failed.status = CER_OK;
+}
+
+/* Brings the columns of a part that kernels take. */
+static cer_status
+bring_part(cer_device_loader *l, uint32_t part, cer_error *err)
+{
+    cer_shard *shard = cer_loader_part(l->plan, part)->shard;
+    device_part *p = &l->parts[part];
+    cer_status status = CER_OK;
+
+    for (size_t i = 0; status == CER_OK && i < l->n_columns; i++) {
+        if (l->columns[i].plan != NULL)
+            status = cer_depot_bring(l->depot, shard, l->columns[i].is.index,
+                                     l->residence == CER_RESIDENT_AUTO,
+                                     &p->columns[i], err);
+    }
+    if (status != CER_OK) {
+        put_back_part(l, part);
+        return status;
+    }
+    p->resident = true;
+    l->n_resident++;
+    return CER_OK;
+}
+
+static bool
+is_here(cer_device_loader *l, uint32_t part)
+{
+    const cer_shard *shard = cer_loader_part(l->plan, part)->shard;
+    bool here = true;
+
+    for (size_t i = 0; here && i < l->n_columns; i++) {
+        if (l->columns[i].plan != NULL)
+            here = cer_depot_has(l->depot, shard, l->columns[i].is.index);
+    }
+    return here;
+}
+
+static void
+note(cer_device_loader *l, const char *why)
+{
+    size_t resident = 0;
+
+    for (size_t i = 0; i < l->n_order; i++)
+        resident += l->parts[l->order[i]].resident;
+    (void)snprintf(l->note, sizeof l->note,
+                   "%zu of %zu shards are resident, the others are streamed: "
+                   "%.400s",
+                   resident, l->n_order, why);
+}
+
+/* First those that are there already, so that none of them is given back for
+ * one that is not. Where there is no room for one, the rest is streamed. */
+static cer_status
+bring_parts(cer_device_loader *l, cer_error *err)
+{
+    cer_error why = {0};
+    cer_status status = CER_OK;
+
+    l->note[0] = '\0';
+    for (int missing = 0; missing < 2; missing++) {
+        for (size_t i = 0; status == CER_OK && i < l->n_order; i++) {
+            uint32_t part = l->order[i];
+
+            if (!l->parts[part].resident && (missing || is_here(l, part)))
+                status = bring_part(l, part, &why);
+        }
+    }
+    if (status == CER_NOMEM) {
+        note(l, why.message);
+        return CER_OK;
+    }
+    return status == CER_OK ? CER_OK : cer_fail(err, status, "%s", why.message);
+}
+
+/* Keeps each part of the pass once. */
+static cer_status
+set_order(cer_device_loader *l, const uint32_t *parts, size_t n, cer_error *err)
+{
+    for (size_t i = 0; i < n; i++) {
+        size_t k = 0;
+
+        if (parts[i] >= l->n_parts)
+            return cer_fail(err, CER_INVALID, "no shard %u: there are %zu",
+                            (unsigned)parts[i], l->n_parts);
+        while (k < l->n_order && l->order[k] != parts[i])
+            k++;
+        if (k == l->n_order)
+            l->order[l->n_order++] = parts[i];
+    }
+    return CER_OK;
+}
+
+static bool
+has_kernels(const cer_device_loader *l)
+{
+    bool any = false;
+
+    for (size_t i = 0; i < l->n_columns; i++)
+        any = any || l->columns[i].plan != NULL;
+    return any;
+}
+
+/* Pinned memory for all batches that may be under way at a time. Made here,
+ * because a thread that asks CUDA for memory spoils what another one captures
+ * into a graph. */
+static cer_status
+reserve(cer_device_loader *l, cer_error *err)
+{
+    bool all_late = l->n_resident == l->n_order;
+
+    return cer_loader_reserve(l->plan, cer_loader_window(l->plan) + COPIES,
+                              all_late, err);
+}
+
+cer_status
+cer_device_loader_begin(cer_device_loader *l, const uint32_t *parts, size_t n,
+                        uint64_t epoch, size_t start, cer_error *err)
+{
+    cer_status status = check_process(l, err);
+
+    if (status != CER_OK)
+        return status;
+    if (l->closed)
+        return cer_fail(err, CER_INVALID, "the loader is closed");
+    status = cer_loader_begin(l->plan, NULL, 0, 0, 0, err); /* stops threads */
+    end_pass(l);
+    l->n_resident = 0;
+    cer_batch_ring_trim(l->ring, TURNS);
+    if (status == CER_OK)
+        status = set_order(l, parts, n, err);
+    if (status == CER_OK && l->residence != CER_STREAMED && has_kernels(l))
+        status = bring_parts(l, err);
+    if (status != CER_OK)
+        goto done;
+    for (size_t i = 0; i < l->n_order; i++)
+        cer_loader_set_late(l->plan, l->order[i],
+                            l->parts[l->order[i]].resident);
+    status = reserve(l, err);
+    if (status != CER_OK)
+        goto done;
+    l->epoch = epoch;
+    status = cer_loader_begin(l->plan, parts, n, epoch, start, err);
+    l->staged_all = status != CER_OK;
+
+done:
+    if (status != CER_OK)
+        end_pass(l);
+    return status;
+}
+
+/* Stages what can be staged without waiting; what goes wrong is told when the
+ * batches before it are delivered. */
+static void
+stage_ahead(cer_device_loader *l)
+{
+    bool threads = l->options.threads != 0;
+    size_t most = threads ? AHEAD : 1;
+
+    while (l->n_ahead < most && !l->staged_all &&
+           (!threads || cer_loader_is_ready(l->plan)))
+        (void)stage(l, &l->failed);
+}
+
+static cer_batch *
+pop_ahead(cer_device_loader *l)
+{
+    cer_batch *b = l->ahead[0];
+
+    l->n_ahead--;
+    memmove(l->ahead, l->ahead + 1, l->n_ahead * sizeof l->ahead[0]);
+    return b;
+}
+
+static cer_status
+next_batch(cer_device_loader *l, void *stream, cer_batch **out, cer_error *err)
+{
+    cer_status status = CER_OK;
+    cer_batch *b;
+
+    if (l->n_ahead == 0 && !l->staged_all)
+        (void)stage(l, &l->failed);
+    if (l->n_ahead == 0) {
+        status = l->failed.status;
+        return status == CER_OK
+                   ? CER_OK
+                   : cer_fail(err, status, "%s", l->failed.message);
+    }
+    b = pop_ahead(l);
+    status = finish(l, b, stream, err);
+    if (status != CER_OK) {
+        cer_owner_release(&b->owner);
+        return status;
+    }
+    stage_ahead(l);
+    *out = b;
+    return CER_OK;
+}
+
+cer_status
+cer_device_loader_next(cer_device_loader *l, void *stream, cer_batch **out,
+                       cer_error *err)
+{
+    cer_status status = check_process(l, err);
+
+    *out = NULL;
+    if (status != CER_OK || l->closed)
+        return status;
+    status = cer_uses_check_stream(l->device, stream, err);
+    if (status != CER_OK)
+        return status;
+    status = next_batch(l, stream, out, err);
+    if (*out == NULL) /* the end, one way or the other */
+        end_pass(l);
+    return status;
+}
+
+/* --- making and closing --------------------------------------------------- */
+
+static cer_status
+take_constants(cer_device_loader *l, device_column *c, cer_error *err)
+{
+    size_t bytes;
+    const void *constants = cer_kernel_plan_constants(c->plan, &bytes);
+    cer_status status;
+
+    if (bytes == 0)
+        return CER_OK;
+    status = cer_depot_get(l->depot, bytes, &c->constants, err);
+    if (status == CER_OK)
+        status = cer_uses_wait(&c->constants->uses, err);
+    return status == CER_OK
+               ? cer_depot_upload(l->depot, c->constants->memory.data,
+                                  constants, bytes, err)
+               : status;
+}
+
+/* Without a plan a column is made on the host. */
+static cer_status
+take_plan(cer_device_loader *l, device_column *c, cer_error *err)
+{
+    cer_error why = {0};
+    cer_status status = cer_kernel_plan_new(c->is.transform, &c->plan, &why);
+
+    if (status == CER_OK)
+        return take_constants(l, c, err);
+    if (status != CER_INVALID)
+        return cer_fail(err, status, "%s", why.message);
+    if (l->chains[0] == '\0')
+        (void)snprintf(l->chains, sizeof l->chains,
+                       "column %s is made on the CPU and streamed: %.400s",
+                       cer_loader_tensor_column(l->plan, c->is.tensor),
+                       why.message);
+    return CER_OK;
+}
+
+static cer_status
+make_columns(cer_device_loader *l, cer_error *err)
+{
+    cer_status status = CER_OK;
+
+    l->n_columns = cer_loader_columns(l->plan);
+    l->columns = cer_calloc(l->n_columns, sizeof *l->columns);
+    if (l->columns == NULL)
+        return cer_fail(err, CER_NOMEM, "out of memory for the loader");
+    for (size_t i = 0; status == CER_OK && i < l->n_columns; i++) {
+        l->columns[i].is = cer_loader_column(l->plan, i);
+        if (l->residence != CER_STREAMED)
+            status = take_plan(l, &l->columns[i], err);
+    }
+    return status;
+}
+
+/* The columns that a kernel takes are late. */
+static cer_status
+mark_late(cer_device_loader *l, cer_error *err)
+{
+    bool *late = cer_calloc(l->n_columns, sizeof *late);
+    cer_status status;
+
+    if (late == NULL)
+        return cer_fail(err, CER_NOMEM, "out of memory for the loader");
+    for (size_t i = 0; i < l->n_columns; i++)
+        late[i] = l->columns[i].plan != NULL;
+    status = cer_loader_set_late_columns(l->plan, late, err);
+    cer_free(late);
+    return status;
+}
+
+static cer_status
+make_parts(cer_device_loader *l, cer_error *err)
+{
+    l->n_parts = cer_loader_parts(l->plan);
+    l->order = cer_calloc(l->n_parts, sizeof *l->order);
+    l->parts = cer_calloc(l->n_parts, sizeof *l->parts);
+    if (l->order == NULL || l->parts == NULL)
+        return cer_fail(err, CER_NOMEM, "out of memory for the loader");
+    for (size_t i = 0; i < l->n_parts; i++) {
+        l->parts[i].columns =
+            cer_calloc(l->n_columns, sizeof *l->parts[i].columns);
+        if (l->parts[i].columns == NULL)
+            return cer_fail(err, CER_NOMEM, "out of memory for the loader");
+    }
+    return CER_OK;
+}
+
+static cer_status
+make_ring(cer_device_loader *l, cer_error *err)
+{
+    size_t max_rows;
+    const cer_tensor *kinds = cer_loader_kinds(l->plan, &max_rows);
+    cer_batch_source source = cer_depot_batches(l->depot, TURNS);
+    cer_status status = cer_batch_ring_from(
+        &source, kinds, cer_loader_tensors(l->plan), max_rows, &l->ring, err);
+
+    if (status != CER_OK)
+        source.leave(source.context);
+    return status;
+}
+
+static cer_status
+make_plan(cer_device_loader *l, const cer_part *parts, size_t n_parts,
+          const cer_load_column *columns, size_t n_columns, cer_error *err)
+{
+    /* Nobody but this loader ever has a batch of it. */
+    cer_batch_source source = {
+        .context = l->device, .get = get_pinned, .give = give_pinned};
+    cer_load_options options = l->options;
+
+    options.memory = &source;
+    return cer_loader_new(parts, n_parts, columns, n_columns, &options,
+                          &l->plan, err);
+}
+
+static cer_status
+make(cer_device_loader *l, const cer_part *parts, size_t n_parts,
+     const cer_load_column *columns, size_t n_columns, cer_error *err)
+{
+    cer_status status = make_plan(l, parts, n_parts, columns, n_columns, err);
+
+    if (status == CER_OK)
+        status = make_columns(l, err);
+    if (status == CER_OK)
+        status = mark_late(l, err);
+    if (status == CER_OK)
+        status = make_parts(l, err);
+    return status == CER_OK ? make_ring(l, err) : status;
+}
+
+cer_status
+cer_device_loader_new(cer_depot *depot, cer_residence residence,
+                      const cer_part *parts, size_t n_parts,
+                      const cer_load_column *columns, size_t n_columns,
+                      const cer_load_options *options, cer_device_loader **out,
+                      cer_error *err)
+{
+    cer_device_loader *l = cer_calloc(1, sizeof *l);
+    cer_status status;
+
+    *out = NULL;
+    if (l == NULL)
+        return cer_fail(err, CER_NOMEM, "out of memory for the loader");
+    l->depot = depot;
+    cer_depot_retain(depot);
+    l->device = cer_depot_device(depot);
+    l->copy_stream = cer_depot_stream(depot, CER_DEPOT_COPIES);
+    l->residence = residence;
+    l->options = *options;
+    l->process = getpid();
+    l->staged_all = true;
+    status = make(l, parts, n_parts, columns, n_columns, err);
+    if (status == CER_OK)
+        *out = l;
+    else
+        cer_device_loader_free(l);
+    return status;
+}
+
+cer_loader *
+cer_device_loader_plan(cer_device_loader *l)
+{
+    return l->plan;
+}
+
+cer_device *
+cer_device_loader_device(const cer_device_loader *l)
+{
+    return l->device;
+}
+
+size_t
+cer_device_loader_resident(const cer_device_loader *l)
+{
+    return l->n_resident;
+}
+
+const char *
+cer_device_loader_note(const cer_device_loader *l)
+{
+    return l->note[0] != '\0' ? l->note : l->chains;
+}
+
+void *
+cer_device_loader_stream(const cer_device_loader *l)
+{
+    return cer_depot_stream(l->depot, CER_DEPOT_KERNELS);
+}
+
+size_t
+cer_device_loader_buffers(cer_device_loader *l)
+{
+    return l->ring == NULL ? 0 : cer_batch_ring_size(l->ring);
+}
+
+void
+cer_device_loader_close(cer_device_loader *l)
+{
+    if (l->closed)
+        return;
+    l->closed = true;
+    if (l->process != getpid())
+        return; /* a copy of what the parent's process uses */
+    end_pass(l);
+    end_copies(l);
+    if (l->plan != NULL)
+        cer_loader_close(l->plan);
+    cer_batch_ring_close(l->ring);
+    l->ring = NULL;
+    for (size_t i = 0; l->columns != NULL && i < l->n_columns; i++) {
+        cer_kernel_plan_free(l->columns[i].plan);
+        l->columns[i].plan = NULL;
+        if (l->columns[i].constants != NULL)
+            cer_depot_give(l->columns[i].constants);
+        l->columns[i].constants = NULL;
+    }
+}
+
+void
+cer_device_loader_free(cer_device_loader *l)
+{
+    if (l == NULL)
+        return;
+    cer_device_loader_close(l);
+    if (l->process != getpid())
+        return;
+    cer_loader_free(l->plan);
+    for (size_t i = 0; l->parts != NULL && i < l->n_parts; i++)
+        cer_free(l->parts[i].columns);
+    cer_free(l->parts);
+    cer_free(l->order);
+    cer_free(l->columns);
+    cer_depot_release(l->depot);
+    cer_free(l);
+}

@@ -1,0 +1,467 @@
+"""Batches on a GPU that is none: tests/core/test_device_batches.py runs it, in its own process.
+
+The CUDA runtime is the stand-in of this folder, so device memory can be looked at, work is done as
+late as CUDA allows, and whatever CUDA forbids is counted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cerebro.data
+from cerebro import _core, cuda
+from cerebro.data import depots
+from cerebro.data.batches import make_loader
+from cerebro.errors import DeviceError, InputError
+from cerebro.transforms import Cast, Normalize, Pad, RandomCrop, RandomHorizontalFlip, Scale, ToCHW
+
+ROWS = 203
+PORTABLE, TO_HOST = 1, 2
+
+DTYPES = [
+    *["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"],
+    *["float16", "float32", "float64"],
+]
+
+CHAINS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "images": {
+        "x": [Scale(1 / 255), Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)), ToCHW()],
+        "v": [Cast("float16"), Scale(3.0)],
+        "t": [Pad(value=-1, max_length=5, multiple_of=4)],
+    },
+    "moves": {
+        "x": [RandomCrop((5, 4), padding=2), RandomHorizontalFlip(), ToCHW(), Scale(1 / 255)],
+        "v": [Cast("bfloat16")],
+        "y": [Cast("float32")],
+    },
+    "last": {
+        "x": [RandomHorizontalFlip(0.3), RandomCrop(3), Cast("float16")],
+        "v": [Normalize(1.5, 2.5), Cast("float64")],
+        "t": [Cast("float32"), Scale(0.1)],
+    },
+    "on the CPU": {"v": [step for _ in range(15) for step in (Cast("float64"), Scale(1.01))]},
+}
+
+runtime = ctypes.CDLL(os.environ[cuda.OVERRIDE])
+runtime.standin_left.restype = ctypes.c_size_t
+runtime.standin_fault.restype = ctypes.c_char_p
+runtime.standin_log_line.restype = ctypes.c_char_p
+runtime.standin_fail.argtypes = (ctypes.c_char_p, ctypes.c_uint, ctypes.c_int)
+for name in ("standin_capture", "cudaStreamDestroy", "cudaStreamSynchronize", "cudaFreeHost"):
+    getattr(runtime, name).argtypes = (ctypes.c_void_p,)
+runtime.cudaHostAlloc.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint)
+runtime.cudaMemcpyAsync.argtypes = (
+    *(ctypes.c_void_p, ctypes.c_void_p),
+    *(ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p),
+)
+
+
+def checked(code: int) -> None:
+    assert code == 0
+
+
+class DLTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+
+def described(capsule: object) -> DLTensor:
+    """What a legacy capsule says; good as long as the capsule is."""
+    return ctypes.cast(_pointer(capsule, b"dltensor"), ctypes.POINTER(DLTensor)).contents
+
+
+class Consumer:
+    """A framework that reads tensors on a stream of its own, and lets go before it has read them.
+
+    Its "kernel" is a copy to pinned memory, put on the stream that it names in the handshake.
+    """
+
+    def __init__(self) -> None:
+        self._stream = ctypes.c_void_p()
+        checked(runtime.cudaStreamCreateWithFlags(ctypes.byref(self._stream), 1))
+        self._read: list[tuple[ctypes.c_void_p, int]] = []
+
+    @property
+    def stream(self) -> int:
+        assert self._stream.value is not None
+        return self._stream.value
+
+    def take(self, tensor: _core.Tensor) -> None:
+        assert tensor.__dlpack_device__() == (2, 0)
+        capsule = tensor.__dlpack__(stream=self.stream)
+        view = described(capsule)
+        assert (view.device_type, view.device_id, view.byte_offset) == (2, 0, 0)
+        assert tuple(view.shape[: view.ndim]) == tensor.shape
+        memory = ctypes.c_void_p()
+        checked(runtime.cudaHostAlloc(ctypes.byref(memory), max(tensor.nbytes, 1), PORTABLE))
+        if tensor.nbytes:
+            checked(
+                runtime.cudaMemcpyAsync(memory, view.data, tensor.nbytes, TO_HOST, self._stream)
+            )
+        self._read.append((memory, tensor.nbytes))
+
+    def finish(self) -> list[bytes]:
+        checked(runtime.cudaStreamSynchronize(self._stream))
+        values = [ctypes.string_at(memory.value or 0, size) for memory, size in self._read]
+        for memory, _ in self._read:
+            checked(runtime.cudaFreeHost(memory))
+        self._read = []
+        return values
+
+    def close(self) -> None:
+        checked(runtime.cudaStreamDestroy(self._stream))
+
+
+@pytest.fixture
+def consumer() -> Iterator[Consumer]:
+    made = Consumer()
+    yield made
+    gc.collect()
+    depots.depot("cuda:0").device.synchronize()
+    # Its stream has to outlive what was used on it: what came back is freed first.
+    depots.depot.cache_clear()
+    gc.collect()
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def allowed() -> Iterator[None]:
+    """Nothing was done that CUDA does not allow, and all of it is given back."""
+    runtime.standin_reset()
+    yield
+    depots.depot.cache_clear()
+    gc.collect()
+    assert runtime.standin_faults() == 0, runtime.standin_fault()
+    for kind in (b"device", b"pinned", b"stream", b"event"):
+        assert runtime.standin_left(kind) == 0, kind
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> cerebro.data.Dataset:
+    random = np.random.default_rng(0)
+    columns: dict[str, Any] = {
+        "x": random.integers(0, 256, (ROWS, 6, 5, 3), np.uint8),
+        "y": np.arange(ROWS),
+        "v": random.normal(size=(ROWS, 7)).astype(np.float32),
+        "t": [list(range(i % 8)) for i in range(ROWS)],
+        "none": np.zeros((ROWS, 0, 2), np.float32),
+    }
+    for dtype in DTYPES:
+        values = random.integers(0, 2 if dtype == "bool" else 100, (ROWS, 3))
+        columns[f"of_{dtype}"] = values.astype(dtype)
+    return cerebro.data.shard(columns, tmp_path_factory.mktemp("data") / "d", shards=4)
+
+
+def on_host(data: Any, size: int = 16, **options: Any) -> list[bytes]:
+    """The bytes of every tensor of a pass, as the CPU's loader makes them."""
+    return [
+        bytes(memoryview(tensor).cast("B")) if tensor.nbytes else b""
+        for batch in data.batches(size, seed=5, framework="dlpack", **options)
+        for tensor in batch.values()
+    ]
+
+
+def loader(data: Any, size: int = 16, **options: Any) -> _core.Loader:
+    options = {"seed": 5, "framework": "dlpack", "device": "cuda", **options}
+    made: _core.Loader = make_loader(data, size, **options)
+    return made
+
+
+# --- bits --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+@pytest.mark.parametrize("residence", ["auto", "streamed"])
+@pytest.mark.parametrize("chain", CHAINS)
+def test_the_bits_are_the_cpus(
+    data: Any, consumer: Consumer, chain: str, residence: str, threads: int
+) -> None:
+    view = data.with_transforms(CHAINS[chain])
+    batches = view.batches(
+        16, seed=5, framework="dlpack", device="cuda", residence=residence, threads=threads
+    )
+    assert "device='cuda:0'" in repr(batches)
+    for epoch in range(2):
+        for batch in batches:
+            for tensor in batch.values():
+                consumer.take(tensor)
+            del batch, tensor
+        assert consumer.finish() == on_host(view, epoch=epoch)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"drop_last": True}, {"shuffle": False}, {"start": 5}, {"shard": 2}, {"epoch": 3}],
+)
+def test_options_of_a_pass(data: Any, consumer: Consumer, options: dict[str, Any]) -> None:
+    view = data.select(np.arange(ROWS - 1, 0, -2))
+    for batch in view.batches(8, seed=5, framework="dlpack", device="cuda:0", **options):
+        for tensor in batch.values():
+            consumer.take(tensor)
+    assert consumer.finish() == on_host(view, 8, **options)
+
+
+# --- the handshake -----------------------------------------------------------------
+
+
+def first_tensor(data: Any, **options: Any) -> tuple[_core.Loader, _core.Tensor, bytes]:
+    made = loader(data.with_transforms(CHAINS["images"]), **options)
+    made.begin([0], 0)
+    want = on_host(data.with_transforms(CHAINS["images"]), shard=0, epoch=0)
+    return made, next(made)["x"], want[0]
+
+
+def test_every_kind_of_stream(data: Any, consumer: Consumer) -> None:
+    made, x, want = first_tensor(data)
+    for stream in (None, 1, 2, -1, consumer.stream):
+        for version in (None, (1, 0)):
+            assert x.__dlpack__(stream=stream, max_version=version) is not None
+        copied = x.__dlpack__(stream=stream, copy=True)
+        depots.depot("cuda:0").device.synchronize()
+        view = described(copied)
+        assert view.device_type == 2
+        assert ctypes.string_at(view.data or 0, x.nbytes) == want
+        del copied, view
+    for wrong in (0, -2, 2**70, -(2**70)):
+        with pytest.raises(BufferError, match="stream must be None, -1"):
+            x.__dlpack__(stream=wrong)
+    for wrong in ("1", 1.0, True):
+        with pytest.raises(TypeError, match="stream must be a whole number"):
+            x.__dlpack__(stream=wrong)
+    made.close()
+
+
+def test_what_a_device_is_asked(data: Any) -> None:
+    made, x, want = first_tensor(data)
+    assert repr(x) == "Tensor(shape=(16, 3, 6, 5), dtype='float32', device='cuda:0')"
+    assert x.__dlpack__(dl_device=(2, 0)) is not None
+    with pytest.raises(BufferError, match=r"on device \(2, 0\).*to device \(2, 1\)"):
+        x.__dlpack__(dl_device=(2, 1))
+    with pytest.raises(BufferError, match="leave out copy=False"):
+        x.__dlpack__(dl_device=(1, 0), copy=False)
+    with pytest.raises(BufferError, match="device's memory"):
+        memoryview(x)
+    host = np.from_dlpack(x, device="cpu")
+    assert host.tobytes() == want and host.flags.writeable
+    made.close()
+
+
+def test_a_captured_stream_is_refused(data: Any, consumer: Consumer) -> None:
+    made, x, _ = first_tensor(data)
+    runtime.standin_capture(consumer.stream)
+    with pytest.raises(DeviceError, match="being captured into a CUDA graph"):
+        x.__dlpack__(stream=consumer.stream)
+    runtime.standin_capture(None)
+    assert x.__dlpack__(stream=consumer.stream) is not None
+    made.close()
+
+
+def log() -> list[str]:
+    lines = range(runtime.standin_log_lines())
+    return [runtime.standin_log_line(line).decode() for line in lines]
+
+
+def test_nothing_is_waited_for_on_the_host(tmp_path: Path, consumer: Consumer) -> None:
+    """Ordering is by events alone, and every buffer is taken again behind its consumer's."""
+    flat = cerebro.data.shard({"v": np.arange(400.0).reshape(100, 4)}, tmp_path / "d", shards=2)
+    made = loader(flat, 10, residence="streamed")
+    made.begin([0, 1], 0)
+    for batch in made:
+        consumer.take(batch["v"])
+        del batch
+    lines = log()
+    s = next(line for line in lines if line.startswith("copy_from")).split()[1]
+    reads = [i for i, line in enumerate(lines) if line.startswith(f"copy_from {s}")]
+    assert len(reads) == 10
+    for before, at in zip([0, *reads], reads, strict=False):  # each waits for its own copy
+        assert any(line.startswith(f"wait {s} ") for line in lines[before:at])
+    behind = {line.split()[2] for line in lines if line.startswith(f"record {s} ")}
+    waits = [line.split()[1:] for line in lines if line.startswith("wait ")]
+    assert sum(stream != s and event in behind for stream, event in waits) == 10 - made.buffers
+    assert made.buffers == 4
+    want = [*on_host(flat, 10, shard=0), *on_host(flat, 10, shard=1)]
+    assert consumer.finish() == want
+    made.close()
+
+
+# --- memory ------------------------------------------------------------------------
+
+
+def test_data_are_there_once(data: Any) -> None:
+    depot = depots.depot("cuda:0")
+    made = loader(data)
+    made.begin([0, 1, 2, 3], 0)
+    assert made.resident_shards == 4 and made.note == ""
+    assert depot.resident_bytes == data.nbytes == depot.device.held()["shards"]
+    others = [loader(data.select(np.arange(0, ROWS, 3)), size) for size in (1, 5, 32)]
+    for other in others:
+        other.begin([3, 1], 7)
+        next(other)
+    assert depot.resident_bytes == data.nbytes
+    reader = data.parts()[0][0]
+    assert depot.has(reader, "x")
+    assert depot.drop() == 0  # all in use
+    made.close()
+    del others, other
+    assert depot.drop(reader) > 0 and not depot.has(reader, "x")
+    depot.bring(reader, "x")
+    assert depot.has(reader, "x") and not depot.has(reader, "y")
+    with pytest.raises(ValueError, match="no column 'nothing'"):
+        depot.has(reader, "nothing")
+    depot.drop()
+    assert depot.resident_bytes == 0
+
+
+def test_what_does_not_fit_is_streamed(
+    data: Any, consumer: Consumer, caplog: pytest.LogCaptureFixture
+) -> None:
+    depots.depot("cuda:0").limit = data.nbytes // 2
+    with caplog.at_level(logging.WARNING, "cerebro.data"):
+        for batch in data.batches(16, seed=5, framework="dlpack", device="cuda"):
+            for tensor in batch.values():
+                consumer.take(tensor)
+            del batch, tensor
+    assert consumer.finish() == on_host(data)
+    assert 0 < depots.depot("cuda:0").resident_bytes <= data.nbytes // 2
+    assert "the others are streamed" in caplog.text and "may be resident" in caplog.text
+
+
+def test_out_of_device_memory(data: Any) -> None:
+    """The error says what is held, and the next pass goes on when there is memory again."""
+    made = loader(data, residence="resident")
+    made.begin([0, 1, 2, 3], 0)
+    depot = depots.depot("cuda:0")
+    held = sum(depot.device.held().values())
+    runtime.standin_memory(ctypes.c_size_t(held + (32 << 10)))
+    kept = []
+    with pytest.raises(MemoryError, match=r"shards.*MB") as caught:
+        while True:
+            kept.append(next(made))
+    assert "cuda:0" in str(caught.value) and len(kept) > 2
+    with pytest.raises(StopIteration):
+        next(made)
+    del kept
+    runtime.standin_memory(ctypes.c_size_t(1 << 30))
+    made.begin([0], 0)
+    assert len(list(made)) > 2
+    made.close()
+
+
+def test_batches_outlive_everything(data: Any, consumer: Consumer) -> None:
+    made = loader(data.with_transforms(CHAINS["moves"]))
+    made.begin([0, 1], 0)
+    kept = list(made)
+    made.close()
+    del made
+    depots.depot.cache_clear()
+    gc.collect()
+    for batch in kept:
+        for tensor in batch.values():
+            consumer.take(tensor)
+    want = on_host(data.with_transforms(CHAINS["moves"]), shard=0)
+    assert consumer.finish()[: len(want)] == want
+    del kept, batch, tensor
+    gc.collect()
+
+
+@pytest.mark.parametrize("residence", ["resident", "streamed"])
+def test_every_call_fails_in_turn(data: Any, residence: str) -> None:
+    depots.depot("cuda:0").limit = 1 << 30  # opens the device before calls are counted
+    failures = 0
+    for nth in range(1, 400):
+        runtime.standin_fail(None, nth, 2 if nth % 2 else 719)
+        try:
+            made = loader(data.with_transforms(CHAINS["images"]), residence=residence)
+            made.begin([1], 0)
+            list(made)
+        except (DeviceError, MemoryError) as error:
+            assert "cuda" in str(error)
+            failures += 1
+        runtime.standin_fail(None, 0, 0)
+        made = loader(data, residence=residence)  # the process stays usable
+        made.begin([1], 0)
+        assert len(list(made)) > 2
+        made.close()
+        depots.depot("cuda:0").drop()
+    assert failures > 40
+
+
+# --- the rest ----------------------------------------------------------------------
+
+
+def test_units_take_them(data: Any) -> None:
+    """`run_unit` counts the rows and batches of a device loader as of any other."""
+    made = loader(data)
+    made.begin([0, 2], 1)
+    host = make_loader(data, 16, seed=5, framework="dlpack")
+    host.begin([0, 2], 1)
+
+    def step(batch: dict[str, Any]) -> dict[str, float]:
+        y = batch["y"]
+        values = np.from_dlpack(y, device="cpu")
+        return {"mean": float(values.mean())}
+
+    ours, theirs = _core.run_unit(made, step), _core.run_unit(host, step)
+    assert ours[:3] == theirs[:3]
+    made.close()
+
+
+def test_arguments(data: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="NumPy has no arrays on cuda:0"):
+        data.batches(8, device="cuda", framework="numpy")
+    with pytest.raises(InputError, match="residence must be one of"):
+        data.batches(8, device="cuda", residence="everywhere")
+    with pytest.raises((DeviceError, ValueError)):
+        data.batches(8, device="cuda:7", framework="dlpack")
+    depot = depots.depot("cuda:0")
+    assert depot.device.name == "cuda:0"
+    for wrong in (-1, 1.5, "all"):
+        with pytest.raises((ValueError, TypeError)):
+            depot.limit = wrong  # type: ignore[assignment]
+    with pytest.raises(TypeError, match="expected a Depot"):
+        _core.Loader([], [], batch_size=1, depot=3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="expected a Device"):
+        _core.Depot(3)  # type: ignore[arg-type]
+
+
+def test_a_host_device_is_main_memory(data: Any) -> None:
+    """The same code over host memory gives ordinary tensors."""
+    depot = _core.Depot(_core.Device("cpu"))
+    view = data.with_transforms(CHAINS["images"])
+    made = _core.Loader(
+        view.parts(),
+        cerebro.transforms.compile(view.columns, view.transforms),
+        batch_size=16,
+        seed=5,
+        framework="numpy",
+        first_rows=view.first_rows(),
+        depot=depot,
+    )
+    made.begin([2], 3)
+    found = [array.tobytes() for batch in made for array in batch.values()]
+    assert found == on_host(view, shard=2, epoch=3)
+    assert made.resident_shards == 1
