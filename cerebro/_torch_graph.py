@@ -23,9 +23,13 @@ graph; when one changes, steps are ordinary from then on.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -40,6 +44,9 @@ COMPARED = 2
 TENSOR_RATES: tuple[type, ...] = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 """Optimizers that take the learning rate from a tensor on the device."""
 
+WAITS = "called a synchronizing"
+"""How PyTorch's notice begins of an operation that waits for the GPU."""
+
 log = logging.getLogger("cerebro.torch")
 
 Batch = dict[str, Any]
@@ -51,6 +58,9 @@ class Recorder(Protocol):
 
     def warm(self, work: Callable[[], Any]) -> Any:
         """Do the work where it will be captured, and return what it returns."""
+
+    def watched(self, work: Callable[[], Any]) -> tuple[Any, str | None]:
+        """The same; also return where the work waits for the device, which no graph can."""
 
     def capture(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         """Record the work without doing it; return what it returned, and what repeats it."""
@@ -70,12 +80,55 @@ class CudaRecorder:
         current.wait_stream(self._stream)
         return result
 
+    def watched(self, work: Callable[[], Any]) -> tuple[Any, str | None]:
+        before = torch.cuda.get_sync_debug_mode()
+        place = None
+        with warnings.catch_warnings(record=True) as told:
+            warnings.filterwarnings("always", message=WAITS)
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                result = self.warm(work)
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+        for warning in told:
+            if re.match(WAITS, str(warning.message)) is None:
+                warnings.warn_explicit(
+                    warning.message, warning.category, warning.filename, warning.lineno
+                )
+            elif place is None:
+                place = f"{Path(warning.filename).name}:{warning.lineno}"
+        return result, place
+
     def capture(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        graph = torch.cuda.CUDAGraph()
-        # Threads of loaders go on meanwhile, on streams of their own.
-        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-            result = work()
+        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+        current = torch.cuda.current_stream(self._stream.device)
+        try:
+            # Threads of loaders go on meanwhile, on streams of their own.
+            with torch.cuda.graph(
+                graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"
+            ):
+                result = work()
+        except BaseException:
+            torch.cuda.set_stream(current)
+            self._mend(pool)
+            raise
         return result, graph.replay
+
+    def _mend(self, pool: Any) -> None:
+        """Bring PyTorch out of a capture that has failed.
+
+        It leaves its allocator in the capture's pool, and its generator in the belief that it
+        is being captured, which the end of the next capture corrects.
+        """
+        device = self._stream.device
+        torch.cuda.synchronize(device)
+        end = getattr(torch._C, "_cuda_endAllocateToPool", None)
+        if end is not None:
+            with contextlib.suppress(RuntimeError):  # it has come to that itself
+                end(device.index, pool)
+        self._stream = torch.cuda.Stream(device)
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream):
+            torch.zeros(1, device=device)
 
 
 class Different(Exception):
@@ -165,8 +218,10 @@ class GraphedStep:
 
     def _captured(self, batch: Batch, shape: Any) -> Values:
         before = self._taken()
-        values = self._recorder.warm(lambda: self._ordinary(batch))
-        after = None if before is None else self._taken()
+        values, waits = self._recorder.watched(lambda: self._ordinary(batch))
+        if waits is not None:
+            self._refuse(f"it waits for the GPU at {waits}")
+        after = None if self.refusal is not None else self._taken()
         if before is None or after is None:
             return values  # type: ignore[no-any-return]
         try:

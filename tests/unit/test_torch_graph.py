@@ -47,6 +47,9 @@ class Again:
         self.warm_ups += 1
         return work()
 
+    def watched(self, work):
+        return self.warm(work), None
+
     def capture(self, work):
         host = random.getstate(), np.random.get_state()
         static = work()
@@ -78,6 +81,13 @@ class Refuses(Again):
     def capture(self, work):
         work()
         raise RuntimeError("operation not permitted when stream is capturing\nCUDA error")
+
+
+class Waits(Again):
+    """A device that is waited for in every step."""
+
+    def watched(self, work):
+        return self.warm(work), "loss.py:3"
 
 
 class Wrong(Again):
@@ -232,6 +242,13 @@ def test_a_capture_that_is_refused_says_why(caplog):
         record.getMessage()
     )
     assert "\n" not in record.getMessage()
+
+
+def test_a_step_that_waits_is_not_captured_at_all():
+    a_model, ordinary = model(Waits()), model()
+    assert floats(train(a_model)) == floats(train(ordinary))
+    assert bits(a_model) == bits(ordinary)
+    assert a_model._graphed.refusal == "it waits for the GPU at loss.py:3"
 
 
 @pytest.mark.parametrize("at", range(1, COMPARED + 1))

@@ -1,0 +1,327 @@
+"""`cerebro.torch.Model` on a GPU: placing, graphs, states, metrics."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import numpy as np
+import pytest
+
+import cerebro
+from cerebro import _core, devices, generators
+from cerebro._torch_graph import CudaRecorder
+from cerebro.device_states import StateArena
+from cerebro.device_values import run_batches
+from cerebro.torch_settings import compute_settings
+
+torch = pytest.importorskip("torch")
+from torch.nn import functional  # noqa: E402
+from torch.optim import lr_scheduler  # noqa: E402
+
+GPU = "cuda:0"
+
+
+@pytest.fixture(autouse=True)
+def exact(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.zeros(1, device=GPU)  # starts CUDA, whose generator then is preserved, too
+    with generators.preserved(True), compute_settings(1, True, GPU):
+        yield
+
+
+def network():
+    torch.manual_seed(1)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.BatchNorm2d(8), torch.nn.ReLU(),
+        torch.nn.Flatten(), torch.nn.Dropout(0.3), torch.nn.Linear(8 * 64, 5),
+    )  # fmt: skip
+
+
+def accuracy(output, target):
+    return (output.argmax(1) == target).float().mean()
+
+
+OPTIMIZERS = {
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+    "plain sgd": lambda p: torch.optim.SGD(p, lr=0.05),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
+}
+
+
+def model(optimizer="adam", device=GPU, schedule=None, **options):
+    with devices.building_on(device):
+        net = network()
+        made = OPTIMIZERS[optimizer](net.parameters())
+        if schedule is not None:
+            options |= {"scheduler": schedule(made), "scheduler_step": "batch"}
+        return cerebro.torch.Model(
+            net,
+            optimizer=made,
+            loss=functional.cross_entropy,
+            metrics={"accuracy": accuracy},
+            **options,
+        )
+
+
+def batches(count=14, short=(9,)):
+    generator = torch.Generator().manual_seed(5)
+    rows = [5 if i in short else 16 for i in range(count)]
+    return [
+        {
+            "x": torch.randn(n, 3, 8, 8, generator=generator),
+            "y": torch.randint(0, 5, (n,), generator=generator),
+        }
+        for n in rows
+    ]
+
+
+def train(a_model, some=None):
+    torch.manual_seed(3)
+    random.seed(3)
+    return [
+        {k: float(v) for k, v in a_model.train_batch(batch).items()} for batch in some or batches()
+    ]
+
+
+def packed(a_model):
+    return bytes(
+        _core.pack_state(StateArena().to_host([a_model.state_dict(), generators.capture(True)]))
+    )
+
+
+class Never:
+    """A recorder that captures nothing."""
+
+    def warm(self, work):
+        return work()
+
+    def watched(self, work):
+        return work(), None
+
+    def capture(self, work):
+        raise RuntimeError("not here")
+
+
+# --- placing -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_network_is_moved_and_its_optimizer_follows(optimizer):
+    a_model = model(optimizer)
+    assert {p.device for p in a_model.net.parameters()} == {torch.device(GPU)}
+    before = copy.deepcopy(dict(a_model.net.named_parameters()))
+    train(a_model)
+    changed = [n for n, p in a_model.net.named_parameters() if not torch.equal(p, before[n])]
+    assert len(changed) == len(before)
+    assert all(v.is_cuda for _, v in a_model.net.state_dict().items())
+
+
+def test_a_network_that_is_somewhere_stays_there():
+    with devices.building_on(GPU):
+        net = network().to(GPU)
+        optimizer = torch.optim.Adam(net.parameters())
+        a_model = cerebro.torch.Model(net, optimizer=optimizer, loss=functional.cross_entropy)
+    train(a_model)
+    on_cpu = model(device="cpu")
+    assert next(on_cpu.net.parameters()).device.type == "cpu"
+
+
+def test_modules_among_losses_go_along():
+    with devices.building_on(GPU):
+        net = network()
+        loss = torch.nn.CrossEntropyLoss(weight=torch.ones(5))
+        optimizer = torch.optim.Adam(net.parameters())
+        a_model = cerebro.torch.Model(net, optimizer=optimizer, loss=loss)
+    train(a_model)
+    assert loss.weight.is_cuda
+
+
+def test_predictions_and_evaluation_take_data_in_host_memory():
+    a_model = model()
+    x = np.random.default_rng(0).normal(size=(20, 3, 8, 8)).astype(np.float32)
+    y = np.arange(20) % 5
+    outputs = a_model.predict(x, batch_size=8)
+    assert outputs.shape == (20, 5) and outputs.device.type == "cpu"
+    metrics = a_model.evaluate({"x": x, "y": y}, batch_size=8)
+    expected = functional.cross_entropy(outputs, torch.as_tensor(y))
+    assert metrics["loss"] == pytest.approx(float(expected), rel=1e-5)
+
+
+# --- graphs ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "plain sgd", "rmsprop"])
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_graph_gives_the_bits_of_the_capturable_step(optimizer, scheduled):
+    def cosine(made):
+        return lr_scheduler.CosineAnnealingLR(made, 20)
+
+    graphed = model(optimizer, schedule=cosine if scheduled else None, graph=True, clip_norm=1.0)
+    plain = model(optimizer, schedule=cosine if scheduled else None, graph=True, clip_norm=1.0)
+    plain._train = plain._compile_graphed(Never())
+    assert train(graphed) == train(plain)
+    assert packed(graphed) == packed(plain)
+    if optimizer == "rmsprop" and scheduled:
+        assert "'lr' changes" in graphed._graphed.refusal
+    else:
+        assert graphed._graphed.is_captured, graphed._graphed.refusal
+    assert plain._graphed.refusal is not None
+
+
+def test_a_graph_gives_the_bits_of_a_loop_by_hand():
+    a_model = model("adam", graph=True)
+    found = train(a_model)
+    net = network().to(GPU)
+    rate = torch.tensor(0.01, device=GPU)
+    optimizer = torch.optim.Adam(net.parameters(), lr=rate, capturable=True)
+    torch.manual_seed(3)
+    for batch, values in zip(batches(), found, strict=True):
+        x, y = batch["x"].to(GPU), batch["y"].to(GPU)
+        loss = functional.cross_entropy(net(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert float(loss) == values["loss"]
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, a_model.net.state_dict()[name]), name
+
+
+def test_mixed_precision_is_captured():
+    graphed, plain = model(graph=True, amp="bf16"), model(graph=True, amp="bf16")
+    plain._train = plain._compile_graphed(Never())
+    assert train(graphed) == train(plain)
+    assert packed(graphed) == packed(plain) and graphed._graphed.is_captured
+
+
+def test_a_state_that_is_loaded_keeps_the_graph():
+    graphed, plain = model(graph=True), model(graph=True)
+    plain._train = plain._compile_graphed(Never())
+    train(graphed), train(plain)
+    state = StateArena().to_host(plain.state_dict())
+    kept = _core.unpack_state(_core.pack_state(state), "torch")
+    train(graphed)
+    graphed.load_state_dict(StateArena().to_device(kept, GPU))
+    assert train(graphed) == train(plain)
+    assert packed(graphed) == packed(plain) and graphed._graphed.is_captured
+
+
+def test_random_numbers_of_the_host_are_found_out():
+    def step(net, batch):
+        keep = float(random.random() < 0.5)
+        return {"loss": functional.cross_entropy(net(batch["x"] * keep), batch["y"])}
+
+    def made():
+        with devices.building_on(GPU):
+            net = network()
+            optimizer = torch.optim.Adam(net.parameters())
+            return cerebro.torch.Model(net, optimizer=optimizer, step=step, graph=True)
+
+    graphed, plain = made(), made()
+    plain._train = plain._compile_graphed(Never())
+    assert train(graphed) == train(plain)
+    assert packed(graphed) == packed(plain) and not graphed._graphed.is_captured
+
+
+@pytest.mark.parametrize(
+    ("wait", "refusal"),
+    [
+        (lambda output: float(output.detach().sum()), "it waits for the GPU at test_gpu_models"),
+        (lambda output: torch.cuda.synchronize(), "it cannot be captured"),
+    ],
+    ids=["seen before", "refused by CUDA"],
+)
+def test_a_wait_in_the_step_refuses_the_capture_and_the_device_stays_usable(wait, refusal):
+    def loss(output, target):
+        wait(output)
+        return functional.cross_entropy(output, target)
+
+    graphed, plain = model(graph=True), model(graph=True)
+    for a_model, recorder in ((graphed, CudaRecorder(torch.device(GPU))), (plain, Never())):
+        a_model._loss = loss
+        a_model._objective = a_model._compile_objective()
+        a_model._train = a_model._compile_graphed(recorder)
+    current = torch.cuda.current_stream()
+    assert train(graphed) == train(plain)
+    assert graphed._graphed.refusal.startswith(refusal)
+    assert packed(graphed) == packed(plain)
+    assert torch.cuda.current_stream() == current
+    another = model(graph=True)  # captures well afterwards
+    train(another)
+    assert another._graphed.is_captured, another._graphed.refusal
+
+
+# --- states and metrics --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_state_of_the_gpu_has_the_bytes_of_one_in_host_memory(optimizer):
+    a_model = model(optimizer)
+    train(a_model)
+    tree = a_model.state_dict()
+    by_hand = _to_cpu(tree)
+    assert bytes(_core.pack_state(StateArena().to_host(tree))) == bytes(_core.pack_state(by_hand))
+
+
+def _to_cpu(value):
+    if isinstance(value, dict):
+        return {key: _to_cpu(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_to_cpu, value))
+    return value.cpu() if isinstance(value, torch.Tensor) else value
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_hop_changes_nothing(optimizer, graph):
+    straight, first = model(optimizer, graph=graph), model(optimizer, graph=graph)
+    train(straight), train(first)
+    buffer = _core.pack_state(StateArena().to_host(first.state_dict()))
+    second = model(optimizer, graph=graph)
+    arena = StateArena()
+    second.load_state_dict(arena.to_device(_core.unpack_state(buffer, "torch", copy=False), GPU))
+    arena.to_host({"a": torch.full((10**6,), 7.0, device=GPU)})  # the arena is used again
+    assert train(straight) == train(second)
+    assert packed(straight) == packed(second)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_state_goes_to_the_cpu_and_trains_on_there(graph):
+    a_model = model(graph=graph)
+    train(a_model)
+    buffer = _core.pack_state(StateArena().to_host(a_model.state_dict()))
+    on_cpu = model(device="cpu", graph=graph)
+    on_cpu.load_state_dict(_core.unpack_state(buffer, "torch"))
+    for name, value in on_cpu.net.state_dict().items():
+        assert torch.equal(value, a_model.net.state_dict()[name].cpu()), name
+    train(on_cpu)
+
+
+class Source:
+    last_rows = 4
+
+    def __len__(self):
+        return 50
+
+    def __iter__(self):
+        yield from range(50)
+
+
+def test_metrics_are_summed_as_if_read_at_once():
+    values = torch.randn(50, device=GPU)
+
+    def step(i):
+        return {"loss": values[i], "pair": (values[i].double() ** 2, i), "host": 0.1 * i}
+
+    later = run_batches(Source(), step, device=GPU)
+    now = run_batches(
+        Source(),
+        lambda i: {
+            name: tuple(map(float, value)) if isinstance(value, tuple) else float(value)
+            for name, value in step(i).items()
+        },
+    )
+    assert later.sums == now.sums

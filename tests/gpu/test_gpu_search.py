@@ -1,0 +1,235 @@
+"""Searches on a GPU: the same states whatever the number of workers, and after kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import small_cnns
+from small_cnns import EPOCHS, SHARDS, hashes, search
+
+import cerebro
+from cerebro import _core, devices
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return small_cnns.shards(tmp_path_factory.mktemp("gpu") / "data")
+
+
+@pytest.fixture(scope="module")
+def one(data, tmp_path_factory):
+    """The search by one worker, which the others are compared with."""
+    return search(tmp_path_factory.mktemp("gpu") / "one", data)
+
+
+def test_the_search_learns_and_is_exact(one):
+    assert [trial.status for trial in one.trials] == ["finished"] * 4
+    assert [trial.not_exact for trial in one.trials] == [[]] * 4
+    assert one.best.metrics["accuracy"] > 0.2
+    losses = [epoch["metrics"]["train_loss"] for epoch in one.best.history]
+    assert losses[-1] < losses[0]
+
+
+def test_two_workers_on_the_device_give_the_same_states(one, data, tmp_path):
+    two = search(tmp_path / "two", data, workers_per_device=2)
+    assert hashes(two) == hashes(one)
+    units = [unit for unit in two.saved.units() if unit["kind"] == "train"]
+    assert len({unit["worker"] for unit in units}) == 2
+    where: dict[int, set[int]] = {}
+    for unit in units:
+        where.setdefault(unit["shard"], set()).add(unit["worker"])
+    assert all(len(workers) == 1 for workers in where.values())
+
+
+@pytest.mark.parametrize("options", [{"live_models": 1}, {"stagger": False}, {"workers": 3}])
+def test_states_do_not_depend_on_how_trials_are_scheduled(one, data, tmp_path, options):
+    if options == {"stagger": False}:  # visits shards in another order
+        expected = hashes(search(tmp_path / "expected", data, stagger=False))
+        options = {"stagger": False, "workers_per_device": 2}
+    else:
+        expected = hashes(one)
+    assert hashes(search(tmp_path / "run", data, **options)) == expected
+
+
+def test_training_in_this_process_gives_the_same_states(one, data, tmp_path):
+    script = (
+        "import sys, small_cnns, cerebro\n"
+        "small_cnns.search(sys.argv[1], cerebro.Dataset(sys.argv[2]), workers=0)\n"
+    )
+    run = tmp_path / "inline"
+    here = os.path.dirname(small_cnns.__file__)  # noqa: PTH120
+    command = [sys.executable, "-c", script, str(run), str(data.path)]
+    subprocess.run(command, check=True, cwd=here, timeout=280)
+    assert hashes(cerebro.open(run)) == hashes(one)
+
+
+def test_a_worker_that_is_killed_changes_nothing(one, data, tmp_path):
+    flag = tmp_path / "killed"
+    result = search(tmp_path / "run", data, small_cnns.dying(flag), workers_per_device=2)
+    assert flag.exists()
+    assert hashes(result) == hashes(one)
+
+
+def test_a_search_that_is_killed_goes_on_to_the_same_states(one, data, tmp_path):
+    run, program = tmp_path / "run", small_cnns.__file__
+    command = [sys.executable, program, str(run), str(data.path), str(EPOCHS * SHARDS + 1)]
+    done = subprocess.run(command, timeout=280)
+    assert done.returncode == -signal.SIGKILL
+    left = cerebro.open(run)
+    assert left.status == "interrupted"
+    result = cerebro.resume(run, small_cnns.build, progress=False)
+    assert hashes(result) == hashes(one)
+
+
+def test_replay_proves_it(one):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing is known to differ
+        replay = cerebro.replay(one, one.best.number, small_cnns.build)
+    assert replay.identical
+
+
+def test_what_computed_is_on_record(one):
+    record = one.environment
+    name = devices.lookup().devices[0].label
+    assert record["device"] == "cuda" and record["cuda"]["device"] == name
+    assert record["cuda"]["runtime"] == torch.version.cuda
+    assert record["variables"]["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert one.saved.settings["devices"] == ("cuda:0",)
+
+
+# --- graphs ---------------------------------------------------------------------
+
+
+def weights(result):
+    found = []
+    for trial in result.trials:
+        state = _core.unpack_state(trial.state_path("last").read_bytes(), "numpy")
+        found.append(_core.hash_state(_core.pack_state(state["model"])))
+    return found
+
+
+def test_graphs_change_nothing_wherever_they_are_captured(data, tmp_path):
+    one = search(tmp_path / "one", data, small_cnns.build_graph)
+    two = search(tmp_path / "two", data, small_cnns.build_graph, workers_per_device=2)
+    assert hashes(two) == hashes(one)
+    assert "not replayed" not in "".join(trial.log for trial in one.trials)
+    refused = search(tmp_path / "refused", data, small_cnns.build_refused)
+    assert (
+        "not replayed as a CUDA graph: it waits for the GPU at small_cnns" in refused.trials[0].log
+    )
+    assert weights(refused) == weights(one)
+
+
+# --- afterwards, elsewhere ----------------------------------------------------------
+
+
+def test_a_model_that_was_trained_on_the_gpu_is_of_use_on_the_cpu(one, data):
+    model = one.best.load()
+    assert next(model.net.parameters()).device.type == "cpu"
+    _, valid = data.split(0.75, 0.25)
+    on_cpu = model.evaluate(valid)
+    assert on_cpu["accuracy"] == pytest.approx(one.best.metrics["val_accuracy"], abs=0.02)
+    assert one.best.predict(valid).shape == (valid.num_rows, 10)
+    x = np.concatenate([valid.shard(i)["x"] for i in range(valid.num_shards)])
+    predicted = model.predict(x)
+    model.net.to("cuda")
+    with torch.no_grad():
+        again = model.net(torch.as_tensor(x).to("cuda")).cpu()
+    torch.testing.assert_close(predicted, again, rtol=1e-2, atol=1e-2)
+
+
+def test_evaluation_gives_the_recorded_metrics_bit_for_bit(one):
+    recorded = one.best.metrics
+    found = one.best.evaluate()
+    assert found == {name: recorded[f"val_{name}"] for name in found}
+
+
+def test_a_state_of_the_cpu_goes_on_on_the_gpu_and_back(data, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    search(run, data, devices="cpu", workers=1)
+    result = search(run, data, if_exists="resume")  # it is over: nothing is trained
+    assert result.saved.settings["devices"] == ("cpu",)
+    gpu = tmp_path / "gpu"
+    search(gpu, data)
+    monkeypatch.setattr(devices, "lookup", lambda: devices.Found(problem="taken away"))
+    with pytest.warns(UserWarning, match="device was cuda, is cpu"):
+        result = cerebro.resume(gpu, small_cnns.build, epochs=EPOCHS + 1, progress=False)
+    assert all(trial.epoch == EPOCHS + 1 for trial in result.trials)
+
+
+# --- what is not exact, and what breaks ---------------------------------------------
+
+
+def build_bicubic(config, info):
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3),
+        torch.nn.Upsample(scale_factor=2, mode="bicubic"),
+        torch.nn.Flatten(),
+        torch.nn.LazyLinear(10),
+    )
+    net(torch.zeros(1, 3, 16, 16))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    return cerebro.torch.Model(net, optimizer=optimizer, loss=torch.nn.functional.cross_entropy)
+
+
+def test_an_operation_without_a_deterministic_version_marks_the_trial(data, tmp_path):
+    with pytest.warns(UserWarning, match=r"not exact: \S*bicubic\S* has no deterministic"):
+        result = cerebro.search(
+            build_bicubic, {}, data, epochs=1, validation=0.25, n_trials=1, batch_size=32,
+            run=tmp_path / "run", progress=False, devices="cuda:0",
+        )  # fmt: skip
+    (name,) = result.trials[0].not_exact
+    assert "bicubic" in name
+    assert cerebro.open(tmp_path / "run").trials[0].not_exact == [name]
+
+
+def test_deterministic_true_refuses_it_by_name(data, tmp_path):
+    with pytest.raises(cerebro.RunError, match="bicubic"):
+        cerebro.search(
+            build_bicubic, {}, data, epochs=1, validation=0.25, n_trials=1, batch_size=32,
+            run=tmp_path / "run", progress=False, devices="cuda:0", deterministic=True,
+        )  # fmt: skip
+
+
+def build_out_of_range(config, info):
+    model = small_cnns.build(config, info)
+    if info.trial == 2:
+        model._augment = lambda batch: {**batch, "y": batch["y"] + 1000}
+        model._train = model._compile_train()
+    return model
+
+
+def test_an_assertion_on_the_gpu_costs_its_trial_alone(one, data, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = search(tmp_path / "run", data, build_out_of_range, max_retries=1)
+    assert [trial.status for trial in result.trials] == [
+        *["finished", "finished", "failed", "finished"]
+    ]
+    assert "CUDA error" in result.trials[2].error
+    expected = hashes(one)
+    assert [h for i, h in enumerate(hashes(result)) if i != 2] == [
+        h for i, h in enumerate(expected) if i != 2
+    ]
+
+
+def test_a_batch_that_is_too_large_fails_with_the_account_of_the_memory(data, tmp_path):
+    def build(config, info):
+        model = small_cnns.make(config, info)
+        if info.trial == 1:
+            torch.empty(10**15, device=info.device)
+        return model
+
+    result = search(tmp_path / "run", data, build)
+    assert [trial.status for trial in result.trials] == [
+        *["finished", "failed", "finished", "finished"]
+    ]
+    assert "out of memory" in result.trials[1].error
