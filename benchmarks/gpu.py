@@ -1,0 +1,64 @@
+"""Everything that is measured on a GPU, one part after the other: ``python -m benchmarks.gpu``.
+
+Each part is a program of its own (``python -m benchmarks.gpu_search``, ...), so that one that fails
+takes no other with it. ``--parts`` chooses; ``--quick`` and ``--json FILE`` are handed on, the name
+of a part added to the file's.
+
+Exit status: 0 if all parts ran, 1 if one failed, 3 if there is no GPU here: nothing was measured.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.harness import parser
+from cerebro import devices
+
+PARTS = {
+    "gather": "batches by kernel against copies in device memory and index_select",
+    "loader": "streamed batches against pinned copies and DataLoader",
+    "states": "states to and from slots against pinned copies",
+    "search": "16 small CNNs: workers, graphs, processes per trial, torch.compile",
+}
+NO_GPU = 3
+
+
+def main() -> int:
+    options = parser(__doc__.splitlines()[0])
+    options.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    arguments = options.parse_args()
+    found = devices.lookup()
+    if not found.devices:
+        print(f"no GPU here: {found.problem}; nothing was measured")
+        return NO_GPU
+    for device in found.devices:
+        print(f"{device.name}: {device.label}, {device.memory / 1e9:.0f} GB")
+    failed = []
+    for part in arguments.parts:
+        module = f"benchmarks.gpu_{part}"
+        if importlib.util.find_spec(module) is None:
+            print(f"\n--- {part}: there is no {module}")
+            failed.append(part)
+            continue
+        print(f"\n--- {part}: {PARTS[part]}", flush=True)
+        command = [sys.executable, "-m", module]
+        command += ["--quick"] if arguments.quick else []
+        if arguments.json:
+            file = Path(arguments.json)
+            command += ["--json", str(file.with_stem(f"{file.stem}-{part}"))]
+        begun = time.monotonic()
+        status = subprocess.run(command).returncode
+        print(f"--- {part}: {time.monotonic() - begun:.0f} s, status {status}", flush=True)
+        if status != 0:
+            failed.append(part)
+    if failed:
+        print(f"\nfailed: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
