@@ -1,0 +1,125 @@
+"""Rows gathered in a GPU's memory, against copying as many bytes and against PyTorch.
+
+    python -m benchmarks.gpu_gather
+
+By row width: the kernel that makes resident batches, `torch.index_select` (with elements as wide as
+the rows allow) and a plain copy from device memory to device memory, in turn. The columns are
+larger than the caches and the rows in random order. Ratios are of speeds: 1 is that of the copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.harness import Bench, alternate, parser
+
+WIDTHS = (64, 156, 256, 512, 640, 1024, 4096, 12_288, 150_528)
+BAR_FROM = 512  # bytes; narrower rows have no bar
+REPEATS = 20  # launches that are timed together
+
+
+def measure_gather(bench: Bench, *, quick: bool = False, rounds: int = 5) -> None:
+    """Add the figures of the first GPU to `bench`; a note where there is none.
+
+    Parameters
+    ----------
+    bench
+        Gets two lines for each row width: gigabytes of rows per second of the kernel, with the
+        ratio to a copy's, and its ratio to `index_select`.
+    quick
+        Small columns, to see that it runs.
+    rounds
+        Measurements that each figure is the median of.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        bench.note("gather on a GPU: PyTorch finds no CUDA device")
+        return
+    room = torch.cuda.mem_get_info()[0] // 4
+    column_bytes = 64 << 20 if quick else min(4 << 30, room // 8 * 8)
+    batch_bytes = 8 << 20 if quick else 256 << 20
+    column = torch.randint(0, 256, (column_bytes,), dtype=torch.uint8, device="cuda")
+    out = torch.empty(batch_bytes, dtype=torch.uint8, device="cuda")
+    for width in WIDTHS:
+        _measure_width(bench, width, column, out, rounds)
+
+
+def _measure_width(bench: Bench, width: int, column: Any, out: Any, rounds: int) -> None:
+    import torch
+
+    n = len(out) // width
+    element = torch.int64 if width % 8 == 0 else torch.int32
+    source = (
+        column[: len(column) // width * width].view(element).view(-1, width // element.itemsize)
+    )
+    target = out[: n * width].view(element).view(n, -1)
+    rows = torch.randperm(len(source), device="cuda")[:n]
+    kernel = _kernel(target, source, width, rows)
+    kernel()
+    if not torch.equal(target, source[rows]):
+        raise SystemExit(f"rows of {width} bytes: the kernel's are not index_select's")
+    seconds = alternate(
+        {
+            "kernel": _timed(kernel),
+            "index_select": _timed(lambda: torch.index_select(source, 0, rows, out=target)),
+            "copy": _timed(lambda: target.copy_(source[:n])),
+        },
+        rounds,
+    )
+    speed = n * width * REPEATS / 1e9 / seconds["kernel"]
+    bench.add(
+        f"resident gather, {width:,} B rows",
+        speed,
+        "GB/s",
+        reference="copy",
+        ratio=seconds["copy"] / seconds["kernel"],
+        bar=">= 0.8" if width >= BAR_FROM else "",
+    )
+    bench.add(
+        f"  the same beside torch.index_select, {width:,} B",
+        speed,
+        "GB/s",
+        reference="index_select",
+        ratio=seconds["index_select"] / seconds["kernel"],
+    )
+
+
+def _kernel(target: Any, source: Any, width: int, rows: Any) -> Callable[[], object]:
+    """Our gather as a function without arguments, on PyTorch's current stream."""
+    import torch
+
+    from cerebro import _core, cuda
+
+    device = cuda.device(f"cuda:{torch.cuda.current_device()}")
+    table = rows.to(torch.int32)  # row numbers as uint32: the same bits
+    addresses = (target.data_ptr(), source.data_ptr(), width, table.data_ptr(), len(rows))
+    stream = torch.cuda.current_stream().cuda_stream
+
+    def run(table: Any = table) -> None:  # keeps the table alive
+        _core.gather_rows(device, *addresses, stream)
+
+    return run
+
+
+def _timed(run: Callable[[], object]) -> Callable[[], None]:
+    import torch
+
+    def repeated() -> None:
+        for _ in range(REPEATS):
+            run()
+        torch.cuda.synchronize()
+
+    return repeated
+
+
+def main() -> None:
+    options = parser(__doc__.splitlines()[0]).parse_args()
+    bench = Bench("Rows gathered in a GPU's memory", options.json)
+    measure_gather(bench, quick=options.quick, rounds=options.rounds)
+    bench.report()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,456 @@
+/* kernel_cases.h -- columns, chains and batches of every kind, by chance but
+ * the same every time; what the loader's own functions make of them; and the
+ * comparison with what was made otherwise. Same bits everywhere; where a float
+ * is not a number, one that is not a number either. */
+#ifndef KERNEL_CASES_H
+#define KERNEL_CASES_H
+
+#include <stdlib.h>
+
+#include "check.h"
+#include "kernels.h"
+#include "rng.h"
+
+enum { MAX_OPS = 12, MAX_ROWS = 70, MAX_CHANNELS = 130 };
+
+/* --- cases ---------------------------------------------------------------- */
+
+typedef struct test_case {
+    cer_column column;
+    size_t column_rows;
+    uint8_t *memory; /* of the column, and of offsets */
+    int64_t *offsets;
+    cer_op ops[MAX_OPS];
+    size_t n_ops;
+    double mean[MAX_CHANNELS], std[MAX_CHANNELS];
+    uint32_t rows[MAX_ROWS];
+    size_t n_rows;
+    size_t skew; /* values before the first of what is written */
+    cer_row_key key;
+} test_case;
+
+/* Memory of exactly this size: a sanitizer sees a step beyond. */
+static inline void *
+room(size_t bytes)
+{
+    void *block = malloc(bytes == 0 ? 1 : bytes);
+
+    if (block == NULL)
+        abort();
+    return block;
+}
+
+static inline size_t
+below(cer_rng *rng, size_t bound)
+{
+    return (size_t)cer_rng_below(rng, bound);
+}
+
+static inline cer_dtype
+any_dtype(cer_rng *rng)
+{
+    return (cer_dtype)below(rng, CER_C64);
+}
+
+/* Bits of every kind, with the values that matter among them. */
+static inline void
+fill_values(cer_rng *rng, uint8_t *at, size_t n, cer_dtype dtype)
+{
+    static const float special[] = {
+        0.0f,     -0.0f, 1.0f,    -1.5f,   0x1p-149f, 0x1p-24f, 65504.0f,
+        65520.0f, 3e38f, 0x1p31f, 0x1p63f, 255.0f,    1e-8f};
+    size_t bytes = cer_dtype_size(dtype);
+
+    for (size_t i = 0; i < n; i++, at += bytes) {
+        uint64_t bits = cer_rng_next(rng);
+        size_t pick = below(rng, 40);
+
+        if (dtype == CER_F32 && pick < sizeof special / sizeof special[0])
+            memcpy(at, &special[pick], sizeof special[pick]);
+        else if (dtype == CER_BOOL)
+            *at = bits & 1;
+        else
+            memcpy(at, &bits, bytes);
+    }
+}
+
+static inline void
+add_pointwise(cer_rng *rng, test_case *c, size_t channels)
+{
+    static const double factors[] = {1 / 255.0, 2, 0.1, -1e-3, 0.5};
+    cer_op *op = &c->ops[c->n_ops++];
+
+    switch (below(rng, 3)) {
+    case 0:
+        *op = (cer_op){.kind = CER_OP_CAST, .dtype = any_dtype(rng)};
+        break;
+    case 1:
+        *op = (cer_op){.kind = CER_OP_SCALE, .value = factors[below(rng, 5)]};
+        break;
+    default:
+        *op = (cer_op){.kind = CER_OP_NORMALIZE,
+                       .mean = c->mean,
+                       .std = c->std,
+                       .n = below(rng, 2) || channels > MAX_CHANNELS ||
+                                    channels == 0
+                                ? 1
+                                : channels};
+    }
+}
+
+static inline void
+add_image_op(cer_rng *rng, test_case *c, size_t size[2], bool *chw)
+{
+    cer_op *op = &c->ops[c->n_ops++];
+
+    switch (below(rng, 5)) {
+    case 0:
+    case 1:
+        *op = (cer_op){.kind = CER_OP_CROP, .random = below(rng, 2)};
+        for (int axis = 0; axis < 2; axis++) {
+            op->padding[axis] = below(rng, 3);
+            op->size[axis] = 1 + below(rng, size[axis] + 2 * op->padding[axis]);
+            size[axis] = op->size[axis];
+        }
+        break;
+    case 2:
+        if (!*chw) {
+            *op = (cer_op){.kind = CER_OP_TO_CHW};
+            *chw = true;
+            break;
+        }
+        *op = (cer_op){.kind = CER_OP_FLIP, .value = 0.5};
+        break;
+    default:
+        *op = (cer_op){.kind = CER_OP_FLIP, .value = 0.5};
+    }
+}
+
+static inline void
+choose_shape(cer_rng *rng, cer_column *col, bool image)
+{
+    static const size_t lengths[] = {0, 1, 2, 3, 4, 7, 8, 39, 64, 300, 4200};
+
+    if (image) {
+        bool large = below(rng, 8) == 0, deep = !large && below(rng, 8) == 0;
+
+        col->ndim = 2 + (uint32_t)below(rng, 2);
+        for (int i = 0; i < 2; i++)
+            col->shape[i] = 1 + below(rng, large ? 90 : 12);
+        if (col->ndim == 3)
+            col->shape[2] = 1 + below(rng, deep ? 100 : 4);
+        return;
+    }
+    col->ndim = (uint32_t)below(rng, 4);
+    for (uint32_t i = 0; i < col->ndim; i++)
+        col->shape[i] = lengths[below(rng, col->ragged      ? 6
+                                           : col->ndim == 1 ? 11
+                                           : i == 0         ? 10
+                                                            : 6)];
+}
+
+static inline void
+choose_ragged(cer_rng *rng, test_case *c)
+{
+    size_t longest = below(rng, 6) ? 9 : 600, total = 0;
+
+    c->offsets = room((c->column_rows + 1) * sizeof *c->offsets);
+    c->offsets[0] = 0;
+    for (size_t i = 0; i < c->column_rows; i++) {
+        total += below(rng, 4) ? below(rng, longest) : 0;
+        c->offsets[i + 1] = (int64_t)total;
+    }
+    c->column.offsets = c->offsets;
+}
+
+/* The column's rows lie at the end of their memory, so that a step too far is
+ * seen, and begin `skew` values into it, so that not all is aligned. */
+static inline void
+choose_rows(cer_rng *rng, test_case *c)
+{
+    cer_column *col = &c->column;
+    size_t bytes = cer_dtype_size(col->dtype), n = 1, values;
+
+    for (uint32_t i = 0; i < col->ndim; i++)
+        n *= col->shape[i];
+    col->row_bytes = n * bytes;
+    c->column_rows = 1 + below(rng, 20);
+    if (col->ragged)
+        choose_ragged(rng, c);
+    values =
+        n * (col->ragged ? (size_t)c->offsets[c->column_rows] : c->column_rows);
+    c->skew = below(rng, 3) ? 0 : below(rng, 5);
+    c->memory = room((values + c->skew) * bytes);
+    fill_values(rng, c->memory, values + c->skew, col->dtype);
+    col->data = c->memory + c->skew * bytes;
+    c->n_rows = below(rng, below(rng, 4) ? 6 : MAX_ROWS);
+    for (size_t i = 0; i < c->n_rows; i++)
+        c->rows[i] = (uint32_t)below(rng, c->column_rows);
+}
+
+static inline void
+choose_ops(cer_rng *rng, test_case *c, bool image)
+{
+    cer_column *col = &c->column;
+    size_t size[2] = {col->shape[0], col->shape[1]}, n = below(rng, 6);
+    size_t channels = col->ndim == 0 ? 1 : col->shape[col->ndim - 1];
+    bool chw = false;
+
+    if (image && col->ndim == 2)
+        channels = 1;
+    if (col->dtype == CER_C64)
+        n = image ? n : 0;
+    for (size_t i = 0; i < n; i++) {
+        if (image && (below(rng, 2) || col->dtype == CER_C64))
+            add_image_op(rng, c, size, &chw);
+        else
+            add_pointwise(rng, c, channels);
+    }
+    if (col->ragged && below(rng, 2))
+        c->ops[c->n_ops++] = (cer_op){.kind = CER_OP_PAD,
+                                      .value = (double)below(rng, 2),
+                                      .max_length = below(rng, 3) * 4,
+                                      .multiple_of = 1 + below(rng, 8)};
+}
+
+static inline void
+choose(cer_rng *rng, test_case *c, int kind)
+{
+    memset(c, 0, sizeof *c);
+    c->column.name = "c";
+    c->column.dtype = below(rng, 3) ? any_dtype(rng) : CER_U8;
+    if (below(rng, 15) == 0)
+        c->column.dtype = CER_C64;
+    c->column.ragged = kind == 2;
+    for (size_t i = 0; i < MAX_CHANNELS; i++) {
+        c->mean[i] = cer_rng_double(rng);
+        c->std[i] = 0.1 + cer_rng_double(rng);
+    }
+    choose_shape(rng, &c->column, kind == 1);
+    choose_rows(rng, c);
+    choose_ops(rng, c, kind == 1);
+    c->key = (cer_row_key){cer_rng_next(rng), below(rng, 5), below(rng, 1000)};
+}
+
+/* --- what they give ------------------------------------------------------- */
+
+typedef struct batch {
+    uint8_t *values, *mask;
+    int64_t *lengths;
+} batch;
+
+static inline batch
+new_batch(const cer_row_type *type, const test_case *c, size_t length)
+{
+    size_t things = c->n_rows * (c->column.ragged ? length : 1);
+    size_t bytes = things * type->bytes + c->skew * cer_dtype_size(type->dtype);
+    batch b = {room(bytes), room(things), room(c->n_rows * sizeof *b.lengths)};
+
+    memset(b.values, 0xa5, bytes);
+    memset(b.mask, 0xa5, things);
+    memset(b.lengths, 0xa5, c->n_rows * sizeof *b.lengths);
+    return b;
+}
+
+static inline void
+free_batch(batch b)
+{
+    free(b.values);
+    free(b.mask);
+    free(b.lengths);
+}
+
+static inline bool
+is_nan(cer_dtype dtype, const uint8_t *at)
+{
+    uint16_t half;
+    float single;
+    double twice;
+
+    switch (dtype) {
+    case CER_F16:
+        memcpy(&half, at, sizeof half);
+        return (half & 0x7fff) > 0x7c00;
+    case CER_BF16:
+        memcpy(&half, at, sizeof half);
+        return (half & 0x7fff) > 0x7f80;
+    case CER_F32:
+        memcpy(&single, at, sizeof single);
+        return single != single;
+    case CER_F64:
+        memcpy(&twice, at, sizeof twice);
+        return twice != twice;
+    default:
+        return false;
+    }
+}
+
+static inline bool
+same_values(cer_dtype dtype, const uint8_t *a, const uint8_t *b, size_t n)
+{
+    size_t bytes = cer_dtype_size(dtype);
+
+    for (size_t i = 0; i < n; i++, a += bytes, b += bytes) {
+        if (memcmp(a, b, bytes) != 0 && !(is_nan(dtype, a) && is_nan(dtype, b)))
+            return false;
+    }
+    return true;
+}
+
+static inline bool
+same_batch(const cer_row_type *type, const test_case *c, size_t length, batch a,
+           batch b)
+{
+    size_t skew = c->skew * cer_dtype_size(type->dtype);
+    size_t things = c->n_rows * (c->column.ragged ? length : 1);
+
+    return memcmp(a.values, b.values, skew) == 0 &&
+           same_values(type->dtype, a.values + skew, b.values + skew,
+                       things * type->n_elements) &&
+           memcmp(a.mask, b.mask, things) == 0 &&
+           memcmp(a.lengths, b.lengths, c->n_rows * sizeof *a.lengths) == 0;
+}
+
+static inline batch
+make_as_loader(const cer_transform *t, const test_case *c, size_t length)
+{
+    const cer_row_type *type = cer_transform_output(t);
+    batch b = new_batch(type, c, length);
+    uint8_t *dst = b.values + c->skew * cer_dtype_size(type->dtype);
+    void *scratch = cer_aligned_alloc(cer_transform_scratch_bytes(t) + 1);
+    /* The loader's buffers are aligned. */
+    uint8_t *aligned =
+        cer_aligned_alloc(c->n_rows * (length + 1) * type->bytes + 1);
+    size_t bytes = c->n_rows * type->bytes * (c->column.ragged ? length : 1);
+    size_t n_bytes = cer_dtype_size(c->column.dtype);
+    size_t source = c->column.row_bytes *
+                    (c->column.ragged ? (size_t)c->offsets[c->column_rows]
+                                      : c->column_rows);
+    uint8_t *src = cer_aligned_alloc(source + n_bytes);
+
+    memcpy(src, c->column.data, source);
+    if (c->column.ragged)
+        cer_transform_ragged(t, aligned, b.mask, b.lengths, length, src,
+                             c->offsets, c->rows, c->n_rows);
+    else
+        cer_transform_rows(t, aligned, src, c->rows, c->n_rows, &c->key,
+                           scratch);
+    memcpy(dst, aligned, bytes);
+    cer_aligned_free(src);
+    cer_aligned_free(aligned);
+    cer_aligned_free(scratch);
+    return b;
+}
+
+static inline void
+tell(const test_case *c, int number, const char *what)
+{
+    fprintf(stderr, "case %d, %s: %s, %u dims (%zu %zu %zu), %zu rows, ops",
+            number, what, cer_dtype_name(c->column.dtype),
+            (unsigned)c->column.ndim, c->column.shape[0], c->column.shape[1],
+            c->column.shape[2], c->n_rows);
+    for (size_t i = 0; i < c->n_ops; i++)
+        fprintf(stderr, " %d", (int)c->ops[i].kind);
+    fprintf(stderr, "\n");
+}
+
+/* Another way to the same batch; notes in `seen` the kernels that it used. */
+typedef batch (*maker)(const cer_kernel_plan *plan, const cer_transform *t,
+                       const test_case *c, size_t length, bool *seen);
+
+typedef struct way {
+    const char *name;
+    maker make;
+} way;
+
+/* False: the kernels do not take the chain. */
+static inline bool
+check_case(const test_case *c, int number, const way *ways, size_t n_ways,
+           bool *seen)
+{
+    cer_transform *t;
+    cer_kernel_plan *plan;
+    cer_error err = {0};
+    size_t length = 0;
+    batch expected;
+
+    if (cer_transform_new(&c->column, c->ops, c->n_ops, &t, &err) != CER_OK) {
+        fprintf(stderr, "case %d: %s\n", number, err.message);
+        check_failures++;
+        return false;
+    }
+    if (cer_kernel_plan_new(t, &plan, &err) != CER_OK) {
+        CHECK_EQ_INT(err.status, CER_INVALID);
+        cer_transform_free(t);
+        return false;
+    }
+    if (c->column.ragged)
+        length = cer_transform_length(t, c->offsets, c->rows, c->n_rows);
+    expected = make_as_loader(t, c, length);
+    for (size_t i = 0; i < n_ways; i++) {
+        batch got = ways[i].make(plan, t, c, length, seen);
+
+        if (!same_batch(cer_transform_output(t), c, length, expected, got)) {
+            check_failures++;
+            tell(c, number, ways[i].name);
+        }
+        free_batch(got);
+    }
+    free_batch(expected);
+    cer_kernel_plan_free(plan);
+    cer_transform_free(t);
+    return true;
+}
+
+/* `n` cases; every kernel is used, and few chains are refused. */
+static inline void
+check_cases(int n, const way *ways, size_t n_ways)
+{
+    bool seen[CER_KERNEL_COUNT] = {false};
+    int refused = 0;
+    cer_rng rng;
+    test_case c;
+
+    cer_rng_seed(&rng, 7, CER_RNG_SPLIT, 0, 0);
+    for (int i = 0; i < n; i++) {
+        choose(&rng, &c, i % 3);
+        refused += !check_case(&c, i, ways, n_ways, seen);
+        free(c.memory);
+        free(c.offsets);
+    }
+    for (int k = 0; k < CER_KERNEL_COUNT; k++) {
+        if (!seen[k])
+            fprintf(stderr, "no case for %s\n", cer_kernel_name((cer_kernel)k));
+        CHECK(seen[k]);
+    }
+    CHECK(refused < n / 20);
+}
+
+/* Every half float and every 16-bit integer, as every type. */
+static inline void
+check_conversions(const way *ways, size_t n_ways)
+{
+    enum { N = 65536 };
+    static const cer_dtype from[] = {CER_F16, CER_BF16, CER_I16, CER_U16};
+    bool seen[CER_KERNEL_COUNT] = {false};
+    uint16_t *all = room(N * sizeof *all);
+    test_case c = {.column = {.name = "c", .ndim = 1, .shape = {N}},
+                   .column_rows = 1,
+                   .n_ops = 1,
+                   .n_rows = 1};
+
+    for (size_t i = 0; i < N; i++)
+        all[i] = (uint16_t)i;
+    c.column.row_bytes = N * sizeof *all;
+    c.column.data = (const uint8_t *)all;
+    for (size_t i = 0; i < sizeof from / sizeof from[0]; i++) {
+        for (int to = 0; to < CER_C64; to++) {
+            c.column.dtype = from[i];
+            c.ops[0] = (cer_op){.kind = CER_OP_CAST, .dtype = (cer_dtype)to};
+            CHECK(check_case(&c, to, ways, n_ways, seen));
+        }
+    }
+    free(all);
+}
+
+#endif

@@ -1,0 +1,73 @@
+"""The kernels on a GPU: the sweep of tests/c/test_cuda_kernels.c, sanitized too; and PyTorch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cerebro import _core, cuda
+
+C_TESTS = Path(__file__).parents[1] / "c"
+
+
+@pytest.fixture(scope="module")
+def runtime() -> str:
+    """The CUDA runtime's path, or its name where the system finds it."""
+    found = cuda.open_runtime()
+    return found["path"] or f"libcudart.so.{found['version'] // 1000}"
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """test_cuda_kernels, built."""
+    if shutil.which("make") is None or not C_TESTS.exists():
+        pytest.skip("make, or the C tests' sources, are not here")
+    build = tmp_path_factory.mktemp("kernels")
+    made = build / "test_cuda_kernels"
+    command = ["make", "-s", "-C", str(C_TESTS), f"BUILD={build}", str(made)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return str(made)
+
+
+def run(command: list[str], runtime: str) -> str:
+    environment = os.environ | {"CEREBRO_TEST_CUDART": runtime}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_gpu_has_the_bits_of_the_cpu(program: str, runtime: str) -> None:
+    """3,000 columns and chains of every kind, every conversion of 16 bits, rows of every width."""
+    assert run([program], runtime).endswith("3 tests, 0 failures\n")
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck", "synccheck"])
+def test_the_sanitizer_finds_nothing(program: str, runtime: str, tool: str) -> None:
+    sanitizer = shutil.which("compute-sanitizer")
+    if sanitizer is None:
+        pytest.skip("compute-sanitizer is not here")
+    options = [sanitizer, f"--tool={tool}", "--error-exitcode=3", "--launch-timeout=300"]
+    assert "0 failures" in run([*options, program], runtime)
+
+
+@pytest.mark.parametrize("width", [1, 4, 156, 512, 4096, 150_528])
+def test_rows_on_the_stream_of_a_framework(runtime: str, width: int) -> None:
+    """Between PyTorch's own work, on its stream, without waiting."""
+    torch = pytest.importorskip("torch")
+    device = cuda.device("cuda:0")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)
+        column = torch.randint(0, 256, (3000, width), dtype=torch.uint8, device="cuda")
+        rows = torch.randperm(3000, device="cuda")[:1001]
+        narrow = rows.to(torch.int32)
+        out = torch.empty((1001, width), dtype=torch.uint8, device="cuda")
+        addresses = (out.data_ptr(), column.data_ptr(), width, narrow.data_ptr(), 1001)
+        _core.gather_rows(device, *addresses, stream.cuda_stream)
+        same = torch.equal(out, column[rows])
+    assert same
