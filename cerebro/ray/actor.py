@@ -27,7 +27,7 @@ from cerebro import _core
 from cerebro.data import Dataset
 from cerebro.data.manifest import read_manifest
 from cerebro.data.placed import PlacedDataset
-from cerebro.errors import CerebroError, WorkerError, text_of
+from cerebro.errors import CerebroError, CorruptDataError, InputError, WorkerError, text_of
 from cerebro.executors.local import LocalExecutor
 from cerebro.folds import Folds
 from cerebro.ray.cache import Cache, cache_folder
@@ -37,6 +37,7 @@ from cerebro.ray.sent import Sent
 from cerebro.room import available_memory
 from cerebro.state_files import remove_slots, slots_stem
 from cerebro.unit import (
+    CheckDone,
     CloneOf,
     Event,
     Job,
@@ -64,6 +65,7 @@ class WorkerActor:
         self._local: LocalExecutor | None = None
         self._inner = -1  # the process's number in the local executor
         self._trouble = "the worker was given nothing to begin with"
+        self._data_trouble = False
         self._dispatched: dict[int, int] = {}
         self._made: dict[int, int] = {}  # positions of the states in the slots here
         self._slots: dict[int, _core.Slots] = {}
@@ -127,6 +129,7 @@ class WorkerActor:
             self._begin(begin)
         except Exception as error:
             self._trouble = text_of(error)
+            self._data_trouble = isinstance(error, CorruptDataError)
 
     def _begin(self, begin: Begin) -> None:
         for entry in begin.path:  # the coordinator's imports, where they are the same here
@@ -173,6 +176,8 @@ class WorkerActor:
         LateCall
             If a later task of the same trial has been here.
         """
+        if self._local is None and self._data_trouble:
+            return Answer(_no_data(task, self._trouble)), None
         if self._local is None:
             raise WorkerError(self._trouble)
         if not isinstance(task, Task):
@@ -292,9 +297,19 @@ class WorkerActor:
 
 
 def _open_data(data: DataAt) -> Dataset:
-    if data.in_parts:
-        return PlacedDataset.from_spec(data.spec)
-    return Dataset.from_spec(data.spec)
+    """Open a data set; CorruptDataError if this node cannot, as any trouble with data."""
+    kind = PlacedDataset if data.in_parts else Dataset
+    try:
+        return kind.from_spec(data.spec)
+    except (InputError, OSError) as error:
+        raise CorruptDataError(text_of(error)) from error
+
+
+def _no_data(task: Job, cause: str) -> Event:
+    """Answer a task where the data cannot be opened, as a worker process does."""
+    if isinstance(task, Task):
+        return UnitFailed(-1, task, "data", cause)
+    return CheckDone(-1, (), error=cause)
 
 
 def _find_data(paths: Sequence[str], checksum: str) -> str | None:

@@ -445,6 +445,8 @@ class Executor:
             self._trouble = OSError(STORE_FULL)
             return
         if error is not None:
+            with contextlib.suppress(Exception):  # the same error, which Ray would print otherwise
+                self._ray.get(call.packed, timeout=0)
             self._actor_failed(hand, error)
             return
         hand.has_answered = True
@@ -464,6 +466,8 @@ class Executor:
             if isinstance(event, UnitDone):
                 self._unit_done(hand, call, event)
             elif isinstance(event, UnitFailed):
+                if event.kind == "data":
+                    event = replace(event, message=f"node {hand.name}: {event.message}")
                 self._events.append(replace(event, worker=worker, task=call.job))  # type: ignore[arg-type]
             elif isinstance(event, CheckDone):
                 self._events.append(replace(event, worker=worker))

@@ -94,12 +94,12 @@ def test_too_few_processors(cluster, data, tmp_path):
 
 
 def test_processors_that_others_use(cluster, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(hiring, "START_SECONDS", 4.0)
+    monkeypatch.setattr(hiring, "START_SECONDS", 1.0)
     ray.init(address=cluster.address, log_to_driver=False, ignore_reinit_error=True)
     others = [ray.remote(num_cpus=1)(Idle).remote() for _ in range(3)]
     ray.get([other.ping.remote() for other in others])
     assert len(living_actors()) == 3  # what other tests find none of
-    with pytest.raises(InputError, match=r"has not started a worker in 4 s: .* in use by others"):
+    with pytest.raises(InputError, match=r"has not started a worker in 1 s: .* in use by others"):
         resumable.search(tmp_path / "run", data, executor=cluster.executor())
     for other in others:
         ray.kill(other)
@@ -114,6 +114,14 @@ def test_a_shared_folder_that_nodes_do_not_see(cluster, data, tmp_path):
     cerebro.shard({"x": [1.0]}, tmp_path / data.name)  # another one of that name
     executor = cluster.executor(shared_path=tmp_path)
     refused(tmp_path, data, executor, "does not find the data set .* mount the same folder")
+
+
+def test_a_shared_folder_of_which_nodes_see_a_part(cluster, data, tmp_path):
+    shutil.copytree(data, tmp_path / data.name)
+    (tmp_path / data.name / "shard-00003" / "x.npy").unlink()
+    with pytest.raises(CorruptDataError, match=r"^node .*: cannot open .*shard-00003/x\.npy: No"):
+        resumable.search(tmp_path / "run", data, executor=cluster.executor(shared_path=tmp_path))
+    assert not living_actors()
 
 
 def test_nodes_that_are_not_alike(cluster, data, tmp_path, monkeypatch):
