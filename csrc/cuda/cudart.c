@@ -86,7 +86,15 @@ cer_cudart_fail(const cer_cudart *runtime, int device, const char *call,
     "a PyTorch or JAX for CUDA brings one, or pip install "                    \
     "nvidia-cuda-runtime-cu12"
 
-/* The newest CUDA that the driver runs; 0 without a driver. */
+static cer_status
+no_driver(cer_error *err)
+{
+    return cer_fail(err, CER_DEVICE,
+                    "no NVIDIA driver: libcuda.so.1 is not on this machine or "
+                    "not in this container");
+}
+
+/* The newest CUDA that the driver runs. */
 static cer_status
 driver_version(int *out, cer_error *err)
 {
@@ -99,9 +107,7 @@ driver_version(int *out, cer_error *err)
     if (status != CER_OK)
         return status;
     if (library == NULL)
-        return cer_fail(err, CER_DEVICE,
-                        "no NVIDIA driver: libcuda.so.1 is not on this machine "
-                        "or not in this container");
+        return no_driver(err);
     if (!cer_library_symbol(library, "cuDriverGetVersion",
                             (void *)&get_version) ||
         get_version(out) != CER_CUDA_SUCCESS)
@@ -188,11 +194,8 @@ driver_symbol(const cer_cudart *runtime, const entry_points *entries,
 }
 
 static cer_status
-load_functions(cer_cudart *runtime, void *library, cer_error *err)
+load_runtime(cer_cudart *runtime, void *library, cer_error *err)
 {
-    entry_points entries = {NULL, NULL};
-    cer_status status;
-
     cer_library_path(library, "cudaRuntimeGetVersion", runtime->path);
 #define LOAD(result, name, params)                                             \
     if (!cer_library_symbol(library, #name, (void *)&runtime->name))           \
@@ -202,6 +205,15 @@ load_functions(cer_cudart *runtime, void *library, cer_error *err)
                         runtime->path);
     CER_CUDART_LIST(LOAD)
 #undef LOAD
+    return CER_OK;
+}
+
+static cer_status
+load_driver(cer_cudart *runtime, void *library, cer_error *err)
+{
+    entry_points entries = {NULL, NULL};
+    cer_status status;
+
     if (!cer_library_symbol(library, "cudaGetDriverEntryPointByVersion",
                             (void *)&entries.by_version) &&
         !cer_library_symbol(library, "cudaGetDriverEntryPoint",
@@ -233,6 +245,8 @@ read_versions(cer_cudart *runtime, cer_error *err)
                         "needed: " HOW_TO_GET_A_RUNTIME,
                         runtime->path, runtime->version / 1000,
                         runtime->version % 1000 / 10);
+    if (runtime->driver == 0)
+        return no_driver(err);
     return CER_OK;
 }
 
@@ -250,8 +264,9 @@ cer_cudart_open(const cer_cudart_search *search, cer_cudart **out,
     if ((runtime = cer_calloc(1, sizeof *runtime)) == NULL)
         return cer_fail(err, CER_NOMEM, "out of memory for the CUDA runtime");
     atomic_init(&runtime->count, 1);
-    if ((status = load_functions(runtime, library, err)) != CER_OK ||
-        (status = read_versions(runtime, err)) != CER_OK)
+    if ((status = load_runtime(runtime, library, err)) != CER_OK ||
+        (status = read_versions(runtime, err)) != CER_OK ||
+        (status = load_driver(runtime, library, err)) != CER_OK)
         goto done;
     *out = runtime;
 

@@ -73,6 +73,22 @@ enter(cuda_device *device, cuda_visit *visit)
     return CER_CUDA_SUCCESS;
 }
 
+/* The same before a call of the driver's. The runtime makes the context current
+ * in a thread with its first call there, and the driver never does. */
+static int
+enter_for_driver(cuda_device *device, cuda_visit *visit)
+{
+    int code = enter(device, visit);
+
+    if (code != CER_CUDA_SUCCESS || visit->device >= 0)
+        return code;
+    visit->failed = "cudaSetDevice";
+    code = device->runtime->cudaSetDevice(device->base.index);
+    if (code == CER_CUDA_SUCCESS)
+        visit->failed = NULL;
+    return code;
+}
+
 /* Puts back what enter changed; what fails here has failed before. */
 static void
 put_back(cuda_device *device, cuda_visit *visit)
@@ -354,7 +370,7 @@ cuda_run(cer_device *device, const cer_device_launch *launch, void *stream,
                      LAUNCH_END};
     void *function = NULL;
     cuda_visit v;
-    int code = enter(self, &v);
+    int code = enter_for_driver(self, &v);
 
     if (code == CER_CUDA_SUCCESS) {
         cer_status status = find_function(self, launch, &function, err);
@@ -375,18 +391,17 @@ cuda_run(cer_device *device, const cer_device_launch *launch, void *stream,
  */
 
 static void
-unload(cer_device *device)
-{
-    VISIT_QUIETLY(cuModuleUnload, (self->module));
-}
-
-static void
 drop(cer_device *device)
 {
     cuda_device *self = cuda_of(device);
+    cuda_visit v;
 
-    if (self->module != NULL)
-        unload(device);
+    if (self->module != NULL) {
+        if (enter_for_driver(self, &v) != CER_CUDA_SUCCESS)
+            (void)self->runtime->cudaGetLastError();
+        (void)self->runtime->cuModuleUnload(self->module);
+        put_back(self, &v);
+    }
     (void)pthread_mutex_destroy(&self->lock);
     cer_device_clear(device);
     cer_cudart_release(self->runtime);

@@ -70,6 +70,11 @@ what_is_no_runtime_is_refused(void)
     CHECK(strstr(err.message, "is the runtime of CUDA 11.8, and 12.0 or later "
                               "is needed: "));
     CHECK(unsetenv("STANDIN_VERSION") == 0);
+    CHECK(setenv("STANDIN_DRIVER", "0", 1) == 0);
+    fresh_standin();
+    CHECK_EQ_INT(open_standin(&runtime, &err), CER_DEVICE);
+    CHECK(strncmp(err.message, "no NVIDIA driver: ", 18) == 0);
+    CHECK(unsetenv("STANDIN_DRIVER") == 0);
     CHECK(runtime == NULL);
     fresh_standin();
 }
@@ -540,6 +545,33 @@ launch_often(void *context)
     return NULL;
 }
 
+static void *
+only_launch(void *context)
+{
+    cer_device *device = context;
+    const add_args args = {NULL, 0, 0};
+    const cer_device_launch launch = add_launch(&args);
+
+    CHECK_EQ_INT(cer_device_run(device, &launch, NULL, NULL), CER_OK);
+    cer_device_release(device);
+    return NULL;
+}
+
+/* A launch may be a thread's first call, and so may the last release. */
+static void
+a_launch_finds_the_context(void)
+{
+    pthread_t thread;
+
+    for (int i = 0; i < 2; i++) {
+        cer_device *device = standin_device(i);
+
+        CHECK(pthread_create(&thread, NULL, only_launch, device) == 0);
+        CHECK(pthread_join(thread, NULL) == 0);
+        nothing_left();
+    }
+}
+
 static void
 threads_share_a_device(void)
 {
@@ -564,5 +596,5 @@ CHECK_MAIN(the_runtime_says_what_it_is, an_older_runtime_serves_too,
            work_is_done_in_order, deferred_work_waits_for_whoever_waits,
            pinned_memory_is_read_late, graphs_of_others_are_left_alone,
            errors_say_what_to_do, kernels_that_the_driver_refuses,
-           short_memory_says_what_is_resident, threads_share_a_device,
-           every_call_fails_in_turn)
+           short_memory_says_what_is_resident, a_launch_finds_the_context,
+           threads_share_a_device, every_call_fails_in_turn)

@@ -153,7 +153,7 @@ print(json.dumps([runtime, devices, free, total, again, left, library.standin_fa
         ("cudaMalloc:1:2", "out of memory on cuda:0: "),
         ("cuModuleLoadDataEx:1:222", "the NVIDIA driver is too old: update it"),
         ("cuLaunchKernel:1:719", "this process cannot use the device any more, a new one can"),
-        ("cudaSetDevice:1:46", ""),  # the device is the current one: never called
+        ("cudaSetDevice:1:46", "another process has the device for itself, or it failed"),
     ],
 )
 def test_calls_that_fail(cudart_standin: Path, fail: str, message: str) -> None:
@@ -172,7 +172,7 @@ print(json.dumps([said, "usable"]))
         CEREBRO_CUDART=str(cudart_standin),
         STANDIN_FAIL=fail,
     )
-    assert message in said and bool(message) == bool(said)
+    assert message in said
     assert again == "usable"
 
 

@@ -26,6 +26,7 @@ enum {
     OUT_OF_MEMORY = 2,
     INVALID_DEVICE = 101,
     NO_DEVICE = 100,
+    INVALID_CONTEXT = 201,
     INVALID_PTX = 218,
     INVALID_HANDLE = 400,
     SYMBOL_NOT_FOUND = 500,
@@ -145,6 +146,7 @@ static unsigned n_lines;
 static _Thread_local int thread_device;
 static _Thread_local int thread_mode;
 static _Thread_local int thread_error;
+static _Thread_local bool thread_bound; /* has a context */
 
 static long
 setting(const char *name, long otherwise)
@@ -402,6 +404,14 @@ end(int code)
     return code;
 }
 
+/* The driver's calls leave no error behind. */
+static int
+end_in_driver(int code)
+{
+    give();
+    return code;
+}
+
 /* Calls that would break a graph that any stream captures, in a thread that has
  * not said that it knows better. */
 static void
@@ -419,6 +429,19 @@ begin_on_device(const char *name)
 
     if (code == SUCCESS && n_devices == 0)
         code = NO_DEVICE;
+    check_capture(name);
+    thread_bound = true;
+    return code;
+}
+
+/* Calls of the driver, which needs a context that somebody has made current. */
+static int
+begin_in_driver(const char *name)
+{
+    int code = begin(name);
+
+    if (code == SUCCESS && !thread_bound)
+        code = INVALID_CONTEXT;
     check_capture(name);
     return code;
 }
@@ -715,8 +738,10 @@ FUNCTION(cudaSetDevice, (int device))
 
     if (code == SUCCESS && (device < 0 || device >= n_devices))
         code = INVALID_DEVICE;
-    if (code == SUCCESS)
+    if (code == SUCCESS) {
         thread_device = device;
+        thread_bound = true;
+    }
     return end(code);
 }
 
@@ -1097,7 +1122,7 @@ cuDeviceGetName(char *name, int bytes, int device)
 
     if (code == SUCCESS)
         (void)snprintf(name, (size_t)bytes, "Stand-in %d", device);
-    return end(code);
+    return end_in_driver(code);
 }
 
 static int
@@ -1108,14 +1133,14 @@ cuDeviceTotalMem(size_t *bytes, int device)
     (void)device;
     if (code == SUCCESS)
         *bytes = memory_bytes;
-    return end(code);
+    return end_in_driver(code);
 }
 
 static int
 cuModuleLoadDataEx(void **out, const void *image, unsigned n, int *options,
                    void **values)
 {
-    int code = begin_on_device("cuModuleLoadDataEx");
+    int code = begin_in_driver("cuModuleLoadDataEx");
     module *m;
 
     if (code == SUCCESS && strstr(image, ".version") == NULL)
@@ -1131,24 +1156,24 @@ cuModuleLoadDataEx(void **out, const void *image, unsigned n, int *options,
         add_thing(KIND_MODULE, m, 0);
         *out = m;
     }
-    return end(code);
+    return end_in_driver(code);
 }
 
 static int
 cuModuleUnload(void *handle)
 {
-    int code = begin_on_device("cuModuleUnload");
+    int code = begin_in_driver("cuModuleUnload");
     module *m = handle;
     function *f;
 
     if (!remove_thing(KIND_MODULE, m, "cuModuleUnload"))
-        return end(code == SUCCESS ? INVALID_HANDLE : code);
+        return end_in_driver(code == SUCCESS ? INVALID_HANDLE : code);
     while ((f = m->functions) != NULL) {
         m->functions = f->next;
         free(f);
     }
     free(m);
-    return end(code);
+    return end_in_driver(code);
 }
 
 /* Whether the text has an entry of this name. */
@@ -1188,7 +1213,7 @@ find_kernel(const char *name, function *out)
 static int
 cuModuleGetFunction(void **out, void *handle, const char *name)
 {
-    int code = begin_on_device("cuModuleGetFunction");
+    int code = begin_in_driver("cuModuleGetFunction");
     module *m = handle;
     function found = {.module = m}, *f;
 
@@ -1203,7 +1228,7 @@ cuModuleGetFunction(void **out, void *handle, const char *name)
         m->functions = f;
         *out = f;
     }
-    return end(code);
+    return end_in_driver(code);
 }
 
 static int
@@ -1214,32 +1239,35 @@ cuLaunchKernel(void *handle, unsigned grid_x, unsigned grid_y, unsigned grid_z,
     const function *f = handle;
     stream *s;
     operation o = {.what = KERNEL};
+    bool bound = thread_bound;
     int code = begin_on_stream("cuLaunchKernel", on, &s);
     size_t bytes;
 
+    if (code == SUCCESS && !bound)
+        code = INVALID_CONTEXT;
     if (code != SUCCESS)
-        return end(code);
+        return end_in_driver(code);
     if (f->module->device != thread_device || params != NULL || grid_x == 0 ||
         grid_x > INT32_MAX || grid_y == 0 || grid_y > 65535 || grid_z == 0 ||
         grid_z > 65535 || shared > 48 * 1024 || block_x == 0 || block_y == 0 ||
         block_z == 0 || block_z > 64 ||
         (uint64_t)block_x * block_y * block_z > 1024) {
         fault("a launch of %s that no device takes", f->name);
-        return end(INVALID_VALUE);
+        return end_in_driver(INVALID_VALUE);
     }
     bytes = *(size_t *)extra[3];
     if (extra[0] != (void *)1 || extra[2] != (void *)2 || extra[4] != NULL ||
         bytes != f->bytes || bytes > MAX_ARGS) {
         fault("a launch of %s with %zu bytes of arguments, not %zu", f->name,
               bytes, f->bytes);
-        return end(INVALID_VALUE);
+        return end_in_driver(INVALID_VALUE);
     }
     note("launch s%u %s", s->number, f->name);
     o.staged = memcpy(must(malloc(bytes)), extra[1], bytes);
     o.reference = f->reference;
     o.kernel = f->kernel;
     enqueue(s, &o);
-    return end(SUCCESS);
+    return end_in_driver(SUCCESS);
 }
 
 static int
