@@ -63,7 +63,7 @@ from cerebro.space import Space, choice, integer, loguniform, normal, uniform, w
 from cerebro.stopping import EarlyStopping
 
 if TYPE_CHECKING:
-    from cerebro import optuna, ray, sklearn, testing, torch
+    from cerebro import native, optuna, ray, sklearn, testing, torch
 
 __version__ = version()
 
@@ -104,6 +104,7 @@ __all__ = [
     "images",
     "integer",
     "loguniform",
+    "native",
     "normal",
     "open",
     "optuna",
@@ -123,7 +124,7 @@ __all__ = [
     "when",
 ]
 
-_LAZY = ("optuna", "ray", "sklearn", "testing", "torch")
+_LAZY = ("native", "optuna", "ray", "sklearn", "testing", "torch")
 
 
 def __getattr__(name: str) -> Any:

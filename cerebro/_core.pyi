@@ -319,6 +319,22 @@ def run_unit(
     TypeError naming a metric that is no number, and what `step` raises.
     """
 
+class NativeNet:
+    """A small convolutional network in C; all its parts begin as zeros.
+
+    Arrays are dense, pictures float32 (rows, channels, height, width), labels int64 (rows,).
+    ``ValueError`` for others, and for use by two threads at a time.
+    """
+
+    def __new__(
+        cls, channels: int, height: int, width: int, filters1: int, filters2: int, classes: int
+    ) -> NativeNet: ...
+    def differentiate(self, pictures: _Array, labels: _Array, /) -> tuple[float, float]: ...
+    def evaluate(self, pictures: _Array, labels: _Array, /) -> tuple[float, float]: ...
+    def step(self, rate: float, momentum: float, /) -> None: ...
+    def predict(self, pictures: _Array, /) -> NDArray[np.float32]: ...
+    def parts(self, kind: Literal["values", "momenta", "gradients"], /) -> dict[str, Tensor]: ...
+
 class FolderWatch:
     """A descriptor that becomes readable when a file arrives in a folder.
 

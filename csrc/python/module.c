@@ -13,6 +13,7 @@ static const register_function registrations[] = {
     core_register_schedule, core_register_state,  core_register_slots,
     core_register_beat,     core_register_runner, core_register_watch,
     core_register_device,   core_register_depot,  core_register_kernels,
+    core_register_native,
 };
 
 core_state *

@@ -25,6 +25,7 @@
     X(beat_page)                                                               \
     X(folder_watch)                                                            \
     X(device)                                                                  \
+    X(native_net)                                                              \
     X(unit_result)
 
 typedef struct core_state {
@@ -79,6 +80,7 @@ int core_register_schedule(PyObject *module);
 int core_register_state(PyObject *module);
 int core_register_slots(PyObject *module);
 int core_register_beat(PyObject *module);
+int core_register_native(PyObject *module);
 int core_register_runner(PyObject *module);
 int core_register_watch(PyObject *module);
 int core_register_device(PyObject *module);

@@ -1,0 +1,245 @@
+"""A small convolutional network in C: a model that needs no framework.
+
+:class:`Model` has the protocol of every other model, so it is searched, hopped, resumed and
+replayed like one. It is meant for small pictures, for tests, and to show that an installation
+trains and reproduces its bits (``python -m cerebro doctor --train``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cerebro import _core
+from cerebro.errors import InputError, StateError
+
+Batch = dict[str, Any]
+_Array = NDArray[Any]
+
+
+class Model:
+    """A network of two convolutions, trained by stochastic gradient descent with momentum.
+
+    Twice a 3x3 convolution with bias, padded by 1, ReLU and the maximum of every 2x2; then a
+    linear layer and softmax cross-entropy. It computes in float32, in one thread.
+
+    Parameters
+    ----------
+    shape
+        Of a picture: (channels, height, width), height and width 4 or more.
+    classes
+        How many there are, 2 or more. The target says which, from 0.
+    filters
+        Of the first and the second convolution.
+    lr
+        The learning rate.
+    momentum
+        From 0 to below 1: ``m = momentum * m + gradient``, then ``value -= lr * m``.
+    seed
+        Of the values to begin with. None: they are drawn from NumPy's global generator, which
+        is seeded for every trial.
+    inputs
+        The column with pictures: float32, (rows, channels, height, width).
+    target
+        The column with the classes: integers, (rows,).
+
+    Notes
+    -----
+    Weights begin uniform in ``±sqrt(6 / inputs)`` for convolutions (He et al., "Delving deep into
+    rectifiers", 2015) and ``±1 / sqrt(inputs)`` for the linear layer, biases as zeros. Metrics
+    are ``loss`` and ``accuracy``. Sums have a fixed order: the same values and batches give the
+    same bits in every process, on machines of one kind.
+
+    Raises
+    ------
+    InputError
+        If an argument is of no use, saying which and why.
+
+    Examples
+    --------
+    >>> def build(config):
+    ...     return cerebro.native.Model((1, 16, 16), 4, lr=config["lr"])
+    """
+
+    framework = "dlpack"
+    loads_in_place = True
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        classes: int,
+        *,
+        filters: Sequence[int] = (8, 16),
+        lr: float = 0.01,
+        momentum: float = 0.9,
+        seed: int | None = None,
+        inputs: str = "x",
+        target: str = "y",
+    ) -> None:
+        self._shape = _whole_numbers("shape", shape, 3)
+        self._lr = _number("lr", lr, 0.0, math.inf)
+        self._momentum = _number("momentum", momentum, 0.0, 1.0)
+        self._inputs = _column_name("inputs", inputs)
+        self._target = _column_name("target", target)
+        channels, height, width = self._shape
+        first, second = _whole_numbers("filters", filters, 2)
+        try:
+            self._net = _core.NativeNet(channels, height, width, first, second, classes)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"cerebro.native.Model: {error}") from None
+        self._values = self._parts("values")
+        self._momenta = self._parts("momenta")
+        self._begin(seed)
+
+    def _parts(self, kind: Any) -> dict[str, _Array]:
+        return {name: np.asarray(part) for name, part in self._net.parts(kind).items()}
+
+    def _begin(self, seed: int | None) -> None:
+        try:
+            generator = np.random.mtrand._rand if seed is None else np.random.RandomState(seed)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"seed: {error}") from None
+        for name, value in self._values.items():
+            if name.endswith("weight"):
+                most = math.sqrt((6.0 if value.ndim == 4 else 1.0) / value[0].size)
+                value[...] = generator.uniform(-most, most, value.shape)
+
+    # --- training and evaluation ----------------------------------------------
+
+    def train_batch(self, batch: Batch) -> dict[str, float]:
+        """Train on one batch.
+
+        Parameters
+        ----------
+        batch
+            Arrays in host memory by column, of anything that NumPy takes.
+
+        Returns
+        -------
+        dict
+            ``loss`` and ``accuracy`` before the step.
+
+        Raises
+        ------
+        InputError
+            If a column is missing, is not what the network takes, or a class is out of range.
+        """
+        values = self._scored(self._net.differentiate, batch)
+        self._net.step(self._lr, self._momentum)
+        return values
+
+    def eval_batch(self, batch: Batch) -> dict[str, float]:
+        """Return ``loss`` and ``accuracy`` of one batch; the model stays as it is."""
+        return self._scored(self._net.evaluate, batch)
+
+    def predict_batch(self, batch: Batch) -> NDArray[np.float32]:
+        """Return the scores of every class, before the softmax: shape (rows, classes)."""
+        return self._net.predict(self._pictures(batch))
+
+    def _scored(self, function: Any, batch: Batch) -> dict[str, float]:
+        pictures, labels = self._pictures(batch), self._labels(batch)
+        if len(labels) != len(pictures):
+            raise InputError(
+                f"a batch has {len(pictures)} rows of {self._inputs!r}, but {len(labels)} of "
+                f"{self._target!r}"
+            )
+        try:
+            loss, accuracy = function(pictures, labels)
+        except ValueError as error:
+            raise InputError(f"target {self._target!r}: {error}") from None
+        return {"loss": loss, "accuracy": accuracy}
+
+    def _pictures(self, batch: Batch) -> _Array:
+        pictures = _column(batch, "inputs", self._inputs)
+        if pictures.dtype != np.float32:
+            raise InputError(
+                f"inputs: column {self._inputs!r} must be float32, not {pictures.dtype}: use "
+                "data.with_transforms, such as {'x': [cerebro.transforms.Scale(1 / 255)]}"
+            )
+        if pictures.ndim != 4 or pictures.shape[1:] != self._shape or not len(pictures):
+            raise InputError(
+                f"inputs: column {self._inputs!r} must have the shape (rows, "
+                f"{', '.join(map(str, self._shape))}), with rows, not {pictures.shape}"
+            )
+        return np.ascontiguousarray(pictures)
+
+    def _labels(self, batch: Batch) -> _Array:
+        labels = _column(batch, "target", self._target)
+        if labels.ndim != 1 or not np.can_cast(labels.dtype, np.int64):
+            raise InputError(
+                f"target: column {self._target!r} must be integers of shape (rows,), not "
+                f"{labels.dtype} of shape {labels.shape}"
+            )
+        return np.ascontiguousarray(labels, dtype=np.int64)
+
+    # --- state ----------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return ``values`` and ``momenta``, by part: the network's own memory, no copies."""
+        return {"values": dict(self._values), "momenta": dict(self._momenta)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a state.
+
+        Raises
+        ------
+        StateError
+            If it is another network's, naming the part; the model stays as it was.
+        """
+        pairs = [
+            *_matched("values", self._values, state),
+            *_matched("momenta", self._momenta, state),
+        ]
+        for own, other in pairs:
+            if own is not other:
+                own[...] = other
+
+
+def _matched(
+    kind: str, own: Mapping[str, _Array], state: Mapping[str, Any]
+) -> list[tuple[_Array, _Array]]:
+    """Pair a network's arrays with those of a state, after checking that they are alike."""
+    others = state.get(kind)
+    if not isinstance(others, Mapping) or set(others) != set(own):
+        raise StateError(f"the state of a cerebro.native.Model has {kind} of {', '.join(own)}")
+    pairs = []
+    for name, array in own.items():
+        other = np.asarray(others[name])
+        if other.shape != array.shape or other.dtype != array.dtype:
+            raise StateError(
+                f"{kind} of {name}: the state has {other.dtype} of shape {other.shape}, the "
+                f"network {array.dtype} of shape {array.shape}"
+            )
+        pairs.append((array, other))
+    return pairs
+
+
+def _column(batch: Batch, argument: str, name: str) -> _Array:
+    if name not in batch:
+        raise InputError(f"{argument} names the column {name!r}, but the data has {list(batch)}")
+    return np.asarray(batch[name])
+
+
+def _column_name(argument: str, name: str) -> str:
+    if not isinstance(name, str):
+        raise InputError(f"{argument} must be the name of a column, not {name!r}")
+    return name
+
+
+def _number(argument: str, value: float, least: float, below: float) -> float:
+    good = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+    if not good or not least <= value < below:
+        to = f" and below {below:g}" if math.isfinite(below) else ", finite"
+        raise InputError(f"{argument} must be a number, {least:g} or more{to}, not {value!r}")
+    return float(value)
+
+
+def _whole_numbers(argument: str, values: Sequence[int], count: int) -> tuple[int, ...]:
+    numbers = tuple(values) if isinstance(values, Sequence) else ()
+    if len(numbers) != count or not all(isinstance(n, (int, np.integer)) for n in numbers):
+        raise InputError(f"{argument} must be {count} whole numbers, not {values!r}")
+    return tuple(int(n) for n in numbers)
