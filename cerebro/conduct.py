@@ -213,8 +213,15 @@ def live_bytes(settings: Settings) -> int:
     here = available_memory() // (2 * workers)
     if not is_gpu(settings.devices[0]):
         return here
-    each = math.ceil(workers / len(settings.devices))
-    return min(here, memory_of(settings.devices) // (2 * each))
+    return min(here, data_bytes(settings))
+
+
+def data_bytes(settings: Settings) -> int:
+    """Memory of a GPU for the shards that a worker keeps there: half of it, shared out."""
+    if not is_gpu(settings.devices[0]):
+        return 0
+    each = math.ceil(max(1, settings.workers) / len(settings.devices))
+    return memory_of(settings.devices) // (2 * each)
 
 
 def run_context(settings: Settings) -> RunContext:
@@ -238,6 +245,7 @@ def run_context(settings: Settings) -> RunContext:
         deterministic=settings.deterministic,
         live_models=settings.live_models,
         live_bytes=live_bytes(settings),
+        data_bytes=data_bytes(settings),
         unit_timeout=settings.unit_timeout,
         device=device_of(settings),
         state_dir=str(settings.state_dir.resolve()),

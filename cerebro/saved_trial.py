@@ -267,6 +267,7 @@ class Trial:
             seed=settings["seed"],
             shuffle=False,
             augment=False,
+            residence="streamed",  # it is gone through once
         )
         epoch = self._epoch_record("best").epoch
         seed = evaluation_seed(settings["seed"], self.number, epoch)

@@ -58,6 +58,8 @@ class RunContext:
     deterministic: Literal["warn"] | bool = "warn"
     live_models: int | None = 1
     live_bytes: int = 0
+    data_bytes: int = 0
+    """Of a GPU's memory, for the shards that one worker keeps there; 0: half of it."""
     device: str = "cpu"
     """Where models compute, as a worker names it: see `cerebro.devices.IN_WORKER`."""
     torch_flags: Mapping[str, Any] = field(default_factory=dict)

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from cerebro import _core, environment, generators, growth, memory
+from cerebro.data import depots
 from cerebro.data.batches import make_loader
 from cerebro.device_batches import MovedBatches
 from cerebro.device_states import StateArena
@@ -36,6 +37,7 @@ from cerebro.environment import set_torch_flags
 from cerebro.epoch_progress import EpochProgress
 from cerebro.errors import (
     CorruptDataError,
+    DeviceError,
     InputError,
     StateError,
     UnitCancelled,
@@ -270,6 +272,7 @@ class UnitRunner:
         self._verify(True, task.shard)
         loader = self.loader(live.model, batch_size, training=True, trial=task.trial)
         loader.begin([task.shard], task.epoch)
+        depots.tell_first_note(loader)
         step, device = live.model.train_batch, self.device_of(live.model)
         result = run_batches(loader, step, beat=self._beat, device=device)
         sums = UnitSums(result.rows, result.batches, result.sums)
@@ -292,6 +295,7 @@ class UnitRunner:
             self._verify(False, shard)
         loader = self.loader(live.model, batch_size, training=False, trial=task.trial)
         loader.begin(shards, 0)
+        depots.tell_first_note(loader)
         seed = evaluation_seed(context.seed, task.trial, task.epoch)
         with generators.preserved(live.torch, seed):
             device = self.device_of(live.model)
@@ -468,6 +472,7 @@ class UnitRunner:
                 threads=context.loader_threads,
                 augment=training,
             )
+            depots.limit(loader, context.data_bytes)
         self._loaders[key] = loader
         if len(self._loaders) > max(MAX_LOADERS, 2 * len(context.folds or ())):
             self._loaders.popitem(last=False)[1].close()
@@ -647,10 +652,19 @@ def batch_device(model: Any, device: str) -> str:
 
 
 def make_batches(model: Any, data: Any, batch_size: int, device: str, **options: Any) -> Loader:
-    """Return a loader that gives a model its batches, where it wants them."""
-    framework = getattr(model, "framework", "dlpack")
-    loader = make_loader(data, batch_size, framework=framework, **options)
+    """Return a loader that gives a model its batches, where it wants them.
+
+    Where CUDA cannot be used but through PyTorch (a build that has the runtime inside), PyTorch
+    moves batches that were made in host memory.
+    """
+    options["framework"] = getattr(model, "framework", "dlpack")
     where = batch_device(model, device)
+    if is_gpu(where):
+        try:
+            return make_loader(data, batch_size, device=where, **options)
+        except DeviceError as error:
+            depots.tell(f"PyTorch moves batches to the GPU: {one_line(str(error))}")
+    loader = make_loader(data, batch_size, **options)
     return loader if where == "cpu" else MovedBatches(loader, where)
 
 
@@ -661,8 +675,10 @@ def is_short_of_gpu_memory(error: BaseException) -> bool:
 
 
 def empty_gpu_cache(device: str) -> None:
-    """Give back what PyTorch keeps of a GPU's memory for more of its own."""
+    """Give back what is kept of a GPU's memory for later: shards, and PyTorch's cache."""
     torch = sys.modules.get("torch")
+    if is_gpu(device):
+        depots.drop(device)
     if is_gpu(device) and torch is not None:
         torch.cuda.empty_cache()
 

@@ -56,12 +56,36 @@ def depot(name: str) -> _core.Depot:
     return _core.Depot(cuda.device(name))
 
 
+def limit(loader: Any, nbytes: int) -> None:
+    """Say how many bytes of shards may be resident on a loader's device; 0: leave it."""
+    where = getattr(loader, "depot", None)
+    if where is not None and nbytes:
+        where.limit = nbytes
+
+
+def drop(name: str) -> int:
+    """Give back the shards that are resident on a device and not in use; return their bytes."""
+    return depot(name).drop() if depot.cache_info().currsize else 0
+
+
 @functools.cache
-def _tell(note: str) -> None:
-    _log.warning(note)
+def tell(text: str) -> None:
+    """Log something about a device, once."""
+    _log.warning(text)
 
 
 def tell_note(loader: _core.Loader) -> None:
     """Log why a loader streams what might be resident, each reason once."""
     if loader.note:
-        _tell(loader.note)
+        tell(loader.note)
+
+
+def tell_first_note(loader: Any) -> None:
+    """Log the first reason that a worker's loaders have, and no other: each shard has its own."""
+    note = getattr(loader, "note", "")
+    if note and not _noted:
+        _noted.append(note)
+        tell(note)
+
+
+_noted: list[str] = []

@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from cerebro.data import depots
 from cerebro.data.batches import make_loader
 from cerebro.errors import DeviceError, InputError
 from cerebro.transforms import Cast, Normalize, Pad, RandomCrop, RandomHorizontalFlip, Scale, ToCHW
+from cerebro.worker import make_batches
 
 ROWS = 203
 PORTABLE, TO_HOST = 1, 2
@@ -428,6 +430,28 @@ def test_units_take_them(data: Any) -> None:
     ours, theirs = _core.run_unit(made, step), _core.run_unit(host, step)
     assert ours[:3] == theirs[:3]
     made.close()
+
+
+def test_workers_use_them(data: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A torch model's batches are made on the device, below the worker's limit."""
+    model = SimpleNamespace(framework="torch")
+    made = make_batches(model, data, 8, "cuda:0", seed=1)
+    assert isinstance(made, _core.Loader) and made.depot is depots.depot("cuda:0")
+    depots.limit(made, 0)
+    assert depots.depot("cuda:0").limit == 500_000_000
+    depots.limit(made, 1000)
+    assert depots.depot("cuda:0").limit == 1000
+    with caplog.at_level(logging.WARNING, "cerebro.data"):
+        for _ in range(3):
+            made.begin([0], 0)
+            depots.tell_first_note(made)
+    assert len(caplog.records) == 1
+    depots.limit(made, 1 << 30)
+    made.begin([0], 0)
+    assert made.resident_shards == 1
+    made.close()
+    assert depots.drop("cuda:0") > 0 == depots.depot("cuda:0").resident_bytes
+    assert make_batches(SimpleNamespace(framework="numpy"), data, 8, "cuda:0", seed=1).depot is None
 
 
 def test_arguments(data: Any, tmp_path: Path) -> None:

@@ -6,16 +6,20 @@ import math
 import random
 import warnings
 from collections import OrderedDict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+import cerebro
 from cerebro import _core, device_states, device_values
+from cerebro.data import depots
 from cerebro.device_batches import MovedBatches, moved
 from cerebro.device_states import StateArena
 from cerebro.device_values import run_batches
-from cerebro.errors import UnitCancelled
+from cerebro.errors import DeviceError, UnitCancelled
 from cerebro.torch_settings import compute_settings, operation_of, operations_noted
+from cerebro.worker import make_batches
 
 torch = pytest.importorskip("torch")
 
@@ -136,6 +140,22 @@ def test_moved_batches_are_the_loaders():
     assert len(batches) == 3
     batches.close()
     assert source.closed
+
+
+def test_pytorch_moves_batches_where_cuda_cannot_be_used_otherwise(tmp_path, monkeypatch, caplog):
+    data = cerebro.shard({"x": np.arange(12.0)}, tmp_path / "d", shards=2)
+
+    def unusable(name):
+        raise DeviceError("no CUDA runtime")
+
+    monkeypatch.setattr(depots, "depot", unusable)
+    model = SimpleNamespace(framework="torch")
+    with caplog.at_level("WARNING", "cerebro.data"):
+        made = make_batches(model, data, 4, "cuda:0", seed=1)
+    assert isinstance(made, MovedBatches)
+    assert "no CUDA runtime" in caplog.text
+    model.framework = "numpy"
+    assert isinstance(make_batches(model, data, 4, "cuda:0", seed=1), _core.Loader)
 
 
 def test_tensors_that_are_there_stay_the_same():
