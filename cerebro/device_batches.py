@@ -1,7 +1,7 @@
 """A loader's batches, moved to a device by PyTorch.
 
-The way for what the loader on the device (`_core.DeviceLoader`) does not serve: each tensor goes
-through pinned memory, so that the copy waits for nobody, and arrives on PyTorch's stream.
+The way where the loader cannot make batches on the device itself (a `_core.Loader` with a depot):
+each tensor goes through pinned memory, so that the copy waits for nobody, and arrives on PyTorch's stream.
 """
 
 from __future__ import annotations

@@ -1,0 +1,231 @@
+"""How fast streamed batches reach a GPU: against copies of pinned memory, and ``DataLoader``.
+
+A pass over a data set in host memory, in batches of rows that lie anywhere, to the GPU and no
+further: a kernel that touches one value a batch stands for the consumer. The reference is a copy
+of as many bytes out of pinned memory in pieces of a batch, on one stream: as fast as the bus goes.
+The host has to gather as fast as the bus takes: what its threads can do is measured, too (the CPU's
+loader, as many threads), and where that is less, it and not the bus is what the ratio shows.
+
+``DataLoader(pin_memory=True)`` gets the rows by whole batches (``sampler=BatchSampler``), its best
+way, with ``non_blocking`` copies. Resident batches are there for comparison.
+
+    python -m benchmarks.gpu_loader [--quick] [--json FILE] [--threads N]
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cerebro.data
+from benchmarks import harness
+from cerebro import devices
+from cerebro.data import depots
+from cerebro.environment import usable_cores
+from cerebro.transforms import Normalize, Scale, ToCHW
+
+BAR = 0.9
+NO_GPU = 3
+SHARDS = 8
+# Name, shape and type of a row, batch size, bytes of the data set.
+WORKS: list[tuple[str, tuple[int, ...], Any, int, int]] = [
+    ("156 B x 1024", (39,), np.float32, 1024, 128 << 20),
+    ("12 KB x 256", (32, 32, 12), np.uint8, 256, 1 << 30),
+    ("147 KB x 128", (224, 224, 3), np.uint8, 128, 2 << 30),
+]
+
+
+def rows_of(shape: tuple[int, ...], dtype: Any, nbytes: int) -> np.ndarray[Any, Any]:
+    row = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    rows = nbytes // row
+    if dtype == np.uint8:
+        return np.random.default_rng(0).integers(0, 256, (rows, *shape), np.uint8)
+    return np.random.default_rng(0).random((rows, *shape), dtype)
+
+
+class Work:
+    """A data set, and ways to bring all of its rows to the GPU once, shuffled."""
+
+    def __init__(self, folder: Path, name: str, x: Any, batch_size: int, threads: int) -> None:
+        import torch
+
+        self.torch = torch
+        self.x = x
+        self.batch_size = batch_size
+        self.threads = threads
+        self.data = cerebro.data.shard(
+            {"x": x}, folder / name.replace(" ", ""), shards=SHARDS, shuffle=False, progress=False
+        )
+        self.nbytes = x.nbytes
+        self._loops: dict[str, Any] = {}
+        batch = torch.empty(batch_size, *x.shape[1:], dtype=torch.from_numpy(x[:1]).dtype)
+        self._pinned = batch.pin_memory()
+        self._target = batch.cuda()
+
+    def close(self) -> None:
+        self._loops.clear()
+        depots.drop("cuda:0")
+        self.torch.cuda.empty_cache()
+
+    def loop(self, device: str, residence: str) -> Callable[[], None]:
+        key = f"{device} {residence}"
+        if key not in self._loops:
+            self._loops[key] = self.data.batches(
+                self.batch_size, device=device, residence=residence, threads=self.threads
+            )
+        batches = self._loops[key]
+
+        def run() -> None:
+            for batch in batches:
+                if device != "cpu":
+                    self.consume(batch["x"])
+            self.torch.cuda.synchronize()
+
+        return run
+
+    def consume(self, x: Any) -> None:
+        x.view(-1)[:1].add_(1)
+
+    def pinned_copies(self) -> None:
+        for start in range(0, len(self.x), self.batch_size):
+            n = min(self.batch_size, len(self.x) - start)
+            self._target[:n].copy_(self._pinned[:n], non_blocking=True)
+            self.consume(self._target)
+        self.torch.cuda.synchronize()
+
+    def data_loader(self, workers: int) -> Callable[[], None]:
+        """``DataLoader`` whose data set takes a list of rows."""
+        from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
+
+        torch = self.torch
+
+        class Rows(Dataset):  # type: ignore[misc]
+            def __init__(self, x: Any) -> None:
+                self.x = torch.from_numpy(x)
+
+            def __len__(self) -> int:
+                return len(self.x)
+
+            def __getitem__(self, rows: list[int]) -> Any:
+                return self.x[rows]
+
+        rows = Rows(self.x)
+        loader = DataLoader(
+            rows,
+            batch_size=None,
+            sampler=BatchSampler(RandomSampler(rows), self.batch_size, drop_last=False),
+            pin_memory=True,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+        )
+
+        def run() -> None:
+            for batch in loader:
+                self.consume(batch.cuda(non_blocking=True))
+            torch.cuda.synchronize()
+
+        return run
+
+
+def measure(bench: harness.Bench, work: Work, name: str, rounds: int) -> None:
+    seconds = harness.alternate(
+        {
+            "pinned copies": work.pinned_copies,
+            "streamed": work.loop("cuda", "streamed"),
+            "resident": work.loop("cuda", "resident"),
+            "the CPU's loader alone": work.loop("cpu", "auto"),
+            "DataLoader(pin_memory=True), in the process": work.data_loader(0),
+            "DataLoader(pin_memory=True), 4 workers": work.data_loader(4),
+        },
+        rounds,
+    )
+    ours = seconds["streamed"]
+    for label, theirs in seconds.items():
+        bench.add(f"{name}: {label}", work.nbytes / 1e9 / theirs, "GB/s")
+        if label == "pinned copies":
+            add_ratio(bench, f"{name}: streamed", label, theirs / ours, f">= {BAR}")
+        elif label != "streamed":
+            add_ratio(bench, f"{name}: streamed", label, theirs / ours)
+
+
+def add_ratio(bench: harness.Bench, name: str, reference: str, ratio: float, bar: str = "") -> None:
+    bench.add(f"  {name}, speed", ratio, "", reference=reference, ratio=ratio, bar=bar)
+
+
+def measure_images(bench: harness.Bench, work: Work, name: str, rounds: int) -> None:
+    """uint8 images to normalised floats, channels first: where that is done."""
+    torch = work.torch
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    view = work.data.with_transforms({"x": [Scale(1 / 255), Normalize(mean, std), ToCHW()]})
+    on_gpu = [torch.tensor(values, device="cuda").view(1, 3, 1, 1) for values in (mean, std)]
+    options = {"threads": work.threads, "device": "cuda"}
+    raw = work.data.batches(work.batch_size, residence="streamed", **options)
+
+    def through(residence: str) -> Callable[[], None]:
+        batches = view.batches(work.batch_size, residence=residence, **options)
+
+        def run() -> None:
+            for batch in batches:
+                work.consume(batch["x"])
+            torch.cuda.synchronize()
+
+        return run
+
+    def in_pytorch() -> None:
+        for batch in raw:
+            x = batch["x"].permute(0, 3, 1, 2).float().div_(255)
+            work.consume(x.sub_(on_gpu[0]).div_(on_gpu[1]).contiguous())
+        torch.cuda.synchronize()
+
+    reference = "streamed as bytes, normalised by PyTorch"
+    seconds = harness.alternate(
+        {
+            reference: in_pytorch,
+            "resident, by kernel": through("resident"),
+            "streamed, on the CPU": through("streamed"),
+        },
+        rounds,
+    )
+    for label, theirs in seconds.items():
+        ratio = None if label == reference else seconds[reference] / theirs
+        speed = work.nbytes / 1e9 / theirs
+        bench.add(
+            f"{name} normalised: {label}",
+            speed,
+            "GB/s",
+            reference="" if ratio is None else "PyTorch's",
+            ratio=ratio,
+        )
+
+
+def main() -> int:
+    options = harness.parser(__doc__.splitlines()[0])
+    options.add_argument("--threads", type=int, help="that gather; all cores but one otherwise")
+    arguments = options.parse_args()
+    found = devices.lookup()
+    if not found.devices:
+        print(f"no GPU here: {found.problem}; nothing was measured")
+        return NO_GPU
+    threads = arguments.threads or max(1, min(usable_cores() - 1, 16))
+    bench = harness.Bench("Batches to a GPU", arguments.json)
+    bench.note(f"{found.devices[0].label}, {threads} threads that gather")
+    rounds = 2 if arguments.quick else arguments.rounds
+    with tempfile.TemporaryDirectory() as folder:
+        for name, shape, dtype, batch_size, nbytes in WORKS:
+            x = rows_of(shape, dtype, nbytes // 16 if arguments.quick else nbytes)
+            work = Work(Path(folder), name, x, batch_size, threads)
+            measure(bench, work, name, rounds)
+            if len(shape) == 3 and shape[-1] == 3:
+                measure_images(bench, work, name, rounds)
+            work.close()
+    bench.report()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
