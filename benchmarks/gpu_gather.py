@@ -4,19 +4,27 @@
 
 By row width: the kernel that makes resident batches, `torch.index_select` (with elements as wide as
 the rows allow) and a plain copy from device memory to device memory, in turn. The columns are
-larger than the caches and the rows in random order. Ratios are of speeds: 1 is that of the copy.
+larger than the caches and the rows in random order. Ratios are of speeds, 1 being the reference's.
+
+Then whole epochs of a resident data set of images, made into normalised float32 with channels
+first: `Dataset.batches` against the same by PyTorch's operations.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from benchmarks.harness import Bench, alternate, parser
 
 WIDTHS = (64, 156, 256, 512, 640, 1024, 4096, 12_288, 150_528)
 BAR_FROM = 512  # bytes; narrower rows have no bar
 REPEATS = 20  # launches that are timed together
+MEAN, STD = (0.5, 0.45, 0.4), (0.25, 0.2, 0.3)
 
 
 def measure_gather(bench: Bench, *, quick: bool = False, rounds: int = 5) -> None:
@@ -114,10 +122,63 @@ def _timed(run: Callable[[], object]) -> Callable[[], None]:
     return repeated
 
 
+def measure_images(
+    bench: Bench, *, quick: bool = False, rounds: int = 5, device: str = "cuda"
+) -> None:
+    """Add the time of an epoch of images of 32 x 32 x 3 bytes, and its ratio to PyTorch's.
+
+    Parameters are those of `measure_gather`; `device` is the one that the data are in.
+    """
+    import torch
+
+    import cerebro
+    from cerebro.transforms import Normalize, Scale, ToCHW
+
+    if device == "cuda" and not torch.cuda.is_available():
+        return
+    rows, batch = (4096, 512) if quick else (65_536, 4096)
+    images = np.random.default_rng(0).integers(0, 256, (rows, 32, 32, 3), np.uint8)
+    column = torch.from_numpy(images).to(device)
+    mean, std = (torch.tensor(v, device=device)[:, None, None] for v in (MEAN, STD))
+    chain = [Scale(1 / 255), Normalize(MEAN, STD), ToCHW()]
+
+    def by_torch() -> None:
+        for rows_of_batch in torch.randperm(rows, device=device).split(batch):
+            picked = column.index_select(0, rows_of_batch).permute(0, 3, 1, 2)
+            picked.float().div_(255).sub_(mean).div_(std)
+        _wait(device)
+
+    with tempfile.TemporaryDirectory() as folder:
+        data = cerebro.shard({"x": images}, Path(folder) / "images", shards=1)
+        batches = data.with_transforms({"x": chain}).batches(batch, device=device)
+
+        def by_cerebro() -> None:
+            for _ in batches:
+                pass
+            _wait(device)
+
+        seconds = alternate({"cerebro": by_cerebro, "torch": by_torch}, rounds)
+    bench.add(
+        f"epoch of {rows:,} images, u8 to normalised f32 CHW, batch {batch}",
+        seconds["cerebro"] * 1e3,
+        "ms",
+        reference="torch",
+        ratio=seconds["cerebro"] / seconds["torch"],
+    )
+
+
+def _wait(device: str) -> None:
+    import torch
+
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
 def main() -> None:
     options = parser(__doc__.splitlines()[0]).parse_args()
     bench = Bench("Rows gathered in a GPU's memory", options.json)
     measure_gather(bench, quick=options.quick, rounds=options.rounds)
+    measure_images(bench, quick=options.quick, rounds=options.rounds)
     bench.report()
 
 
