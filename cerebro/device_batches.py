@@ -1,7 +1,8 @@
 """A loader's batches, moved to a device by PyTorch.
 
 The way where the loader cannot make batches on the device itself (a `_core.Loader` with a depot):
-each tensor goes through pinned memory, so that the copy waits for nobody, and arrives on PyTorch's stream.
+each tensor goes through pinned memory, so that the copy waits for nobody, and arrives on
+PyTorch's stream.
 """
 
 from __future__ import annotations
