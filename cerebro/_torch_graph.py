@@ -47,6 +47,9 @@ TENSOR_RATES: tuple[type, ...] = (torch.optim.Adam, torch.optim.AdamW, torch.opt
 WAITS = "called a synchronizing"
 """How PyTorch's notice begins of an operation that waits for the GPU."""
 
+ABOUT_WATCHING = "Synchronization debug mode"
+"""How the notice begins that such notices are not complete."""
+
 log = logging.getLogger("cerebro.torch")
 
 Batch = dict[str, Any]
@@ -91,6 +94,8 @@ class CudaRecorder:
             finally:
                 torch.cuda.set_sync_debug_mode(before)
         for warning in told:
+            if str(warning.message).startswith(ABOUT_WATCHING):
+                continue
             if re.match(WAITS, str(warning.message)) is None:
                 warnings.warn_explicit(
                     warning.message, warning.category, warning.filename, warning.lineno

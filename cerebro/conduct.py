@@ -208,12 +208,15 @@ def device_of(settings: Settings) -> str:
 
 
 def live_bytes(settings: Settings) -> int:
-    """Memory for the models that a worker keeps alive: half of what is there, shared out."""
+    """Memory for the models that a worker keeps alive, shared out.
+
+    Half of what is free of the host's, a quarter of a GPU's, half of which is for shards.
+    """
     workers = max(1, settings.workers)
     here = available_memory() // (2 * workers)
     if not is_gpu(settings.devices[0]):
         return here
-    return min(here, data_bytes(settings))
+    return min(here, data_bytes(settings) // 2)
 
 
 def data_bytes(settings: Settings) -> int:

@@ -159,12 +159,15 @@ class UnitRunner:
         try:
             return self._run(task)
         except Exception as error:
-            others = tuple(trial for trial in self._live if trial != task.trial)
-            if not (others and is_short_of_gpu_memory(error)):
+            if not (is_gpu(self.context.device) and is_short_of_gpu_memory(error)):
                 raise
-        # Only here is the traceback gone, and with it what it held.
-        self._release((*others, task.trial))
-        empty_gpu_cache(self.context.device)
+            traceback.clear_frames(error.__traceback__)  # they hold what is to be given back
+            others = tuple(trial for trial in self._live if trial != task.trial)
+            self._release((*others, task.trial))
+            while self._loaders:
+                self._loaders.popitem()[1].close()
+            if give_back_memory(self.context.device) == 0 and not others:
+                raise
         done = self._run(task)
         return replace(done, dropped=(*others, *done.dropped))
 
@@ -190,6 +193,7 @@ class UnitRunner:
             cause, text = text_of(error, 2000), ""
         else:
             cause = describe(error) + missing_name(error, task.config, self.context.train.columns)
+            cause += misplaced(error, self.context.device)
             text = traceback_of(error)
         if kind in ("error", "diverged"):
             append(log_path(self.context.log_dir, task.trial), text or cause)
@@ -542,7 +546,7 @@ class UnitRunner:
         for slots in self._slots.values():
             slots.close()
         self._slots.clear()
-        empty_gpu_cache(self.context.device)
+        give_back_memory(self.context.device)
 
     def warm(self, task: WarmTask) -> CheckDone:
         """Import what other workers have imported; see `WarmTask`."""
@@ -587,7 +591,11 @@ def build_model(
     check_model(model)
     if hasattr(model, "bind_info"):
         model.bind_info(info)
-    return model, generators.uses_torch(model)
+    uses_torch = generators.uses_torch(model)
+    if uses_torch and is_gpu(info.device):
+        # Before another trial is built: the GPU's generator takes the seed that was given last.
+        sys.modules["torch"].cuda.init()
+    return model, uses_torch
 
 
 def make_info(
@@ -654,13 +662,14 @@ def batch_device(model: Any, device: str) -> str:
 def make_batches(model: Any, data: Any, batch_size: int, device: str, **options: Any) -> Loader:
     """Return a loader that gives a model its batches, where it wants them.
 
-    Where CUDA cannot be used but through PyTorch (a build that has the runtime inside), PyTorch
-    moves batches that were made in host memory.
+    Where CUDA cannot be used but through PyTorch (a build that has the runtime inside, or a driver
+    that takes PyTorch's kernels and not ours), PyTorch moves batches that were made in host memory.
     """
     options["framework"] = getattr(model, "framework", "dlpack")
     where = batch_device(model, device)
     if is_gpu(where):
         try:
+            depots.check(where)
             return make_loader(data, batch_size, device=where, **options)
         except DeviceError as error:
             depots.tell(f"PyTorch moves batches to the GPU: {one_line(str(error))}")
@@ -669,18 +678,20 @@ def make_batches(model: Any, data: Any, batch_size: int, device: str, **options:
 
 
 def is_short_of_gpu_memory(error: BaseException) -> bool:
-    """Whether PyTorch has found no memory on a GPU."""
+    """Whether PyTorch, or the loader, has found no memory on a GPU."""
     torch = sys.modules.get("torch")
+    if isinstance(error, MemoryError):
+        return True
     return torch is not None and isinstance(error, torch.cuda.OutOfMemoryError)
 
 
-def empty_gpu_cache(device: str) -> None:
-    """Give back what is kept of a GPU's memory for later: shards, and PyTorch's cache."""
+def give_back_memory(device: str) -> int:
+    """Give back what is kept of a GPU's memory for later; return the bytes of shards among it."""
     torch = sys.modules.get("torch")
-    if is_gpu(device):
-        depots.drop(device)
+    shards = depots.drop(device) if is_gpu(device) else 0
     if is_gpu(device) and torch is not None:
         torch.cuda.empty_cache()
+    return shards
 
 
 def evaluation_seed(seed: int, trial: int, epoch: int) -> int:
@@ -819,6 +830,13 @@ def missing_name(
     else:
         return ""
     return "" if error.args[0] in names else one_line(f"; {what} {', '.join(names) or 'nothing'}")
+
+
+def misplaced(error: BaseException, device: str) -> str:
+    """Say where batches are, if the user's code has found tensors on two devices."""
+    if not is_gpu(device) or "on the same device" not in str(error):
+        return ""
+    return f"; batches arrive on info.device, {device}: put the model there, or give devices='cpu'"
 
 
 def traceback_of(error: BaseException) -> str:

@@ -56,6 +56,18 @@ def depot(name: str) -> _core.Depot:
     return _core.Depot(cuda.device(name))
 
 
+@functools.cache
+def check(name: str) -> None:
+    """See, once, that a device does what loaders ask of it: copies, and kernels.
+
+    Raises
+    ------
+    DeviceError
+        If it does not.
+    """
+    depot(name).device.check()
+
+
 def limit(loader: Any, nbytes: int) -> None:
     """Say how many bytes of shards may be resident on a loader's device; 0: leave it."""
     where = getattr(loader, "depot", None)

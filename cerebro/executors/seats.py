@@ -3,7 +3,7 @@
 A seat is where a worker sits: a GPU, or one of several processes that share one. Every shard is
 dealt to one seat and stays there, whoever takes the seat over, so that the data are in device
 memory once, whatever the number of trials and workers. Trials go to where the shards are; the
-scheduler knows it as exclusive placement. Validation data are read by all.
+scheduler knows it as exclusive placement. Validation data are read by all, and held by each.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ def fits_devices(context: RunContext, seats: Sequence[Device | None]) -> bool:
     train = context.train
     if len(gpus) < 2 or train.num_shards < len(gpus) or not context.stagger:
         return False
-    mine = train.nbytes * max(map(gpus.count, gpus)) / len(gpus)
-    shared = 0 if context.validation is None else context.validation.nbytes
-    return mine + shared <= DATA_SHARE * min(device.memory for device in gpus)
+    together = max(map(gpus.count, gpus))
+    validation = 0 if context.validation is None else context.validation.nbytes
+    mine = together * (train.nbytes / len(gpus) + validation)
+    return mine <= DATA_SHARE * min(device.memory for device in gpus)

@@ -149,6 +149,7 @@ def test_pytorch_moves_batches_where_cuda_cannot_be_used_otherwise(tmp_path, mon
         raise DeviceError("no CUDA runtime")
 
     monkeypatch.setattr(depots, "depot", unusable)
+    monkeypatch.setattr(depots, "check", depots.check.__wrapped__)
     model = SimpleNamespace(framework="torch")
     with caplog.at_level("WARNING", "cerebro.data"):
         made = make_batches(model, data, 4, "cuda:0", seed=1)

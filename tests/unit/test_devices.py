@@ -235,6 +235,8 @@ def context(*, nbytes=100, shards=4, validation=0, stagger=True):
         ("ab", {}, False),  # 50 of 100 for each; half of the smaller GPU's 60 are 30
         ("ab", {"nbytes": 60}, True),
         ("ab", {"nbytes": 50, "validation": 10}, False),
+        ("aa", {"nbytes": 20, "validation": 10}, True),
+        ("aa", {"nbytes": 22, "validation": 10}, False),  # each of both holds validation data
         ("aa", {"nbytes": 40}, True),
         ("aa", {"nbytes": 41}, False),  # both are on one GPU
         ("aabb", {"nbytes": 60}, True),

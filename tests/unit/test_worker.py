@@ -199,3 +199,16 @@ def test_a_worker_that_has_lost_its_gpu_is_given_up(context, monkeypatch):
             failed = runner.run(task(0, 0))
         assert failed.kind == kind
         assert "device-side assert" in failed.message
+
+
+def test_tensors_on_two_devices_are_explained(context, monkeypatch):
+    def elsewhere(self, batch):
+        raise RuntimeError("Expected all tensors to be on the same device, but got cuda:0 and cpu")
+
+    monkeypatch.setattr(Mean, "train_batch", elsewhere)
+    failed = UnitRunner(replace(context, device="cuda:0"), worker=0).run(task(0, 0))
+    assert failed.message.endswith(
+        "; batches arrive on info.device, cuda:0: put the model there, or give devices='cpu'"
+    )
+    failed = UnitRunner(context, worker=0).run(task(0, 1))
+    assert "info.device" not in failed.message
