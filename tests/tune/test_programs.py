@@ -60,7 +60,7 @@ def test_asha_with_optuna(run_program: Any, tmp_path: Path) -> None:
 
 def test_a_program_that_is_killed_goes_on(run_program: Any, tmp_path: Path) -> None:
     """Nothing that was trained is trained again, and nothing of it is left running."""
-    arguments = ["--storage", "results", "--workers", "2", "--samples", "3", "--iterations", "12"]
+    arguments = ["--storage", "results", "--workers", "2", "--samples", "2", "--iterations", "20"]
     others = {child.pid for child in children()}  # idle workers of tests before
     first = run_program(EXAMPLES / "restored.py", *arguments)
     folder = tmp_path / "results" / "restored"
@@ -69,13 +69,13 @@ def test_a_program_that_is_killed_goes_on(run_program: Any, tmp_path: Path) -> N
     first.communicate()
     wait_until_gone(others)
     before = histories(folder)
-    assert sum(map(len, before.values())) < 36  # else it was over before it was killed
+    assert sum(map(len, before.values())) < 40  # else it was over before it was killed
     text = finished(run_program(EXAMPLES / "restored.py", *arguments))
-    assert "goes on" in text and "iterations: [12, 12, 12]" in text
+    assert "goes on" in text and "iterations: [20, 20]" in text
     after = histories(folder)
     for number, hashes in before.items():
         assert after[number][: len(hashes)] == hashes
-    assert {number: len(hashes) for number, hashes in after.items()} == {0: 12, 1: 12, 2: 12}
+    assert {number: len(hashes) for number, hashes in after.items()} == {0: 20, 1: 20}
 
 
 def wait_for_epochs(process: Any, folder: Path, count: int) -> None:
