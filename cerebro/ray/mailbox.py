@@ -48,5 +48,10 @@ class Mailbox:
         os.close(self._read)
 
     def __del__(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):
+        try:
             os.close(self._write)
+        except (
+            OSError,
+            AttributeError,
+        ):  # when Python ends, `os` may be None
+            return

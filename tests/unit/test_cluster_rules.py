@@ -8,6 +8,7 @@ import os
 import pickle
 import select
 import shutil
+import sys
 import threading
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -547,6 +548,15 @@ def test_a_mailbox_wakes_whoever_waits():
     assert select.select([mailbox.fileno()], [], [], 0)[0] == []
     mailbox.close()
     mailbox.put("too late")
+
+
+def test_a_mailbox_that_python_outlives_says_nothing(monkeypatch):
+    mailbox = Mailbox()
+    mailbox.close()
+    with monkeypatch.context() as ending:  # modules are emptied when Python ends
+        for name in ("contextlib", "os", "queue"):
+            ending.setattr(sys.modules[Mailbox.__module__], name, None)
+        mailbox.__del__()
 
 
 def test_a_pickle_opens_itself_where_it_is_unpacked():
