@@ -131,11 +131,15 @@ def test_what_is_left_in_the_coordinators_cache_is_counted(stage, finished):
 
 
 def idle(*words, mark=""):
-    """A process that waits, with words in its command line."""
-    command = [sys.executable, "-c", "input()", *words]
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, env={**os.environ, processes.MARK: mark}
+    """A process that waits, with words in its command line, once it is there."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", "print('here', flush=True); input()", *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, processes.MARK: mark},
     )
+    assert process.stdout.readline() == b"here\n"
+    return process
 
 
 def test_actors_and_processes_that_are_left_are_counted(stage):
