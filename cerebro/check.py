@@ -8,7 +8,7 @@ named: a tensor of the state, or an attribute that is kept outside ``state_dict`
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -186,7 +186,10 @@ class _Rehearsal:
             live.model.begin_epoch(0)
         size = batch_size_of(self._config, runner.context.batch_size)
         loader = runner.loader(live.model, size, training=True, trial=0)
-        loader.begin(range(runner.context.train.num_shards), 0, half * BATCHES)
+        train, _ = runner.context.views(0)
+        drop_last = runner.context.drop_last
+        shards = first_shards(train.shard_rows(), size, drop_last, (half + 1) * BATCHES)
+        loader.begin(shards, 0, half * BATCHES)
         step, device = live.model.train_batch, runner.device_of(live.model)
         result = run_batches(_First(loader, BATCHES), step, device=device)
         if hasattr(live.model, "end_unit"):
@@ -212,7 +215,7 @@ class _Rehearsal:
                 self._config, runner.context.batch_size
             )
             loader = runner.loader(live.model, size, training=False, trial=0)
-            loader.begin(range(validation.num_shards), 0)
+            loader.begin(first_shards(validation.shard_rows(), size, False, 1), 0)
             with generators.preserved(live.torch, seed=0):
                 device = runner.device_of(live.model)
                 _, metrics = evaluate_model(live.model, _First(loader, 1), device=device)
@@ -222,6 +225,15 @@ class _Rehearsal:
             live.model.end_epoch(0, dict(metrics))
         live.generators = generators.capture(live.torch)
         return metrics
+
+
+def first_shards(rows: Sequence[int], size: int, drop_last: bool, batches: int) -> range:
+    """The shards, from the first on, that have so many batches: no others are brought to a GPU."""
+    left, shards = batches, 0
+    while left > 0 and shards < len(rows):
+        left -= _core.batch_count(rows[shards], size, drop_last)
+        shards += 1
+    return range(shards)
 
 
 class _First:

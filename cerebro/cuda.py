@@ -154,6 +154,7 @@ def device(name: str) -> _core.Device:
     opened = _core.Device(name)
     torch = sys.modules.get("torch")
     if name != "cpu" and torch is not None and torch.cuda.is_available():
+        torch.cuda.init()  # tensors that are made of ours do not start it
         opened.set_allocator(_torch_allocate, _torch_release)
     return opened
 

@@ -21,8 +21,6 @@
 #include "check.h"
 #include "device_impl.h"
 
-enum { LAZY_ARGS = 4096 };
-
 typedef enum lazy_kind {
     LAZY_COPY,
     LAZY_FILL,
@@ -198,20 +196,23 @@ lazy_stream_of(lazy_device *d, void *stream)
     return (uintptr_t)stream <= 2 ? &d->legacy : stream;
 }
 
-static inline lazy_op *
-lazy_put(lazy_device *d, void *stream, lazy_kind kind, size_t args_bytes)
+/* Puts a copy of `like` on a stream, with `args_bytes` of `args` behind it. */
+static inline void
+lazy_put(lazy_device *d, void *stream, const lazy_op *like, const void *args,
+         size_t args_bytes)
 {
     lazy_stream *s = lazy_stream_of(d, stream);
     lazy_op *op = calloc(1, sizeof *op + args_bytes + 1);
 
     CHECK(!s->freed);
     d->on_captured += s->capturing;
-    op->kind = kind;
+    *op = *like;
+    if (args_bytes != 0)
+        memcpy(op->args, args, args_bytes);
     pthread_mutex_lock(&d->lock);
     *s->last = op;
     s->last = &op->next;
     pthread_mutex_unlock(&d->lock);
-    return op;
 }
 
 /* A consumer's kernel, which reads memory and finds there what was expected. */
@@ -219,12 +220,9 @@ static inline void
 lazy_compare(lazy_device *d, void *stream, const void *memory,
              const void *expected, size_t bytes)
 {
-    lazy_op *op = lazy_put(d, stream, LAZY_COMPARE, bytes);
-
-    op->from = memory;
-    op->bytes = bytes;
-    if (bytes != 0)
-        memcpy(op->args, expected, bytes);
+    lazy_put(d, stream,
+             &(lazy_op){.kind = LAZY_COMPARE, .from = memory, .bytes = bytes},
+             expected, bytes);
 }
 
 /* --- the table ------------------------------------------------------------ */
@@ -365,13 +363,12 @@ static inline cer_status
 lazy_stream_wait(cer_device *device, void *stream, void *event, cer_error *err)
 {
     lazy_device *d = lazy(device);
-    lazy_event *e = event;
-    lazy_op *op;
+    const lazy_event *e = event;
 
     if (lazy_fails(d))
         return lazy_failure(err, "cudaStreamWaitEvent");
-    op = lazy_put(d, stream, LAZY_WAIT, 0);
-    op->record = e->last;
+    lazy_put(d, stream, &(lazy_op){.kind = LAZY_WAIT, .record = e->last}, NULL,
+             0);
     return CER_OK;
 }
 
@@ -425,7 +422,8 @@ lazy_event_record(cer_device *device, void *event, void *stream, cer_error *err)
     record = calloc(1, sizeof *record);
     record->next = d->records;
     d->records = record;
-    lazy_put(d, stream, LAZY_RECORD, 0)->record = record;
+    lazy_put(d, stream, &(lazy_op){.kind = LAZY_RECORD, .record = record}, NULL,
+             0);
     e->last = record;
     return CER_OK;
 }
@@ -479,15 +477,14 @@ lazy_copy(cer_device *device, void *to, const void *from, size_t bytes,
           cer_device_copy_kind kind, void *stream, cer_error *err)
 {
     lazy_device *d = lazy(device);
-    lazy_op *op;
 
     (void)kind;
     if (lazy_fails(d))
         return lazy_failure(err, "cudaMemcpyAsync");
-    op = lazy_put(d, stream, LAZY_COPY, 0);
-    op->to = to;
-    op->from = from;
-    op->bytes = bytes;
+    lazy_put(
+        d, stream,
+        &(lazy_op){.kind = LAZY_COPY, .to = to, .from = from, .bytes = bytes},
+        NULL, 0);
     return CER_OK;
 }
 
@@ -496,14 +493,11 @@ lazy_fill(cer_device *device, void *to, uint8_t value, size_t bytes,
           void *stream, cer_error *err)
 {
     lazy_device *d = lazy(device);
-    lazy_op *op;
 
     if (lazy_fails(d))
         return lazy_failure(err, "cudaMemsetAsync");
-    op = lazy_put(d, stream, LAZY_FILL, 1);
-    op->to = to;
-    op->bytes = bytes;
-    op->args[0] = value;
+    lazy_put(d, stream, &(lazy_op){.kind = LAZY_FILL, .to = to, .bytes = bytes},
+             &value, 1);
     return CER_OK;
 }
 
@@ -512,13 +506,12 @@ lazy_run(cer_device *device, const cer_device_launch *launch, void *stream,
          cer_error *err)
 {
     lazy_device *d = lazy(device);
-    lazy_op *op;
 
     if (lazy_fails(d))
         return lazy_failure(err, launch->name);
-    op = lazy_put(d, stream, LAZY_RUN, LAZY_ARGS);
-    op->reference = launch->reference;
-    memcpy(op->args, launch->args, launch->args_bytes);
+    lazy_put(d, stream,
+             &(lazy_op){.kind = LAZY_RUN, .reference = launch->reference},
+             launch->args, launch->args_bytes);
     return CER_OK;
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,6 +66,16 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> cerebro.data.Dataset:
         "t": [list(range(i % 8)) for i in range(ROWS)],
     }
     return cerebro.data.shard(columns, tmp_path_factory.mktemp("data") / "d", shards=4)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_stays() -> Iterator[None]:
+    """Other tests find a device of which nothing is held."""
+    yield
+    gc.collect()
+    torch.cuda.synchronize()
+    depots.depot.cache_clear()
+    gc.collect()
 
 
 @pytest.fixture
