@@ -195,6 +195,20 @@ def _torch_name(item: Any) -> str:
     return str(item) if named else ""
 
 
+def mixed(devices: Sequence[str]) -> str | None:
+    """Say that GPUs are of different kinds, on which states differ in their last bits."""
+    if not any(is_gpu(name) for name in devices):
+        return None
+    known = lookup().devices
+    labels = list(dict.fromkeys(device.label for device in known if device.name in devices))
+    if len(labels) < 2:
+        return None
+    return (
+        f"the GPUs are of different kinds ({', '.join(labels)}): a trial's states depend on which "
+        "of them train it; give devices= of one kind to have them exact"
+    )
+
+
 def recorded(settings: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the devices that a run's record names; runs of the first version had the CPU."""
     names = settings.get("devices")

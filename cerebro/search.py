@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from cerebro.check import Check, raise_if_broken
 from cerebro.conduct import Ready, conduct, run_context
-from cerebro.devices import is_gpu
+from cerebro.devices import is_gpu, mixed
 from cerebro.errors import InputError
 from cerebro.executors.base import Executor
 from cerebro.live_trials import recordable
@@ -268,6 +268,8 @@ def search(
         searcher_class=describe(the_searcher),
         points=check_points(points),
     )
+    if (text := mixed(the_devices)) is not None:
+        warnings.warn(text, stacklevel=2)
     if goes_on:
         return resume_search(settings, the_searcher)
     return run_search(settings, the_space, the_searcher)

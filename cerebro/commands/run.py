@@ -26,6 +26,8 @@ def add(commands: Any) -> None:
     parser.add_argument("file", help="the Python file")
     for name in ("epochs", "n-trials", "workers", "threads", "batch-size", "eval-batch-size"):
         parser.add_argument(f"--{name}", type=count)
+    parser.add_argument("--devices", nargs="+", help="auto, cpu, cuda, or GPUs such as cuda:1")
+    parser.add_argument("--workers-per-device", type=count, help="worker processes of each GPU")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--width", type=count, help="trials that live at a time")
     parser.add_argument("--max-retries", type=count)

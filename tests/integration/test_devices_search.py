@@ -17,7 +17,7 @@ from cerebro import devices
 from cerebro.devices import Device, Found
 from cerebro.errors import InputError
 
-GPUS = Found((Device("cuda:0", "GPU A", 10**9, "3"), Device("cuda:1", "GPU B", 10**9, "5")))
+GPUS = Found((Device("cuda:0", "GPU A", 10**9, "3"), Device("cuda:1", "GPU A", 10**9, "5")))
 SHARDS, EPOCHS = 5, 2
 
 
@@ -153,6 +153,16 @@ def test_a_model_on_the_cpu_is_told(two_gpus, data, tmp_path):
             build, {"rate": 0.1}, data, epochs=1, validation=0.2, batch_size=4, n_trials=1,
             run=tmp_path / "run", progress=False, devices="cuda",
         )  # fmt: skip
+
+
+def test_gpus_of_two_kinds_are_not_exact_together(monkeypatch, data, tmp_path):
+    other = Device("cuda:1", "GPU B", 10**9, "5")
+    monkeypatch.setattr(devices, "lookup", lambda: Found((GPUS.devices[0], other)))
+    with pytest.warns(UserWarning, match=r"different kinds \(GPU A, GPU B\)"):
+        search(data, tmp_path / "run")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        search(data, tmp_path / "one", devices="cuda:1")
 
 
 def test_without_a_gpu_the_argument_is_named_and_no_folder_is_made(monkeypatch, data, tmp_path):

@@ -1,0 +1,137 @@
+"""Units on a GPU with host memory in its place: all that a worker does differently there.
+
+Tensors in host memory count as a GPU's; what would start CUDA does nothing. The states must be
+those of the CPU to the bit, because they are the same arithmetic by other ways.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import cerebro
+from cerebro import device_states, device_values, worker
+from cerebro.data import depots
+from cerebro.device_batches import MovedBatches
+from cerebro.errors import DeviceError
+from cerebro.unit import CheckTask, RunContext, Task, UnitDone
+from cerebro.worker import UnitRunner
+
+torch = pytest.importorskip("torch")
+SHARDS, EPOCHS = 3, 2
+
+
+def accuracy(output, target):
+    return (output.argmax(1) == target).float().mean()
+
+
+def build(config, info):
+    net = torch.nn.Sequential(
+        torch.nn.Linear(4, 8),
+        torch.nn.BatchNorm1d(8),
+        torch.nn.Dropout(0.2),
+        torch.nn.Linear(8, 3),
+    )
+    optimizer = torch.optim.AdamW(net.parameters(), lr=config["lr"])
+    return cerebro.torch.Model(
+        net,
+        optimizer=optimizer,
+        loss=torch.nn.functional.cross_entropy,
+        metrics={"accuracy": accuracy, "share": lambda o, t: (accuracy(o, t), len(t))},
+        scheduler=torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
+        scheduler_step="batch",
+    )
+
+
+@pytest.fixture
+def context(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(90, 4)).astype(np.float32)
+    y = rng.integers(0, 3, size=90)
+    data = cerebro.shard({"x": x, "y": y}, tmp_path / "d", shards=SHARDS, progress=False)
+    train, valid = data.split(0.8, 0.2)
+    folder = str(tmp_path)
+    return RunContext(
+        build=build, train=train, validation=valid, batch_size=8, epochs=EPOCHS, live_models=1,
+        state_dir=folder, epoch_dir=folder, log_dir=folder,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def host_as_gpu(monkeypatch):
+    def tensor(value):
+        return isinstance(value, torch.Tensor)
+
+    def scalar(value):
+        return tensor(value) and value.numel() == 1
+
+    def no_depot(name):
+        raise DeviceError("there is no GPU")
+
+    def copied(self, tree, device):
+        return to_device(self, tree, "cpu")
+
+    to_device = device_states.StateArena.to_device
+    monkeypatch.setattr(device_values, "_is_scalar_elsewhere", scalar)
+    monkeypatch.setattr(device_states, "_is_away", lambda _, value: tensor(value))
+    monkeypatch.setattr(device_states.StateArena, "to_device", copied)
+    monkeypatch.setattr(depots, "check", no_depot)
+    monkeypatch.setattr(worker, "MovedBatches", lambda loader, _: MovedBatches(loader, "cpu"))
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(cerebro.torch._torch_place, "place", lambda *_: None)
+
+
+def train(context, folder):
+    """Two trials, unit by unit in turn by a worker that keeps one model; the hashes and sums."""
+    folder.mkdir()
+    places = {name: str(folder) for name in ("state_dir", "epoch_dir", "log_dir")}
+    runner = UnitRunner(replace(context, **places), worker=0)
+    found, dispatch = [], 0
+    for position in range(EPOCHS * (SHARDS + 1)):
+        epoch, step = divmod(position, SHARDS + 1)
+        for trial in (0, 1):
+            shard = -1 if step == SHARDS else (trial + epoch + step) % SHARDS
+            task = Task(
+                trial, {"lr": 0.01 * (trial + 1)}, epoch, step, shard, 0, position, dispatch
+            )
+            dispatch += 1
+            done = runner.run(task)
+            assert isinstance(done, UnitDone), done.traceback or done.message
+            assert done.loaded or position == 0  # the other trial's model was in between
+            found.append((done.packed_hash, done.sums, done.rows, done.metrics, done.not_exact))
+    runner.close()
+    return found
+
+
+def test_states_and_metrics_are_those_of_the_cpu(context, tmp_path, host_as_gpu):
+    on_cpu = train(context, tmp_path / "cpu")
+    on_gpu = train(replace(context, device="cuda:0"), tmp_path / "gpu")
+    assert on_gpu == on_cpu
+
+
+def test_the_check_of_a_first_configuration_finds_nothing(context, host_as_gpu):
+    runner = UnitRunner(replace(context, device="cuda:0"), worker=0)
+    found = runner.check(CheckTask({"lr": 0.01}))
+    assert (found.problems, found.error) == ((), None)
+    assert {"accuracy", "val_loss", "train_share"} <= set(found.metrics)
+    assert found.state_bytes > 0
+    assert found.environment["device"] == "cuda"
+
+
+def test_what_has_no_deterministic_version_is_told_with_the_unit(context, tmp_path, host_as_gpu):
+    def inexact(config, info):
+        model = build(config, info)
+        net_forward = model.net.forward
+
+        def forward(x):
+            torch.zeros(3).put_(torch.tensor([1]), torch.tensor([2.0]))
+            return net_forward(x)
+
+        model.net.forward = forward
+        return model
+
+    found = train(replace(context, device="cuda:0", build=inexact), tmp_path / "gpu")
+    assert all(not_exact == ("put_",) for *_, not_exact in found)
+    assert all(not not_exact for *_, not_exact in train(context, tmp_path / "cpu"))
