@@ -182,8 +182,9 @@ def search(
     live_models
         Models a worker keeps in memory between units; default: by memory.
     deterministic
-        True turns on PyTorch's checks for operations without a deterministic
-        version; ``"warn"`` does so on devices where such operations exist.
+        True refuses operations without a deterministic version, which exist on GPUs; ``"warn"``
+        lets them be and marks the trial (`Trial.not_exact`). With both PyTorch takes the
+        deterministic version of all others; False leaves it to choose the fastest.
     state_dir
         Where states of live trials are kept, such as a local disk or a memory file
         system; a folder of this run alone. Default: in the run's folder.

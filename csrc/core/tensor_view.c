@@ -103,10 +103,16 @@ take_strides(const DLTensor *from, cer_tensor_view *out)
     return fits;
 }
 
+bool
+cer_tensor_view_is_host(int device_type)
+{
+    return device_type == kDLCPU || device_type == kDLCUDAHost;
+}
+
 cer_status
 cer_tensor_view_take(const DLTensor *from, cer_tensor_view *out, cer_error *err)
 {
-    if (from->device.device_type != kDLCPU)
+    if (!cer_tensor_view_is_host((int)from->device.device_type))
         return cer_fail(err, CER_INVALID,
                         "is on another device (DLPack type %d), not in the "
                         "host's memory",

@@ -35,6 +35,9 @@ typedef struct cer_tensor_view {
  * order. */
 cer_status cer_tensor_view_check(cer_tensor_view *view, cer_error *err);
 
+/* Whether DLPack means memory of the host: pinned memory is. */
+bool cer_tensor_view_is_host(int device_type);
+
 /* Describes what a DLTensor says. Only memory of the host, and only types of
  * dtype.h. */
 cer_status cer_tensor_view_take(const DLTensor *from, cer_tensor_view *out,

@@ -257,7 +257,7 @@ view_capsule(PyObject *object, py_view *out)
 
     if (device == NULL || !PyArg_ParseTuple(device, "ii", &type, &id))
         goto done;
-    if (type != kDLCPU) {
+    if (!cer_tensor_view_is_host(type)) {
         PyErr_Format(PyExc_TypeError,
                      "is on another device (DLPack type %d), not in the host's "
                      "memory",

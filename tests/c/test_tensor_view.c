@@ -144,9 +144,13 @@ foreign_memory_and_types_are_refused(void)
 {
     int64_t shape[] = {1};
     DLTensor tensor = tensor_of(1, shape, NULL);
+    cer_tensor_view view = {0};
+    cer_error err = {0};
 
     tensor.device.device_type = kDLCUDA;
     check_refused(&tensor, "another device (DLPack type 2)");
+    tensor.device.device_type = kDLCUDAHost;
+    CHECK(cer_tensor_view_take(&tensor, &view, &err) == CER_OK);
     tensor.device.device_type = kDLCPU;
     tensor.dtype.lanes = 4;
     check_refused(&tensor, "4 lanes");

@@ -122,6 +122,17 @@ def test_what_is_true_is_packed(version: tuple[int, int] | None) -> None:
     assert packed(Liar((1, 4), (2**62, 2), version=version)).tolist() == [[0, 2, 4, 6]]
 
 
+@pytest.mark.parametrize("asked", [(1, 0), (3, 0)])
+@pytest.mark.parametrize("version", [None, (1, 0)])
+def test_pinned_memory_is_the_hosts(
+    asked: tuple[int, int], version: tuple[int, int] | None
+) -> None:
+    """Some say so of the object only, some of its tensor too."""
+    for device in ((1, 0), (3, 0)):
+        liar = Liar((2, 3), asked=asked, device=device, version=version)
+        assert packed(liar).tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
 BIG = 2**62
 LIES: dict[str, tuple[Callable[..., Liar], str]] = {
     "negative": (lambda **v: Liar((-1,), **v), "a shape that no memory has"),

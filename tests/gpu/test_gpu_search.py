@@ -10,13 +10,13 @@ import warnings
 
 import numpy as np
 import pytest
-import small_cnns
-from small_cnns import EPOCHS, SHARDS, hashes, search
 
 import cerebro
 from cerebro import _core, devices
 
 torch = pytest.importorskip("torch")
+import small_cnns  # noqa: E402
+from small_cnns import EPOCHS, SHARDS, hashes, search  # noqa: E402
 
 
 @pytest.fixture(scope="module")
