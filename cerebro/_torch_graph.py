@@ -153,6 +153,8 @@ class GraphedStep:
         Whose settings and states it uses.
     recorder
         Captures and replays.
+    drop_gradients
+        Called after a capture that has failed, somewhere in the middle of a step.
     """
 
     def __init__(
@@ -161,8 +163,10 @@ class GraphedStep:
         modules: Sequence[Any],
         optimizers: Sequence[Any],
         recorder: Recorder,
+        drop_gradients: Callable[[], None],
     ) -> None:
         self._step = step
+        self._drop_gradients = drop_gradients
         self._optimizers = optimizers
         self._state = LiveState(modules, optimizers)
         self._rates = Rates(optimizers)
@@ -287,6 +291,7 @@ class GraphedStep:
         else:
             text = " ".join(str(error).split())[:300]
             self._refuse(f"it cannot be captured: {type(error).__name__}: {text}")
+        self._drop_gradients()
         self._state.put(after)
 
     def _refuse(self, reason: str) -> None:

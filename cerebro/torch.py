@@ -486,7 +486,9 @@ class Model:
             return values
 
         modules = [net, self._loss] if isinstance(self._loss, torch.nn.Module) else [net]
-        graphed = _torch_graph.GraphedStep(step, modules, self._optimizers, recorder)
+        graphed = _torch_graph.GraphedStep(
+            step, modules, self._optimizers, recorder, self._drop_gradients
+        )
         self._graphed = graphed
 
         def train(batch: Batch) -> dict[str, Any]:

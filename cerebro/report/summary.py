@@ -170,6 +170,8 @@ def render_trial(trial: Any) -> str:
         parts.append(table(headings, rows) + "\n* best")
     if trial.folds:
         parts.append(fold_table(trial))
+    if getattr(trial, "not_exact", None):
+        parts.append(f"not exact, for it used {', '.join(trial.not_exact)}")
     if trial.error:
         parts.append(str(trial.error).strip())
     return printable("\n\n".join(part for part in parts if part))

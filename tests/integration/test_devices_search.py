@@ -16,6 +16,7 @@ import cerebro
 from cerebro import devices
 from cerebro.devices import Device, Found
 from cerebro.errors import InputError
+from cerebro.report.summary import render_trial
 
 GPUS = Found((Device("cuda:0", "GPU A", 10**9, "3"), Device("cuda:1", "GPU A", 10**9, "5")))
 SHARDS, EPOCHS = 5, 2
@@ -200,3 +201,49 @@ def test_the_script_that_goes_on_may_be_on_another_machine(two_gpus, data, tmp_p
         warnings.filterwarnings("ignore", message="the model computes on the CPU")
         result = search(data, run, if_exists="resume")
     assert hashes(result) == before
+
+
+class Inexact(Line):
+    """Says of every other trial's training what PyTorch says of a GPU's."""
+
+    def __init__(self, config, info):
+        super().__init__(config, info)
+        self.says = info.trial % 2
+
+    def train_batch(self, batch):
+        if self.says:
+            warnings.warn(
+                "fold_cuda does not have a deterministic implementation, but you set "
+                "'torch.use_deterministic_algorithms(True, warn_only=True)'",
+                UserWarning,
+                stacklevel=1,
+            )
+        return super().train_batch(batch)
+
+
+def build_inexact(config, info):
+    return Inexact(config, info)
+
+
+@pytest.mark.parametrize("validation", [0.2, cerebro.KFold(2)], ids=["", "folds"])
+def test_a_trial_that_is_not_exact_is_marked(two_gpus, data, tmp_path, validation):
+    with pytest.warns(UserWarning, match="trial 1 is not exact: fold_cuda has no deterministic"):
+        result = cerebro.search(
+            build_inexact, {"rate": [0.1, 0.2]}, data, epochs=EPOCHS, validation=validation,
+            searcher="grid", batch_size=4, run=tmp_path / "run", progress=False,
+        )  # fmt: skip
+    marks = [trial.not_exact for trial in cerebro.open(tmp_path / "run").trials]
+    folds = not isinstance(validation, float)
+    assert marks == ([["fold_cuda"]] * 2 if folds else [[], ["fold_cuda"]])
+    if folds:
+        assert [fold.not_exact for fold in result.trials[0].folds] == [[], ["fold_cuda"]]
+    assert "not exact, for it used fold_cuda" in render_trial(result.trials[1])
+
+
+def test_on_the_cpu_nothing_is_said_to_be_inexact(data, tmp_path):
+    result = cerebro.search(
+        build_inexact, {"rate": [0.1, 0.2]}, data, epochs=1, validation=0.2, searcher="grid",
+        batch_size=4, run=tmp_path / "run", progress=False, devices="cpu", workers=1,
+    )  # fmt: skip
+    assert [trial.not_exact for trial in result.trials] == [[], []]
+    assert "does not have a deterministic" in result.trials[1].log

@@ -251,6 +251,22 @@ def test_a_step_that_waits_is_not_captured_at_all():
     assert a_model._graphed.refusal == "it waits for the GPU at loss.py:3"
 
 
+def test_a_capture_that_fails_between_gradients_and_update_leaves_none():
+    class Within(Again):
+        def capture(self, work):
+            (optimizer,) = a_model._optimizers
+            step, optimizer.step = optimizer.step, lambda: 1 / 0
+            try:
+                return super().capture(work)
+            finally:
+                optimizer.step = step
+
+    a_model, ordinary = model(Within()), model()
+    assert floats(train(a_model)) == floats(train(ordinary))
+    assert bits(a_model) == bits(ordinary)
+    assert "ZeroDivisionError" in a_model._graphed.refusal
+
+
 @pytest.mark.parametrize("at", range(1, COMPARED + 1))
 def test_a_graph_that_differs_is_given_up_without_a_trace(caplog, at):
     net = network()
