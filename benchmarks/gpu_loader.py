@@ -187,7 +187,7 @@ def measure_images(bench: harness.Bench, work: Work, name: str, rounds: int) -> 
         {
             reference: in_pytorch,
             "resident, by kernel": through("resident"),
-            "streamed, on the CPU": through("streamed"),
+            "streamed, by kernel": through("streamed"),
         },
         rounds,
     )

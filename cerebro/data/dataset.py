@@ -251,7 +251,7 @@ class Dataset:
         residence
             Of a GPU: ``"auto"`` keeps shards in its memory, where they fill at most half of it,
             and makes batches there; ``"resident"`` as many as there is room for; ``"streamed"``
-            none, batches are made on the CPU and copied while others compute.
+            none, batches are gathered on the CPU and copied while others compute.
         """
         from cerebro.data.batches import Batches
 

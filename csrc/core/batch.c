@@ -68,6 +68,7 @@ free_batch(cer_batch *batch)
     atomic_fetch_sub_explicit(&batch->ring->size, 1, memory_order_relaxed);
     cer_free(batch->tensors);
     cer_free(batch->exports);
+    cer_free(batch->raw);
     cer_free(batch->rows);
     cer_free(batch);
 }
@@ -85,9 +86,10 @@ new_batch(cer_batch_ring *ring)
     batch->n_tensors = n;
     batch->tensors = cer_alloc(n * sizeof *batch->tensors);
     batch->exports = cer_calloc(n, sizeof *batch->exports);
+    batch->raw = cer_calloc(n, sizeof *batch->raw);
     batch->rows = cer_calloc(ring->max_rows, sizeof *batch->rows);
     if (batch->tensors == NULL || batch->exports == NULL ||
-        batch->rows == NULL) {
+        batch->raw == NULL || batch->rows == NULL) {
         free_batch(batch);
         return NULL;
     }
@@ -268,11 +270,22 @@ rows_bytes(const cer_batch *batch)
     return batch->with_rows ? aligned(batch->n_rows * sizeof *batch->rows) : 0;
 }
 
+static size_t
+raw_bytes(const cer_batch *batch, size_t tensor)
+{
+    return batch->raw_bytes == NULL
+               ? 0
+               : aligned(batch->n_rows * batch->raw_bytes[tensor]);
+}
+
 size_t
 cer_batch_bytes(const cer_batch *batch)
 {
-    return rows_bytes(batch) + bytes_of(batch, false) +
-           (batch->only_head ? 0 : bytes_of(batch, true));
+    size_t bytes = rows_bytes(batch) + bytes_of(batch, false);
+
+    for (size_t i = 0; i < batch->n_tensors; i++)
+        bytes += raw_bytes(batch, i);
+    return bytes + (batch->only_head ? 0 : bytes_of(batch, true));
 }
 
 /* Places the tensors that are late, or the others, from `at` on. */
@@ -295,6 +308,16 @@ place_tensors(cer_batch *batch, bool late, size_t at)
     return at;
 }
 
+static size_t
+place_raw(cer_batch *batch, size_t at)
+{
+    for (size_t i = 0; i < batch->n_tensors; i++) {
+        batch->raw[i] = (uint8_t *)batch->block.data + at;
+        at += raw_bytes(batch, i);
+    }
+    return at;
+}
+
 cer_status
 cer_batch_place(cer_batch *batch, cer_error *err)
 {
@@ -305,7 +328,8 @@ cer_batch_place(cer_batch *batch, cer_error *err)
         status = grow(batch, bytes, err);
     if (status != CER_OK)
         return status;
-    batch->head_bytes = place_tensors(batch, false, rows_bytes(batch));
+    batch->head_bytes =
+        place_raw(batch, place_tensors(batch, false, rows_bytes(batch)));
     (void)place_tensors(batch, true, batch->head_bytes);
     return CER_OK;
 }

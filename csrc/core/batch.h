@@ -51,6 +51,11 @@ typedef struct cer_batch {
      * has no memory here. NULL: none does. */
     const bool *late;
     bool only_head;
+    /* One a tensor: bytes of each row as it is in the shard, for whoever makes
+     * the tensor of them; they come before the late tensors, at raw[]. 0, or
+     * NULL: none. */
+    const size_t *raw_bytes;
+    uint8_t **raw;
     size_t head_bytes; /* up to the first late tensor; set by place */
     size_t n_tensors;
     cer_tensor *tensors;

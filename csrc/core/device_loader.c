@@ -38,9 +38,11 @@ typedef struct device_column {
     cer_loaded_column is;
     cer_kernel_plan *plan;      /* NULL: made on the host */
     cer_depot_block *constants; /* NULL: it needs none */
+    bool raw; /* where it is not resident, its rows come as they are */
 } device_column;
 
 typedef struct device_part {
+    bool listed; /* in the pass */
     bool resident;
     cer_resident **columns; /* one a column; NULL where made on the host */
 } device_part;
@@ -58,6 +60,7 @@ struct cer_device_loader {
     size_t n_columns, n_parts;
     device_column *columns;
     device_part *parts;
+    cer_depot_block *identity; /* row numbers of raw rows: 0, 1, ... */
     /* The pass. */
     uint32_t *order; /* parts that the pass uses */
     size_t n_order, n_resident;
@@ -162,6 +165,7 @@ place_like(cer_batch *b, const cer_batch *host, cer_error *err)
     b->n_rows = host->n_rows;
     b->with_rows = host->with_rows;
     b->late = host->late;
+    b->raw_bytes = host->raw_bytes;
     b->only_head = false;
     for (size_t i = 0; i < b->n_tensors; i++) {
         cer_tensor *t = &b->tensors[i];
@@ -230,17 +234,31 @@ stage(cer_device_loader *l, cer_error *err)
 
 /* --- finishing ------------------------------------------------------------ */
 
+/* Where a batch's rows of a column are, and their numbers there. */
+static cer_status
+find_rows(cer_device_loader *l, size_t column, const cer_batch *b, void *stream,
+          cer_kernel_batch *out, cer_error *err)
+{
+    cer_resident *r = l->parts[b->part].columns[column];
+
+    if (b->raw_bytes != NULL) {
+        out->src = b->raw[l->columns[column].is.tensor];
+        out->rows = l->identity->memory.data;
+        return cer_uses_join(&l->identity->uses, stream, err);
+    }
+    out->src = cer_resident_data(r);
+    out->offsets = cer_resident_offsets(r);
+    out->rows = b->block.data;
+    return cer_resident_join(r, stream, err);
+}
+
 static cer_status
 run_kernel(cer_device_loader *l, size_t column, cer_batch *b, void *stream,
            cer_error *err)
 {
     device_column *c = &l->columns[column];
-    cer_resident *r = l->parts[b->part].columns[column];
     cer_tensor *t = &b->tensors[c->is.tensor];
     cer_kernel_batch batch = {
-        .src = cer_resident_data(r),
-        .offsets = cer_resident_offsets(r),
-        .rows = b->block.data,
         .constants = c->constants == NULL ? NULL : c->constants->memory.data,
         .dst = t[0].data,
         .n_rows = b->n_rows,
@@ -248,23 +266,22 @@ run_kernel(cer_device_loader *l, size_t column, cer_batch *b, void *stream,
                 cer_loader_part(l->plan, b->part)->first_row},
     };
     cer_kernel_call call;
-    cer_status status;
+    cer_status status = find_rows(l, column, b, stream, &batch, err);
 
     if (c->is.ragged) {
         batch.mask = t[1].data;
         batch.lengths = t[2].data;
         batch.length = (size_t)t[0].shape[1];
     }
-    status = cer_kernel_plan_batch(c->plan, &batch, &call, err);
     if (status == CER_OK)
-        status = cer_resident_join(r, stream, err);
+        status = cer_kernel_plan_batch(c->plan, &batch, &call, err);
     if (status == CER_OK && c->constants != NULL)
         status = cer_uses_join(&c->constants->uses, stream, err);
     return status == CER_OK ? cer_kernel_launch(l->device, &call, stream, err)
                             : status;
 }
 
-/* Makes the resident columns of a staged batch. */
+/* Makes the columns of a staged batch that kernels make. */
 static cer_status
 finish(cer_device_loader *l, cer_batch *b, void *stream, cer_error *err)
 {
@@ -275,7 +292,7 @@ finish(cer_device_loader *l, cer_batch *b, void *stream, cer_error *err)
         return CER_OK;
     status = cer_uses_join(&block->uses, stream, err);
     for (size_t i = 0; status == CER_OK && i < l->n_columns; i++) {
-        if (l->columns[i].plan != NULL)
+        if (b->late[l->columns[i].is.tensor])
             status = run_kernel(l, i, b, stream, err);
     }
     return status == CER_OK ? cer_uses_filled(&block->uses, stream, err)
@@ -319,8 +336,10 @@ static void
 end_pass(cer_device_loader *l)
 {
     drop_ahead(l);
-    for (size_t i = 0; i < l->n_order; i++)
+    for (size_t i = 0; i < l->n_order; i++) {
         put_back_part(l, l->order[i]);
+        l->parts[l->order[i]].listed = false;
+    }
     l->n_order = 0;
     l->staged_all = true;
     l->failed.status = CER_OK;
@@ -404,15 +423,12 @@ static cer_status
 set_order(cer_device_loader *l, const uint32_t *parts, size_t n, cer_error *err)
 {
     for (size_t i = 0; i < n; i++) {
-        size_t k = 0;
-
         if (parts[i] >= l->n_parts)
             return cer_fail(err, CER_INVALID, "no shard %u: there are %zu",
                             (unsigned)parts[i], l->n_parts);
-        while (k < l->n_order && l->order[k] != parts[i])
-            k++;
-        if (k == l->n_order)
+        if (!l->parts[parts[i]].listed)
             l->order[l->n_order++] = parts[i];
+        l->parts[parts[i]].listed = true;
     }
     return CER_OK;
 }
@@ -425,6 +441,13 @@ has_kernels(const cer_device_loader *l)
     for (size_t i = 0; i < l->n_columns; i++)
         any = any || l->columns[i].plan != NULL;
     return any;
+}
+
+/* How parts go that are not resident. */
+static cer_part_way
+streamed_way(const cer_device_loader *l)
+{
+    return l->identity != NULL ? CER_PART_RAW : CER_PART_WHOLE;
 }
 
 /* Pinned memory for all batches that may be under way at a time. Made here,
@@ -460,8 +483,9 @@ cer_device_loader_begin(cer_device_loader *l, const uint32_t *parts, size_t n,
     if (status != CER_OK)
         goto done;
     for (size_t i = 0; i < l->n_order; i++)
-        cer_loader_set_late(l->plan, l->order[i],
-                            l->parts[l->order[i]].resident);
+        cer_loader_set_way(l->plan, l->order[i],
+                           l->parts[l->order[i]].resident ? CER_PART_LATE
+                                                          : streamed_way(l));
     status = reserve(l, err);
     if (status != CER_OK)
         goto done;
@@ -543,22 +567,47 @@ cer_device_loader_next(cer_device_loader *l, void *stream, cer_batch **out,
 
 /* --- making and closing --------------------------------------------------- */
 
+/* Whether a column that is not resident had better come as it is, for a kernel
+ * to transform: where the kernel does more than copy, makes no less of it than
+ * it was, and draws no random numbers, which are keyed by the numbers of rows.
+ */
+static bool
+comes_raw(const cer_device_loader *l, const device_column *c)
+{
+    size_t n;
+    const cer_column *source =
+        &cer_shard_columns(cer_loader_part(l->plan, 0)->shard, &n)[c->is.index];
+    const cer_row_type *out = cer_transform_output(c->is.transform);
+
+    return !c->is.ragged && !cer_transform_copies(c->is.transform) &&
+           !cer_transform_draws(c->is.transform) &&
+           out->bytes >= source->row_bytes;
+}
+
+/* A block with these bytes; none for no bytes. */
+static cer_status
+upload(cer_device_loader *l, const void *bytes, size_t n, cer_depot_block **out,
+       cer_error *err)
+{
+    cer_status status;
+
+    if (n == 0)
+        return CER_OK;
+    status = cer_depot_get(l->depot, n, out, err);
+    if (status == CER_OK)
+        status = cer_uses_wait(&(*out)->uses, err);
+    return status == CER_OK
+               ? cer_depot_upload(l->depot, (*out)->memory.data, bytes, n, err)
+               : status;
+}
+
 static cer_status
 take_constants(cer_device_loader *l, device_column *c, cer_error *err)
 {
     size_t bytes;
     const void *constants = cer_kernel_plan_constants(c->plan, &bytes);
-    cer_status status;
 
-    if (bytes == 0)
-        return CER_OK;
-    status = cer_depot_get(l->depot, bytes, &c->constants, err);
-    if (status == CER_OK)
-        status = cer_uses_wait(&c->constants->uses, err);
-    return status == CER_OK
-               ? cer_depot_upload(l->depot, c->constants->memory.data,
-                                  constants, bytes, err)
-               : status;
+    return upload(l, constants, bytes, &c->constants, err);
 }
 
 /* Without a plan a column is made on the host. */
@@ -568,11 +617,13 @@ take_plan(cer_device_loader *l, device_column *c, cer_error *err)
     cer_error why = {0};
     cer_status status = cer_kernel_plan_new(c->is.transform, &c->plan, &why);
 
-    if (status == CER_OK)
+    if (status == CER_OK) {
+        c->raw = comes_raw(l, c);
         return take_constants(l, c, err);
+    }
     if (status != CER_INVALID)
         return cer_fail(err, status, "%s", why.message);
-    if (l->chains[0] == '\0')
+    if (l->chains[0] == '\0' && l->residence != CER_STREAMED)
         (void)snprintf(l->chains, sizeof l->chains,
                        "column %s is made on the CPU and streamed: %.400s",
                        cer_loader_tensor_column(l->plan, c->is.tensor),
@@ -591,9 +642,27 @@ make_columns(cer_device_loader *l, cer_error *err)
         return cer_fail(err, CER_NOMEM, "out of memory for the loader");
     for (size_t i = 0; status == CER_OK && i < l->n_columns; i++) {
         l->columns[i].is = cer_loader_column(l->plan, i);
-        if (l->residence != CER_STREAMED)
-            status = take_plan(l, &l->columns[i], err);
+        status = take_plan(l, &l->columns[i], err);
     }
+    return status;
+}
+
+/* Numbers of rows that come as they are. */
+static cer_status
+make_identity(cer_device_loader *l, cer_error *err)
+{
+    size_t n;
+    cer_status status;
+    uint32_t *numbers;
+
+    (void)cer_loader_kinds(l->plan, &n);
+    numbers = cer_calloc(n, sizeof *numbers);
+    if (numbers == NULL)
+        return cer_fail(err, CER_NOMEM, "out of memory for the loader");
+    for (size_t i = 0; i < n; i++)
+        numbers[i] = (uint32_t)i;
+    status = upload(l, numbers, n * sizeof *numbers, &l->identity, err);
+    cer_free(numbers);
     return status;
 }
 
@@ -601,16 +670,20 @@ make_columns(cer_device_loader *l, cer_error *err)
 static cer_status
 mark_late(cer_device_loader *l, cer_error *err)
 {
-    bool *late = cer_calloc(l->n_columns, sizeof *late);
+    bool *late = cer_calloc(2 * l->n_columns, sizeof *late);
+    bool *raw = late + l->n_columns, any = false;
     cer_status status;
 
     if (late == NULL)
         return cer_fail(err, CER_NOMEM, "out of memory for the loader");
-    for (size_t i = 0; i < l->n_columns; i++)
+    for (size_t i = 0; i < l->n_columns; i++) {
         late[i] = l->columns[i].plan != NULL;
-    status = cer_loader_set_late_columns(l->plan, late, err);
+        raw[i] = l->columns[i].raw;
+        any = any || raw[i];
+    }
+    status = cer_loader_set_late(l->plan, late, raw, err);
     cer_free(late);
-    return status;
+    return status == CER_OK && any ? make_identity(l, err) : status;
 }
 
 static cer_status
@@ -759,6 +832,9 @@ cer_device_loader_close(cer_device_loader *l)
             cer_depot_give(l->columns[i].constants);
         l->columns[i].constants = NULL;
     }
+    if (l->identity != NULL)
+        cer_depot_give(l->identity);
+    l->identity = NULL;
 }
 
 void

@@ -17,6 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "gather.h"
 #include "rng.h"
 
 #define NO_MEMORY "out of memory for the next batch"
@@ -62,11 +63,12 @@ struct cer_loader {
     cer_batch_ring *ring;
     cer_tensor *kinds; /* n_tensors that the ring was made of */
     size_t max_rows;
-    bool *late;       /* one a tensor, for parts that are late; or NULL */
-    bool *late_parts; /* one a part */
-    size_t keep;      /* batches between passes, in use or not */
-    worker *workers;  /* the threads, and at the end the one in next() */
-    pid_t process;    /* that started the threads */
+    cer_part_way *ways; /* one a part */
+    bool *late, *raw;   /* one a tensor: late in parts that go that way */
+    size_t *raw_bytes;  /* one a tensor */
+    size_t keep;        /* batches between passes, in use or not */
+    worker *workers;    /* the threads, and at the end the one in next() */
+    pid_t process;      /* that started the threads */
     size_t n_started;
     bool closed;
     /* The lock guards all that follows. */
@@ -172,8 +174,12 @@ fill_batch(const cer_loader *l, cer_batch *b, void *scratch)
         const cer_column *source = &sources[c->index];
         cer_tensor *t = &b->tensors[c->tensor];
 
-        if (b->late != NULL && b->late[c->tensor])
+        if (b->late != NULL && b->late[c->tensor]) {
+            if (b->raw_bytes != NULL)
+                cer_gather_rows(b->raw[c->tensor], source->data,
+                                source->row_bytes, b->rows, b->n_rows);
             continue;
+        }
         if (!c->ragged)
             cer_transform_rows(c->transform, t->data, source->data, b->rows,
                                b->n_rows, &key, scratch);
@@ -243,6 +249,17 @@ copy_rows(cer_loader *l, cer_batch *b, size_t first)
     }
 }
 
+static void
+go_way(const cer_loader *l, cer_batch *b, cer_part_way way)
+{
+    b->only_head = way != CER_PART_WHOLE;
+    b->with_rows = way == CER_PART_LATE;
+    b->late = way == CER_PART_WHOLE ? NULL
+              : way == CER_PART_RAW ? l->raw
+                                    : l->late;
+    b->raw_bytes = way == CER_PART_RAW ? l->raw_bytes : NULL;
+}
+
 /* The next batch with its rows, to be filled; its table is ready. NULL: no
  * memory, and the pass has failed. */
 static cer_batch *
@@ -260,8 +277,7 @@ claim(cer_loader *l)
         l->batch = 0;
     }
     b->part = l->order[l->at];
-    b->with_rows = b->only_head = l->late_parts[b->part];
-    b->late = l->late_parts[b->part] ? l->late : NULL;
+    go_way(l, b, l->ways[b->part]);
     b->n_rows = rows_of_batch(l, b->part, l->batch);
     copy_rows(l, b, l->batch * l->options.batch_size);
     l->batch++;
@@ -617,29 +633,43 @@ cer_loader_tensors(const cer_loader *l)
 }
 
 cer_status
-cer_loader_set_late_columns(cer_loader *l, const bool *late, cer_error *err)
+cer_loader_set_late(cer_loader *l, const bool *late, const bool *raw,
+                    cer_error *err)
 {
     l->late = cer_calloc(l->n_tensors, sizeof *l->late);
-    if (l->late == NULL)
+    l->raw = cer_calloc(l->n_tensors, sizeof *l->raw);
+    l->raw_bytes = cer_calloc(l->n_tensors, sizeof *l->raw_bytes);
+    if (l->late == NULL || l->raw == NULL || l->raw_bytes == NULL)
         return cer_fail(err, CER_NOMEM, "out of memory for the loader");
     for (size_t i = 0; i < l->n_columns; i++) {
-        size_t first = l->columns[i].tensor;
+        const load_column *c = &l->columns[i];
+        size_t n;
 
-        for (size_t k = 0; k < (l->columns[i].ragged ? 3 : 1); k++)
-            l->late[first + k] = late[i];
+        for (size_t k = 0; k < (c->ragged ? 3 : 1); k++)
+            l->late[c->tensor + k] = late[i];
+        l->raw[c->tensor] = raw[i];
+        if (raw[i])
+            l->raw_bytes[c->tensor] =
+                cer_shard_columns(l->parts[0].shard, &n)[c->index].row_bytes;
     }
     return CER_OK;
 }
 
 void
-cer_loader_set_late(cer_loader *l, uint32_t part, bool late)
+cer_loader_set_way(cer_loader *l, uint32_t part, cer_part_way way)
 {
-    l->late_parts[part] = late && l->late != NULL;
+    l->ways[part] = way;
+}
+
+size_t
+cer_loader_parts(const cer_loader *l)
+{
+    return l->n_parts;
 }
 
 /* A batch as large as they come. */
 static cer_batch *
-reserve_one(cer_loader *l, bool late, cer_error *err)
+reserve_one(cer_loader *l, cer_part_way way, cer_error *err)
 {
     cer_batch *b = cer_batch_ring_take(l->ring);
 
@@ -647,8 +677,7 @@ reserve_one(cer_loader *l, bool late, cer_error *err)
         (void)cer_fail(err, CER_NOMEM, NO_MEMORY);
         return NULL;
     }
-    b->with_rows = b->only_head = late;
-    b->late = late ? l->late : NULL;
+    go_way(l, b, way);
     b->n_rows = l->max_rows;
     for (size_t i = 0; i < b->n_tensors; i++)
         b->tensors[i].shape[0] = (int64_t)b->n_rows;
@@ -659,7 +688,7 @@ reserve_one(cer_loader *l, bool late, cer_error *err)
 }
 
 cer_status
-cer_loader_reserve(cer_loader *l, size_t n, bool late, cer_error *err)
+cer_loader_reserve(cer_loader *l, size_t n, cer_part_way way, cer_error *err)
 {
     cer_batch *taken = NULL, *b = NULL;
     cer_error why = {0};
@@ -667,7 +696,7 @@ cer_loader_reserve(cer_loader *l, size_t n, bool late, cer_error *err)
     pthread_mutex_lock(&l->lock);
     l->keep = n > l->keep ? n : l->keep;
     for (size_t i = 0; i < n; i++) {
-        if ((b = reserve_one(l, late, &why)) == NULL)
+        if ((b = reserve_one(l, way, &why)) == NULL)
             break;
         b->next = taken;
         taken = b;
@@ -700,12 +729,6 @@ cer_loader_column(const cer_loader *l, size_t column)
     const load_column *c = &l->columns[column];
 
     return (cer_loaded_column){c->index, c->ragged, c->tensor, c->transform};
-}
-
-size_t
-cer_loader_parts(const cer_loader *l)
-{
-    return l->n_parts;
 }
 
 const cer_part *
@@ -773,8 +796,8 @@ take_parts(cer_loader *l, const cer_part *parts, size_t n, cer_error *err)
     cer_status status = CER_OK;
 
     l->parts = cer_calloc(n, sizeof *l->parts);
-    l->late_parts = cer_calloc(n, sizeof *l->late_parts);
-    if (l->parts == NULL || l->late_parts == NULL)
+    l->ways = cer_calloc(n, sizeof *l->ways);
+    if (l->parts == NULL || l->ways == NULL)
         return cer_fail(err, CER_NOMEM, "out of memory for %zu shards", n);
     for (size_t i = 0; status == CER_OK && i < n; i++) {
         status = check_part(&parts[i], i, err);
@@ -1044,8 +1067,10 @@ cer_loader_free(cer_loader *l)
     free_worker_memory(l);
     cer_free(l->columns);
     cer_free(l->parts);
-    cer_free(l->late_parts);
+    cer_free(l->ways);
     cer_free(l->late);
+    cer_free(l->raw);
+    cer_free(l->raw_bytes);
     cer_free(l->kinds);
     cer_free(l->order);
     cer_free(l->tables[0].order);

@@ -61,18 +61,24 @@ size_t cer_loader_tensors(const cer_loader *loader);
 const char *cer_loader_tensor_column(const cer_loader *loader, size_t tensor);
 const char *cer_loader_tensor_suffix(const cer_loader *loader, size_t tensor);
 
-/* Somebody else makes the tensors of some columns, in parts that are late: one
- * bool a column, copied, before the first pass. The batches of a late part have
- * their row numbers first in their memory, and of these columns only the
- * shapes. Not during a pass that has the part. Errors: CER_NOMEM. */
-cer_status cer_loader_set_late_columns(cer_loader *loader, const bool *late,
-                                       cer_error *err);
-void cer_loader_set_late(cer_loader *loader, uint32_t part, bool late);
+/* What the batches of a part have of the columns that somebody else makes. */
+typedef enum cer_part_way {
+    CER_PART_WHOLE, /* all: nobody else makes anything */
+    CER_PART_RAW, /* of columns that are raw the rows as they are, and shapes */
+    CER_PART_LATE /* of columns that are late the shapes, and row numbers */
+} cer_part_way;
+
+/* Which columns somebody else makes: one bool a column, copied, before the
+ * first pass. Ragged ones cannot be raw. Errors: CER_NOMEM. */
+cer_status cer_loader_set_late(cer_loader *loader, const bool *late,
+                               const bool *raw, cer_error *err);
+/* Not during a pass that has the part. */
+void cer_loader_set_way(cer_loader *loader, uint32_t part, cer_part_way way);
 
 /* Makes memory for `n` batches in advance, on this thread and for the largest
- * batch of a part that is late or not, so that threads need not; ragged rows
+ * batch of a part that goes this way, so that threads need not; ragged rows
  * count as empty. Between passes. Errors: CER_NOMEM and the source's. */
-cer_status cer_loader_reserve(cer_loader *loader, size_t n, bool late,
+cer_status cer_loader_reserve(cer_loader *loader, size_t n, cer_part_way way,
                               cer_error *err);
 size_t cer_loader_window(const cer_loader *loader); /* batches ahead */
 

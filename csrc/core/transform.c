@@ -19,6 +19,18 @@ cer_transform_output(const cer_transform *t)
     return &t->out;
 }
 
+bool
+cer_transform_copies(const cer_transform *t)
+{
+    return !t->ragged && !t->image && t->values == NULL;
+}
+
+bool
+cer_transform_draws(const cer_transform *t)
+{
+    return t->draws;
+}
+
 void
 cer_transform_free(cer_transform *t)
 {

@@ -64,6 +64,10 @@ void cer_transform_free(cer_transform *transform); /* NULL allowed */
 
 const cer_row_type *cer_transform_output(const cer_transform *transform);
 
+/* Whether rows stay as they are; and whether random numbers are drawn. */
+bool cer_transform_copies(const cer_transform *transform);
+bool cer_transform_draws(const cer_transform *transform);
+
 /* Working memory that a call needs, on CER_ALIGNMENT; 0 for none. */
 size_t cer_transform_scratch_bytes(const cer_transform *transform);
 

@@ -72,7 +72,7 @@ typedef struct lazy_device {
     atomic_size_t live;     /* blocks, streams and events not given back */
     size_t calls, fail_at;  /* the call that fails; 0: none does */
     bool failed;
-    size_t compared, wrong, freed_in_use, on_captured, syncs;
+    size_t compared, wrong, kernels, freed_in_use, on_captured, syncs;
 } lazy_device;
 
 static inline lazy_device *
@@ -110,6 +110,7 @@ lazy_do(lazy_device *d, lazy_op *op)
         memset(op->to, op->args[0], op->bytes);
         break;
     case LAZY_RUN:
+        d->kernels++;
         op->reference(op->args);
         break;
     case LAZY_RECORD:

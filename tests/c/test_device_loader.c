@@ -101,11 +101,11 @@ make_chains(chains *c, int which)
         add_op(c, 3, cast(CER_BOOL));
     } else if (which == 6) { /* longer than a kernel takes */
         for (int i = 0; i < 15; i++) {
-            add_op(c, 1, cast(CER_F64));
+            add_op(c, 1, cast(i % 2 ? CER_F32 : CER_F64));
             add_op(c, 1, scale);
         }
         add_op(c, 2, scale);
-    } else if (which == 7) { /* nothing for a kernel */
+    } else if (which == 7) { /* for a kernel only what is looked up */
         for (int i = 0; i < 4; i++) {
             for (int k = 0; k < 15; k++) {
                 add_op(c, i, cast(k % 2 ? CER_F64 : CER_F32));
@@ -316,6 +316,29 @@ every_option_of_a_pass(void)
         set.start = way & 8 ? 5 : 0;
         set.streams = way % 3;
         check_setting(&set, (uint32_t)way, 1);
+    }
+}
+
+/* What is streamed is transformed by a kernel where that makes it larger or is
+ * as large, and the kernel needs no numbers of rows; else on the host. */
+static void
+streamed_rows_come_as_they_are(void)
+{
+    static const size_t kernels_a_batch[CHAINS] = {0, 2, 0, 1, 1, 2, 1, 1};
+
+    for (int chain = 0; chain < CHAINS; chain++) {
+        setting set = plain_setting(chain, CER_STREAMED);
+        scene s = {.depot = NULL};
+        cer_error err = {0};
+
+        lazy_init(&s.device, 1, 0, PLENTY);
+        CHECK_EQ_INT(open_scene(&s, &set, &err), CER_OK);
+        CHECK_EQ_INT(run_passes(&s, &set, &err), CER_OK);
+        lazy_finish(&s.device);
+        CHECK_EQ_INT(s.device.kernels, kernels_a_batch[chain] * s.batches);
+        CHECK_EQ_STR(cer_device_loader_note(s.loader), "");
+        CHECK_EQ_INT(cer_depot_resident_bytes(s.depot), 0);
+        close_scene(&s);
     }
 }
 
@@ -841,9 +864,9 @@ clean_up(void)
 }
 
 CHECK_MAIN(prepare, bits_are_the_cpus, every_option_of_a_pass,
-           more_streams_than_are_remembered, consumers_without_order,
-           default_streams_of_threads, kept_batches_never_hang,
-           a_batch_outlives_loader_and_depot,
+           streamed_rows_come_as_they_are, more_streams_than_are_remembered,
+           consumers_without_order, default_streams_of_threads,
+           kept_batches_never_hang, a_batch_outlives_loader_and_depot,
            nothing_is_put_on_a_captured_stream,
            shards_that_do_not_fit_are_streamed, shards_make_way_for_each_other,
            a_column_is_there_once, out_of_memory_says_what_is_held,

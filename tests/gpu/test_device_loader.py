@@ -52,7 +52,9 @@ CHAINS: dict[str, dict[str, Any]] = {
         "v": [Normalize(1.5, 2.5), Cast("float64")],
         "t": [Cast("float32"), Scale(0.1)],
     },
-    "on the CPU": {"v": [step for _ in range(15) for step in (Cast("float64"), Scale(1.01))]},
+    "on the CPU": {
+        "v": [step for _ in range(10) for step in (Cast("float64"), Scale(1.01), Cast("float32"))]
+    },
 }
 
 

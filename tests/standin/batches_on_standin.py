@@ -51,7 +51,9 @@ CHAINS: dict[str, dict[str, Any]] = {
         "v": [Normalize(1.5, 2.5), Cast("float64")],
         "t": [Cast("float32"), Scale(0.1)],
     },
-    "on the CPU": {"v": [step for _ in range(15) for step in (Cast("float64"), Scale(1.01))]},
+    "on the CPU": {
+        "v": [step for _ in range(10) for step in (Cast("float64"), Scale(1.01), Cast("float32"))]
+    },
 }
 
 runtime = ctypes.CDLL(os.environ[cuda.OVERRIDE])
@@ -324,6 +326,8 @@ def test_data_are_there_once(data: Any) -> None:
         other.begin([3, 1], 7)
         next(other)
     assert depot.resident_bytes == data.nbytes
+    odd = loader(data.with_transforms(CHAINS["on the CPU"]))
+    assert "column v is made on the CPU and streamed" in odd.note
     reader = data.parts()[0][0]
     assert depot.has(reader, "x")
     assert depot.drop() == 0  # all in use
