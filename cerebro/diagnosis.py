@@ -20,6 +20,9 @@ EXTRAS = {
     "parquet": ("Parquet and Arrow files, pandas tables", ("pyarrow", "pandas")),
     "images": ("folders of pictures", ("PIL",)),
     "plots": ("pictures of runs", ("matplotlib",)),
+    "search": ("quasi-random search", ("scipy",)),
+    "optuna": ("Optuna's samplers and studies", ("optuna",)),
+    "ray": ("Ray Tune and clusters", ("ray",)),
 }
 LOW_DISK_BYTES = 5_000_000_000
 DRIVER_FILE = Path("/dev/nvidiactl")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cerebro import cli
+from cerebro import cli, diagnosis
 from cerebro.commands import shard
 from cerebro.errors import CerebroError, CorruptDataError, InputError
 
@@ -52,6 +53,13 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     for word in ("python", "numpy", "cpu", "cores", "disk", "free", "extras", "gpu"):
         assert word in out
+
+
+def test_doctor_knows_every_extra() -> None:
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    extras = project.split("[project.optional-dependencies]")[1].split("\n[")[0]
+    names = set(re.findall(r"^(\w+) = ", extras, re.MULTILINE))
+    assert set(diagnosis.EXTRAS) == names - {"demo", "dev"}  # which are made of the others
 
 
 @pytest.mark.parametrize(
