@@ -7,11 +7,6 @@
 /* Driver functions as they were in CUDA 12.0: none has changed since. */
 #define ENTRY_POINT_VERSION 12000
 
-#define ATTRIBUTE_MULTIPROCESSORS 16
-#define ATTRIBUTE_MAJOR 75
-#define ATTRIBUTE_MINOR 76
-#define ATTRIBUTE_MPS 133
-
 /* --- errors --------------------------------------------------------------- */
 
 /* What to do about an error; the rest say enough by themselves. */
@@ -19,42 +14,46 @@ static const char *
 advice(int code)
 {
     switch (code) {
-    case 35:  /* InsufficientDriver */
-    case 36:  /* CallRequiresNewerDriver */
-    case 222: /* UnsupportedPtxVersion */
+    case CER_CUDA_OLD_DRIVER:
+    case CER_CUDA_OLD_DRIVER_FOR_CALL:
+    case CER_CUDA_NEW_PTX:
         return "the NVIDIA driver is too old: update it, or install a "
                "framework made for an older CUDA";
-    case 46: /* DevicesUnavailable */
+    case CER_CUDA_NOT_INITIALIZED:
+        return "CUDA that was started does not survive a fork: start processes "
+               "with 'spawn' or 'forkserver'";
+    case CER_CUDA_DEVICES_TAKEN:
         return "another process has the device for itself, or it failed: see "
                "nvidia-smi";
-    case 100: /* NoDevice */
+    case CER_CUDA_NO_DEVICE:
         return "see CUDA_VISIBLE_DEVICES and nvidia-smi";
-    case 101: /* InvalidDevice */
+    case CER_CUDA_INVALID_DEVICE:
         return "there are fewer devices: see CUDA_VISIBLE_DEVICES and "
                "nvidia-smi";
-    case 209: /* NoKernelImageForDevice */
+    case CER_CUDA_NO_KERNEL_IMAGE:
         return "the device is older than compute capability 7.5";
-    case 214: /* ECCUncorrectable */
-    case 700: /* IllegalAddress */
-    case 702: /* LaunchTimeout */
-    case 710: /* Assert */
-    case 714: /* HardwareStackError */
-    case 715: /* IllegalInstruction */
-    case 716: /* MisalignedAddress */
-    case 717: /* InvalidAddressSpace */
-    case 718: /* InvalidPc */
-    case 719: /* LaunchFailure */
+    case CER_CUDA_ECC:
+    case CER_CUDA_NVLINK:
+    case CER_CUDA_ILLEGAL_ADDRESS:
+    case CER_CUDA_LAUNCH_TIMEOUT:
+    case CER_CUDA_ASSERT:
+    case CER_CUDA_HARDWARE_STACK:
+    case CER_CUDA_ILLEGAL_INSTRUCTION:
+    case CER_CUDA_MISALIGNED_ADDRESS:
+    case CER_CUDA_ADDRESS_SPACE:
+    case CER_CUDA_INVALID_PC:
+    case CER_CUDA_LAUNCH_FAILURE:
         return "this process cannot use the device any more, a new one can";
-    case 802: /* SystemNotReady */
+    case CER_CUDA_SYSTEM_NOT_READY:
         return "the machine's fabric manager does not run: start "
                "nvidia-fabricmanager";
-    case 803: /* SystemDriverMismatch */
+    case CER_CUDA_DRIVER_MISMATCH:
         return "the driver was updated while it was loaded: restart the "
                "machine";
-    case 804: /* CompatNotSupportedOnDevice */
+    case CER_CUDA_BAD_COMPAT:
         return "a compatibility library is in the way: take it out of "
                "LD_LIBRARY_PATH";
-    case 999: /* Unknown */
+    case CER_CUDA_UNKNOWN:
         return "the driver did not start: see nvidia-smi and the system's log";
     default:
         return NULL;
@@ -155,17 +154,10 @@ find(const cer_cudart_search *search, void **out, cer_error *err)
 /* --- its functions ---------------------------------------------------------
  */
 
-typedef int (*entry_point_function)(const char *name, void **out,
-                                    unsigned long long flags, int *result);
-typedef int (*entry_point_by_version_function)(const char *name, void **out,
-                                               unsigned version,
-                                               unsigned long long flags,
-                                               int *result);
-
-/* How driver functions are looked up: the first is from 12.5 on. */
 typedef struct entry_points {
-    entry_point_by_version_function by_version;
-    entry_point_function plain;
+#define MEMBER(result, name, params) result(*name) params;
+    CER_CUDA_ENTRY_LIST(MEMBER)
+#undef MEMBER
 } entry_points;
 
 static cer_status
@@ -174,19 +166,20 @@ driver_symbol(const cer_cudart *runtime, const entry_points *entries,
 {
     const char *call = "cudaGetDriverEntryPointByVersion";
     void *symbol = NULL;
-    int found = 1; /* 0: it is there */
+    int found = !CER_CUDA_ENTRY_FOUND;
     int code;
 
-    if (entries->by_version != NULL) {
-        code =
-            entries->by_version(name, &symbol, ENTRY_POINT_VERSION, 0, &found);
+    if (entries->cudaGetDriverEntryPointByVersion != NULL) {
+        code = entries->cudaGetDriverEntryPointByVersion(
+            name, &symbol, ENTRY_POINT_VERSION, CER_CUDA_ENTRY_DEFAULT, &found);
     } else {
         call = "cudaGetDriverEntryPoint";
-        code = entries->plain(name, &symbol, 0, &found);
+        code = entries->cudaGetDriverEntryPoint(name, &symbol,
+                                                CER_CUDA_ENTRY_DEFAULT, &found);
     }
     if (code != CER_CUDA_SUCCESS)
         return cer_cudart_fail(runtime, -1, call, code, err);
-    if (found != 0 || symbol == NULL)
+    if (found != CER_CUDA_ENTRY_FOUND || symbol == NULL)
         return cer_fail(err, CER_DEVICE,
                         "the NVIDIA driver lacks %s: update it", name);
     memcpy(function, &symbol, sizeof symbol);
@@ -214,10 +207,11 @@ load_driver(cer_cudart *runtime, void *library, cer_error *err)
     entry_points entries = {NULL, NULL};
     cer_status status;
 
-    if (!cer_library_symbol(library, "cudaGetDriverEntryPointByVersion",
-                            (void *)&entries.by_version) &&
+    if (!cer_library_symbol(
+            library, "cudaGetDriverEntryPointByVersion",
+            (void *)&entries.cudaGetDriverEntryPointByVersion) &&
         !cer_library_symbol(library, "cudaGetDriverEntryPoint",
-                            (void *)&entries.plain))
+                            (void *)&entries.cudaGetDriverEntryPoint))
         return cer_fail(err, CER_DEVICE, "%s lacks cudaGetDriverEntryPoint",
                         runtime->path);
 #define LOAD(result, name, params)                                             \
@@ -325,11 +319,11 @@ cer_cudart_describe(cer_cudart *runtime, int device, cer_cudart_device *out,
     cer_status status;
 
     *out = (cer_cudart_device){.major = 0};
-    if ((status = attribute(runtime, device, ATTRIBUTE_MAJOR, &out->major,
+    if ((status = attribute(runtime, device, CER_CUDA_MAJOR, &out->major,
                             err)) != CER_OK ||
-        (status = attribute(runtime, device, ATTRIBUTE_MINOR, &out->minor,
+        (status = attribute(runtime, device, CER_CUDA_MINOR, &out->minor,
                             err)) != CER_OK ||
-        (status = attribute(runtime, device, ATTRIBUTE_MULTIPROCESSORS,
+        (status = attribute(runtime, device, CER_CUDA_MULTIPROCESSORS,
                             &out->multiprocessors, err)) != CER_OK)
         return status;
     code = runtime->cuDeviceGetName(out->name, (int)sizeof out->name, device);
@@ -339,8 +333,7 @@ cer_cudart_describe(cer_cudart *runtime, int device, cer_cudart_device *out,
     if (code != CER_CUDA_SUCCESS)
         return cer_cudart_fail(runtime, device, "cuDeviceTotalMem", code, err);
     /* Runtimes before 12.2 do not know the question. */
-    out->mps =
-        attribute(runtime, device, ATTRIBUTE_MPS, &mps, NULL) == CER_OK &&
-        mps != 0;
+    out->mps = attribute(runtime, device, CER_CUDA_MPS, &mps, NULL) == CER_OK &&
+               mps != 0;
     return CER_OK;
 }

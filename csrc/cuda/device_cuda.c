@@ -5,21 +5,13 @@
 
 #include "device_impl.h"
 
-#define HOST_PORTABLE 1u
-#define STREAM_NON_BLOCKING 1u
 /* A host that waits sleeps, for cores are shared by workers; no times. */
-#define EVENT_FLAGS (1u | 2u)
-#define CAPTURE_RELAXED 2
-#define CAPTURE_NONE 0
-#define JIT_ERROR_LOG 5
-#define JIT_ERROR_LOG_BYTES 6
-#define LAUNCH_BUFFER ((void *)1)
-#define LAUNCH_BUFFER_BYTES ((void *)2)
-#define LAUNCH_END ((void *)0)
+#define EVENT_FLAGS (CER_CUDA_EVENT_SLEEPING | CER_CUDA_EVENT_TIMELESS)
 
 typedef struct cuda_device {
     cer_device base; /* first, so that a cer_device is its cuda_device */
     cer_cudart *runtime;
+    void *context; /* the primary one, never given up: frameworks use it too */
     const char *ptx;
     pthread_mutex_t lock; /* of the next two, while they are filled */
     void *module;         /* NULL until the first launch */
@@ -38,55 +30,33 @@ cuda_of(cer_device *device)
 typedef struct cuda_visit {
     const char *failed; /* the call that did not get us there */
     int mode;           /* of capturing, to be put back */
-    int device;         /* likewise; -1: nothing to put back */
+    bool arrived;       /* there is a context to be taken off */
 } cuda_visit;
 
-/* 0, or the code of the call that is then in visit->failed. */
+/* 0, or the code of the call that is then in visit->failed. The context is put
+ * on top of what the thread has: setting the device and setting it back would
+ * make a context on the one that was current, which may have none. */
 static int
 enter(cuda_device *device, cuda_visit *visit)
 {
     cer_cudart *runtime = device->runtime;
     int code;
 
-    visit->mode = CAPTURE_RELAXED;
-    visit->device = -1;
+    visit->mode = CER_CUDA_CAPTURE_RELAXED;
+    visit->arrived = false;
     visit->failed = "cudaThreadExchangeStreamCaptureMode";
     code = runtime->cudaThreadExchangeStreamCaptureMode(&visit->mode);
     if (code != CER_CUDA_SUCCESS) {
-        visit->mode = CAPTURE_RELAXED;
+        visit->mode = CER_CUDA_CAPTURE_RELAXED;
         return code;
     }
-    visit->failed = "cudaGetDevice";
-    if ((code = runtime->cudaGetDevice(&visit->device)) != CER_CUDA_SUCCESS) {
-        visit->device = -1;
+    visit->failed = "cuCtxPushCurrent";
+    code = runtime->cuCtxPushCurrent(device->context);
+    if (code != CER_CUDA_SUCCESS)
         return code;
-    }
-    if (visit->device == device->base.index) {
-        visit->device = -1;
-    } else {
-        visit->failed = "cudaSetDevice";
-        code = runtime->cudaSetDevice(device->base.index);
-        if (code != CER_CUDA_SUCCESS)
-            return code;
-    }
+    visit->arrived = true;
     visit->failed = NULL;
     return CER_CUDA_SUCCESS;
-}
-
-/* The same before a call of the driver's. The runtime makes the context current
- * in a thread with its first call there, and the driver never does. */
-static int
-enter_for_driver(cuda_device *device, cuda_visit *visit)
-{
-    int code = enter(device, visit);
-
-    if (code != CER_CUDA_SUCCESS || visit->device >= 0)
-        return code;
-    visit->failed = "cudaSetDevice";
-    code = device->runtime->cudaSetDevice(device->base.index);
-    if (code == CER_CUDA_SUCCESS)
-        visit->failed = NULL;
-    return code;
 }
 
 /* Puts back what enter changed; what fails here has failed before. */
@@ -94,14 +64,13 @@ static void
 put_back(cuda_device *device, cuda_visit *visit)
 {
     cer_cudart *runtime = device->runtime;
-    bool failed = false;
+    void *context;
 
-    if (visit->device >= 0)
-        failed = runtime->cudaSetDevice(visit->device) != CER_CUDA_SUCCESS;
-    if (visit->mode != CAPTURE_RELAXED)
-        failed |= runtime->cudaThreadExchangeStreamCaptureMode(&visit->mode) !=
-                  CER_CUDA_SUCCESS;
-    if (failed)
+    if (visit->arrived)
+        (void)runtime->cuCtxPopCurrent(&context);
+    if (visit->mode != CER_CUDA_CAPTURE_RELAXED &&
+        runtime->cudaThreadExchangeStreamCaptureMode(&visit->mode) !=
+            CER_CUDA_SUCCESS)
         (void)runtime->cudaGetLastError();
 }
 
@@ -158,7 +127,7 @@ cuda_give_back(cer_device *device, void *data)
 static cer_status
 cuda_alloc_pinned(cer_device *device, size_t bytes, void **out, cer_error *err)
 {
-    VISIT(cudaHostAlloc, (out, bytes, HOST_PORTABLE));
+    VISIT(cudaHostAlloc, (out, bytes, CER_CUDA_HOST_PORTABLE));
 }
 
 static void
@@ -170,7 +139,7 @@ cuda_free_pinned(cer_device *device, void *data)
 static cer_status
 cuda_pin(cer_device *device, void *memory, size_t bytes, cer_error *err)
 {
-    VISIT(cudaHostRegister, (memory, bytes, HOST_PORTABLE));
+    VISIT(cudaHostRegister, (memory, bytes, CER_CUDA_PIN_PORTABLE));
 }
 
 static void
@@ -192,7 +161,7 @@ cuda_memory(cer_device *device, size_t *free_bytes, size_t *total_bytes,
 static cer_status
 cuda_stream_new(cer_device *device, void **out, cer_error *err)
 {
-    VISIT(cudaStreamCreateWithFlags, (out, STREAM_NON_BLOCKING));
+    VISIT(cudaStreamCreateWithFlags, (out, CER_CUDA_STREAM_NON_BLOCKING));
 }
 
 static void
@@ -219,17 +188,17 @@ cuda_stream_capturing(cer_device *device, void *stream, bool *out,
 {
     cuda_device *self = cuda_of(device);
     cuda_visit v;
-    int capturing = CAPTURE_NONE, code = enter(self, &v);
+    int capturing = CER_CUDA_CAPTURE_NONE, code = enter(self, &v);
 
     if (code == CER_CUDA_SUCCESS)
         code = self->runtime->cudaStreamIsCapturing(stream, &capturing);
     /* The legacy default stream cannot be used while another is captured. */
     if (code == CER_CUDA_CAPTURE_IMPLICIT) {
         (void)self->runtime->cudaGetLastError();
-        capturing = !CAPTURE_NONE;
+        capturing = !CER_CUDA_CAPTURE_NONE;
         code = CER_CUDA_SUCCESS;
     }
-    *out = capturing != CAPTURE_NONE;
+    *out = capturing != CER_CUDA_CAPTURE_NONE;
     return leave(self, &v, "cudaStreamIsCapturing", code, err);
 }
 
@@ -288,9 +257,9 @@ static cer_status
 cuda_copy(cer_device *device, void *to, const void *from, size_t bytes,
           cer_device_copy_kind kind, void *stream, cer_error *err)
 {
-    static const int kinds[] = {[CER_COPY_TO_DEVICE] = 1,
-                                [CER_COPY_FROM_DEVICE] = 2,
-                                [CER_COPY_ON_DEVICE] = 3};
+    static const int kinds[] = {[CER_COPY_TO_DEVICE] = CER_CUDA_TO_DEVICE,
+                                [CER_COPY_FROM_DEVICE] = CER_CUDA_FROM_DEVICE,
+                                [CER_COPY_ON_DEVICE] = CER_CUDA_ON_DEVICE};
 
     VISIT(cudaMemcpyAsync, (to, from, bytes, kinds[kind], stream));
 }
@@ -307,7 +276,7 @@ static cer_status
 load_module(cuda_device *self, cer_error *err)
 {
     char log[256] = "";
-    int options[] = {JIT_ERROR_LOG, JIT_ERROR_LOG_BYTES};
+    int options[] = {CER_CUDA_JIT_LOG, CER_CUDA_JIT_LOG_BYTES};
     void *values[] = {log, (void *)(uintptr_t)sizeof log};
     int code = self->runtime->cuModuleLoadDataEx(&self->module, self->ptx, 2,
                                                  options, values);
@@ -366,11 +335,12 @@ cuda_run(cer_device *device, const cer_device_launch *launch, void *stream,
     /* The driver only reads them, however its prototype puts it. */
     void *args = (void *)(uintptr_t)launch->args;
     size_t args_bytes = launch->args_bytes;
-    void *extra[] = {LAUNCH_BUFFER, args, LAUNCH_BUFFER_BYTES, &args_bytes,
-                     LAUNCH_END};
+    void *extra[] = {(void *)CER_CUDA_LAUNCH_BUFFER, args,
+                     (void *)CER_CUDA_LAUNCH_BUFFER_BYTES, &args_bytes,
+                     (void *)CER_CUDA_LAUNCH_END};
     void *function = NULL;
     cuda_visit v;
-    int code = enter_for_driver(self, &v);
+    int code = enter(self, &v);
 
     if (code == CER_CUDA_SUCCESS) {
         cer_status status = find_function(self, launch, &function, err);
@@ -397,7 +367,7 @@ drop(cer_device *device)
     cuda_visit v;
 
     if (self->module != NULL) {
-        if (enter_for_driver(self, &v) != CER_CUDA_SUCCESS)
+        if (enter(self, &v) != CER_CUDA_SUCCESS)
             (void)self->runtime->cudaGetLastError();
         (void)self->runtime->cuModuleUnload(self->module);
         put_back(self, &v);
@@ -433,10 +403,18 @@ static const cer_device_ops cuda_ops = {
     .run = cuda_run,
 };
 
-/* Makes the primary context, so that what is wrong shows here. */
+/* Makes the primary context and what the runtime has in it, so that what is
+ * wrong shows here. */
 static cer_status
 start(cer_device *device, cer_error *err)
 {
+    cuda_device *of = cuda_of(device);
+    int made =
+        of->runtime->cuDevicePrimaryCtxRetain(&of->context, device->index);
+
+    if (made != CER_CUDA_SUCCESS)
+        return cer_cudart_fail(of->runtime, device->index,
+                               "cuDevicePrimaryCtxRetain", made, err);
     VISIT(cudaFree, (NULL));
 }
 

@@ -1,8 +1,8 @@
 /* device_cuda.h -- a GPU behind the device layer.
  *
- * Every call makes the GPU the thread's current device and puts back the one
- * there was; it also leaves graphs that the process is capturing elsewhere as
- * they are (capture mode "relaxed"). Kernels are PTX, compiled by the driver
+ * Every call makes the GPU's primary context the thread's current one and takes
+ * it off again; it also leaves graphs that the process is capturing elsewhere
+ * as they are (capture mode "relaxed"). Kernels are PTX, compiled by the driver
  * when the first is launched and kept in the driver's own cache. */
 #ifndef CER_DEVICE_CUDA_H
 #define CER_DEVICE_CUDA_H

@@ -215,6 +215,8 @@ work_is_done_in_order(void)
     tear_down(&s);
     CHECK_EQ_INT(standin_thread_device(), 0);
     CHECK_EQ_INT(standin_thread_mode(), 0);
+    CHECK(standin_has_context(1));
+    CHECK(!standin_has_context(0)); /* nobody asked for that device */
     nothing_left();
 }
 
@@ -365,8 +367,8 @@ is_quiet(const char *name)
                                         "cudaStreamDestroy",
                                         "cudaEventDestroy",
                                         "cuModuleUnload",
-                                        "cudaSetDevice",
-                                        "cudaGetDevice",
+                                        "cuCtxPushCurrent",
+                                        "cuCtxPopCurrent",
                                         "cudaThreadExchangeStreamCaptureMode"};
 
     for (size_t i = 0; i < sizeof quiet / sizeof quiet[0]; i++) {

@@ -153,20 +153,20 @@ print(json.dumps([runtime, devices, free, total, again, left, library.standin_fa
         ("cudaMalloc:1:2", "out of memory on cuda:0: "),
         ("cuModuleLoadDataEx:1:222", "the NVIDIA driver is too old: update it"),
         ("cuLaunchKernel:1:719", "this process cannot use the device any more, a new one can"),
-        ("cudaSetDevice:1:46", "another process has the device for itself, or it failed"),
+        ("cuDevicePrimaryCtxRetain:1:46", "another process has the device for itself, or it"),
+        ("cuCtxPushCurrent:1:3", "CUDA that was started does not survive a fork"),
     ],
 )
 def test_calls_that_fail(cudart_standin: Path, fail: str, message: str) -> None:
     said, again = program(
         """
 cuda.open_runtime()
-device = cuda.device("cuda:0")
 said = ""
 try:
-    device.check()
+    cuda.device("cuda:0").check()
 except (DeviceError, MemoryError) as error:
     said = str(error)
-device.check()
+cuda.device("cuda:0").check()
 print(json.dumps([said, "usable"]))
 """,
         CEREBRO_CUDART=str(cudart_standin),

@@ -40,6 +40,7 @@ enum {
 #define LINE_BYTES 80
 #define MAX_KERNELS 64
 #define MAX_ARGS 4096
+#define MAX_PUSHED 4
 
 /* --- state ---------------------------------------------------------------- */
 
@@ -127,6 +128,7 @@ static size_t memory_bytes;
 static bool deferred;
 static thing *things;
 static size_t device_bytes[MAX_DEVICES];
+static bool contexts[MAX_DEVICES]; /* primary ones that were made */
 static stream default_streams[MAX_DEVICES];
 static unsigned n_streams, n_events;
 static stream *captured;
@@ -147,6 +149,15 @@ static _Thread_local int thread_device;
 static _Thread_local int thread_mode;
 static _Thread_local int thread_error;
 static _Thread_local bool thread_bound; /* has a context */
+
+/* What a thread had when a context was put on top. */
+typedef struct pushed {
+    int device;
+    bool bound;
+} pushed;
+
+static _Thread_local pushed thread_pushed[MAX_PUSHED];
+static _Thread_local int thread_n_pushed;
 
 static long
 setting(const char *name, long otherwise)
@@ -185,6 +196,7 @@ read_environment(void)
     faults = n_lines = 0;
     last_fault[0] = '\0';
     captured = NULL;
+    memset(contexts, 0, sizeof contexts);
 }
 
 static void
@@ -315,6 +327,12 @@ standin_device_bytes(int device)
     return device_bytes[device];
 }
 
+bool
+standin_has_context(int device)
+{
+    return contexts[device];
+}
+
 unsigned
 standin_faults(void)
 {
@@ -360,7 +378,8 @@ standin_thread_error(void)
 void
 standin_thread_reset(void)
 {
-    thread_device = thread_mode = thread_error = 0;
+    thread_device = thread_mode = thread_error = thread_n_pushed = 0;
+    thread_bound = false;
 }
 
 void
@@ -421,6 +440,14 @@ check_capture(const char *name)
         fault("%s while a graph is captured", name);
 }
 
+/* The runtime makes the context of the thread's device where it has none. */
+static void
+bind_thread(void)
+{
+    thread_bound = true;
+    contexts[thread_device] = true;
+}
+
 /* Calls that need a device. */
 static int
 begin_on_device(const char *name)
@@ -430,7 +457,7 @@ begin_on_device(const char *name)
     if (code == SUCCESS && n_devices == 0)
         code = NO_DEVICE;
     check_capture(name);
-    thread_bound = true;
+    bind_thread();
     return code;
 }
 
@@ -720,28 +747,6 @@ FUNCTION(cudaGetDeviceCount, (int *count))
         code = NO_DEVICE;
     if (code == SUCCESS)
         *count = n_devices;
-    return end(code);
-}
-
-FUNCTION(cudaGetDevice, (int *device))
-{
-    int code = begin("cudaGetDevice");
-
-    if (code == SUCCESS)
-        *device = thread_device;
-    return end(code);
-}
-
-FUNCTION(cudaSetDevice, (int device))
-{
-    int code = begin("cudaSetDevice");
-
-    if (code == SUCCESS && (device < 0 || device >= n_devices))
-        code = INVALID_DEVICE;
-    if (code == SUCCESS) {
-        thread_device = device;
-        thread_bound = true;
-    }
     return end(code);
 }
 
@@ -1136,6 +1141,60 @@ cuDeviceTotalMem(size_t *bytes, int device)
     return end_in_driver(code);
 }
 
+/* Handles of contexts: their addresses. */
+static bool context_names[MAX_DEVICES];
+
+static int
+cuDevicePrimaryCtxRetain(void **out, int device)
+{
+    int code = begin("cuDevicePrimaryCtxRetain");
+
+    if (code == SUCCESS && (device < 0 || device >= n_devices))
+        code = INVALID_DEVICE;
+    if (code == SUCCESS) {
+        contexts[device] = true;
+        *out = &context_names[device];
+    }
+    return end_in_driver(code);
+}
+
+static int
+cuCtxPushCurrent(void *context)
+{
+    int code = begin("cuCtxPushCurrent");
+    ptrdiff_t device = (bool *)context - context_names;
+
+    if (code == SUCCESS &&
+        (context == NULL || device < 0 || device >= n_devices))
+        code = INVALID_CONTEXT;
+    if (code == SUCCESS && thread_n_pushed == MAX_PUSHED) {
+        fault("contexts that nobody takes off");
+        code = INVALID_CONTEXT;
+    }
+    if (code == SUCCESS) {
+        thread_pushed[thread_n_pushed++] =
+            (pushed){thread_device, thread_bound};
+        thread_device = (int)device;
+        thread_bound = true;
+    }
+    return end_in_driver(code);
+}
+
+static int
+cuCtxPopCurrent(void **out)
+{
+    int code = begin("cuCtxPopCurrent");
+
+    if (thread_n_pushed == 0) {
+        fault("a context is taken off that nobody put there");
+        return end_in_driver(INVALID_CONTEXT);
+    }
+    *out = &context_names[thread_device];
+    thread_device = thread_pushed[--thread_n_pushed].device;
+    thread_bound = thread_pushed[thread_n_pushed].bound;
+    return end_in_driver(code);
+}
+
 static int
 cuModuleLoadDataEx(void **out, const void *image, unsigned n, int *options,
                    void **values)
@@ -1281,9 +1340,11 @@ entry_point(const char *call, const char *name, void **out, int *result)
         const char *name;
         void (*function)(void);
     } table[] = {
-        ENTRY(cuDeviceGetName),     ENTRY(cuDeviceTotalMem),
-        ENTRY(cuModuleLoadDataEx),  ENTRY(cuModuleUnload),
-        ENTRY(cuModuleGetFunction), ENTRY(cuLaunchKernel),
+        ENTRY(cuDeviceGetName),          ENTRY(cuDeviceTotalMem),
+        ENTRY(cuDevicePrimaryCtxRetain), ENTRY(cuCtxPushCurrent),
+        ENTRY(cuCtxPopCurrent),          ENTRY(cuModuleLoadDataEx),
+        ENTRY(cuModuleUnload),           ENTRY(cuModuleGetFunction),
+        ENTRY(cuLaunchKernel),
     };
     int code = begin(call);
 

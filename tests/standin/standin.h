@@ -42,6 +42,8 @@ STANDIN_API const char *standin_failed(void); /* which did; NULL: none yet */
  * "module"; NULL: of all. */
 STANDIN_API size_t standin_left(const char *kind);
 STANDIN_API size_t standin_device_bytes(int device);
+/* Whether the device has its primary context, since the last reset. */
+STANDIN_API bool standin_has_context(int device);
 
 /* What callers did that CUDA does not allow, and the last of it. */
 STANDIN_API unsigned standin_faults(void);
