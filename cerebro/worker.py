@@ -68,6 +68,7 @@ from cerebro.unit import (
 MAX_LIVE_MODELS = 8
 MAX_OPEN_SLOTS = 64
 MAX_LOADERS = 8
+MAX_GPU_LOADERS = 4  # each has batches in device memory and in pinned memory
 """Of a run with folds two for each fold, if that is more."""
 
 Loader = _core.Loader | MovedBatches
@@ -478,7 +479,8 @@ class UnitRunner:
             )
             depots.limit(loader, context.data_bytes)
         self._loaders[key] = loader
-        if len(self._loaders) > max(MAX_LOADERS, 2 * len(context.folds or ())):
+        most = MAX_GPU_LOADERS if is_gpu(context.device) else MAX_LOADERS
+        if len(self._loaders) > max(most, 2 * len(context.folds or ())):
             self._loaders.popitem(last=False)[1].close()
         return loader
 
