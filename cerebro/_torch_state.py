@@ -134,11 +134,12 @@ def _parameter_state(parameter: Any, key: str, current: Any, value: Any, on_devi
         return owned(value)
     if isinstance(current, torch.Tensor):
         return _replaced(current, value)
+    if key == "step":  # read on the host, also of a parameter that is a single number
+        return value.detach().to(parameter.device if on_device else "cpu", copy=True)
     if value.shape == parameter.shape:
         # In the parameter's memory format, which the optimizer's kernels like best.
         return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
-    device = torch.device("cpu") if key == "step" and not on_device else parameter.device
-    return value.detach().to(device, copy=True)
+    return value.detach().to(parameter.device, copy=True)
 
 
 def group_settings(optimizer: Any) -> list[dict[str, Any]]:

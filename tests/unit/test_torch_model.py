@@ -649,6 +649,16 @@ def test_targets_of_several_kinds():
     assert set(outer.evaluate([batch])) == {"loss", "m"}
 
 
+def test_counts_of_steps_stay_where_optimizers_read_them():
+    """On another device, here one without memory, too; a parameter may be a single number."""
+    number = torch.zeros((), device="meta")
+    count, moment = torch.tensor(3.0), torch.tensor(0.5)
+    placed = cerebro.torch._torch_state._parameter_state
+    assert placed(number, "step", None, count, False).device.type == "cpu"
+    assert placed(number, "step", None, count, True).device.type == "meta"
+    assert placed(number, "exp_avg", None, moment, False).device.type == "meta"
+
+
 def test_step_replaces_inputs_target_and_loss():
     def step(network, batch):
         output = network(batch["x"])
