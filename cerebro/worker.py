@@ -522,12 +522,13 @@ class UnitRunner:
         from cerebro.check import try_out
 
         self._last_trial = None
+        not_exact: set[str] = set()
         try:
-            with self._output_of(None), self._computing():
+            with self._output_of(None), self._computing(not_exact):
                 if task.build_only:
                     self.build(0, task.config)
                     return CheckDone(self.worker, (), environment=self._describe())
-                found = try_out(self, task.config)
+                found = try_out(self, task.config, not_exact)
             return replace(found, environment=self._describe())
         except BaseException as error:
             if not self._is_of_the_trial(error):

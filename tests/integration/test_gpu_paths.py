@@ -6,6 +6,7 @@ those of the CPU to the bit, because they are the same arithmetic by other ways.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -118,6 +119,39 @@ def test_the_check_of_a_first_configuration_finds_nothing(context, host_as_gpu):
     assert {"accuracy", "val_loss", "train_share"} <= set(found.metrics)
     assert found.state_bytes > 0
     assert found.environment["device"] == "cuda"
+
+
+def varying(operation):
+    def build_varying(config, info):
+        model = build(config, info)
+        net_forward = model.net.forward
+
+        def forward(x):
+            if operation:
+                torch.zeros(3).put_(torch.tensor([1]), torch.tensor([2.0]))
+            return net_forward(x) * (1 + os.urandom(1)[0] / 64)
+
+        model.net.forward = forward
+        return model
+
+    return build_varying
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "operation", "fine"),
+    [
+        ("cpu", {}, True, False),
+        ("cuda:0", {}, True, True),  # the trials will be marked
+        ("cuda:0", {}, False, False),
+        ("cuda:0", {"deterministic": False}, False, True),
+    ],
+)
+def test_a_first_configuration_that_varies(context, host_as_gpu, device, options, operation, fine):
+    the_context = replace(context, device=device, build=varying(operation), **options)
+    found = UnitRunner(the_context, worker=0).check(CheckTask({"lr": 0.01}))
+    assert found.error is None
+    assert (found.problems == ()) is fine
+    assert "val_loss" in found.metrics
 
 
 def test_what_has_no_deterministic_version_is_told_with_the_unit(context, tmp_path, host_as_gpu):
