@@ -69,18 +69,32 @@ class Recorder(Protocol):
         """Record the work without doing it; return what it returned, and what repeats it."""
 
 
+_streams: dict[Any, Any] = {}
+"""Of each device, where steps are captured: one for all models, because cuBLAS gets a workspace of
+some MB for every stream that it is used on, and keeps it."""
+
+_failed: list[Any] = []
+"""Graphs that were not captured, and are asked about streams as long as the process lives."""
+
+
 class CudaRecorder:
-    """Captures on a stream of its own, and replays on the one that is current then."""
+    """Captures on a stream that nobody else uses, and replays on the one that is current then."""
 
     def __init__(self, device: Any) -> None:
-        self._stream = torch.cuda.Stream(device)
+        self._device = device
+
+    @property
+    def _stream(self) -> Any:
+        if self._device not in _streams:
+            _streams[self._device] = torch.cuda.Stream(self._device)
+        return _streams[self._device]
 
     def warm(self, work: Callable[[], Any]) -> Any:
-        current = torch.cuda.current_stream(self._stream.device)
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
+        current, stream = torch.cuda.current_stream(self._device), self._stream
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
             result = work()
-        current.wait_stream(self._stream)
+        current.wait_stream(stream)
         return result
 
     def watched(self, work: Callable[[], Any]) -> tuple[Any, str | None]:
@@ -106,7 +120,7 @@ class CudaRecorder:
 
     def capture(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
-        current = torch.cuda.current_stream(self._stream.device)
+        current = torch.cuda.current_stream(self._device)
         try:
             # Threads of loaders go on meanwhile, on streams of their own.
             with torch.cuda.graph(
@@ -115,24 +129,30 @@ class CudaRecorder:
                 result = work()
         except BaseException:
             torch.cuda.set_stream(current)
-            self._mend(pool)
+            self._mend(graph, pool)
             raise
         return result, graph.replay
 
-    def _mend(self, pool: Any) -> None:
+    def _mend(self, graph: Any, pool: Any) -> None:
         """Bring PyTorch out of a capture that has failed.
 
-        It leaves its allocator in the capture's pool, and its generator in the belief that it
-        is being captured, which the end of the next capture corrects.
+        It leaves its allocator in the capture's pool, which nobody then gives back, and its
+        generator (in older versions) in the belief that it is being captured, which the end of the next
+        capture corrects. The allocator of pinned memory goes on asking the graph about streams.
         """
-        device = self._stream.device
+        device = self._device
         torch.cuda.synchronize(device)
         end = getattr(torch._C, "_cuda_endAllocateToPool", None)
-        if end is not None:
+        release = getattr(torch._C, "_cuda_releasePool", None)
+        if end is not None and release is not None:
             with contextlib.suppress(RuntimeError):  # it has come to that itself
                 end(device.index, pool)
-        self._stream = torch.cuda.Stream(device)
-        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream):
+                release(device.index, pool)
+                _failed.append(graph)
+        _streams[device] = torch.cuda.Stream(device)
+        with torch.cuda.graph(
+            torch.cuda.CUDAGraph(), stream=self._stream, capture_error_mode="thread_local"
+        ):
             torch.zeros(1, device=device)
 
 
