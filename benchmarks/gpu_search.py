@@ -239,7 +239,10 @@ def measure(bench: Bench, rows: int, compiled: bool) -> None:
 
         timed("one after the other", lambda: hand(everything, 1))
         if compiled:
-            timed("one after the other, torch.compile", lambda: hand(everything, 1, True))
+            try:
+                timed("one after the other, torch.compile", lambda: hand(everything, 1, True))
+            except subprocess.CalledProcessError:  # it needs a C compiler
+                bench.note("torch.compile failed here: see above")
         each = [[number] for number in range(len(CONFIGS))]
         for count in AT_A_TIME:
             timed(f"a process for each trial, {count} at a time", lambda c=count: hand(each, c))

@@ -32,6 +32,8 @@ CUBLAS_WORKSPACE = ":4096:8"
 FIND_SECONDS = 120.0
 SIGNS_OF_A_DRIVER = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg")
 PROGRAM = """
+import sys
+sys.path[:] = filter(None, sys.path)  # no file of the working directory that is called like these
 import json
 found, problem = [], ""
 try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not ours:
         return
     found = devices.lookup()
+    if found.devices:  # PyTorch looks once in a process, at the first product of matrices
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", devices.CUBLAS_WORKSPACE)
     for item in ours:
         item.add_marker(pytest.mark.gpu)
         if not found.devices:

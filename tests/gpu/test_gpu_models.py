@@ -115,8 +115,8 @@ def test_the_network_is_moved_and_its_optimizer_follows(optimizer):
     assert {p.device for p in a_model.net.parameters()} == {torch.device(GPU)}
     before = copy.deepcopy(dict(a_model.net.named_parameters()))
     train(a_model)
-    changed = [n for n, p in a_model.net.named_parameters() if not torch.equal(p, before[n])]
-    assert len(changed) == len(before)
+    same = {n for n, p in a_model.net.named_parameters() if torch.equal(p, before[n])}
+    assert same <= {"0.bias"}  # which batch norm takes out again: it has no gradient to speak of
     assert all(v.is_cuda for _, v in a_model.net.state_dict().items())
 
 

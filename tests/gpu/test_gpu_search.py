@@ -27,15 +27,16 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def one(data, tmp_path_factory):
     """The search by one worker, which the others are compared with."""
-    return search(tmp_path_factory.mktemp("gpu") / "one", data)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)  # the workers have it all the same
+        return search(tmp_path_factory.mktemp("gpu") / "one", data)
 
 
 def test_the_search_learns_and_is_exact(one):
     assert [trial.status for trial in one.trials] == ["finished"] * 4
     assert [trial.not_exact for trial in one.trials] == [[]] * 4
-    assert one.best.metrics["accuracy"] > 0.2
     losses = [epoch["metrics"]["train_loss"] for epoch in one.best.history]
-    assert losses[-1] < losses[0]
+    assert losses[-1] < 0.95 * losses[0]
 
 
 def test_two_workers_on_the_device_give_the_same_states(one, data, tmp_path):
@@ -214,7 +215,8 @@ def test_an_assertion_on_the_gpu_costs_its_trial_alone(one, data, tmp_path):
     assert [trial.status for trial in result.trials] == [
         *["finished", "finished", "failed", "finished"]
     ]
-    assert "CUDA error" in result.trials[2].error
+    # PyTorch's words or the loader's, whichever came upon it.
+    assert "device-side assert" in result.trials[2].error
     expected = hashes(one)
     assert [h for i, h in enumerate(hashes(result)) if i != 2] == [
         h for i, h in enumerate(expected) if i != 2
