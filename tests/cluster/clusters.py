@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import threading
 
 import pytest
 
@@ -90,3 +91,12 @@ def living_actors():
     from ray._private.state import actors
 
     return [actor for actor in actors().values() if actor["State"] != "DEAD"]
+
+
+def wait_until(condition):
+    """Wait for what other processes do; each look is an event of theirs or a short while."""
+    for _ in range(600):
+        if condition():
+            return
+        threading.Event().wait(0.1)
+    raise AssertionError("it did not happen within a minute")

@@ -16,7 +16,7 @@ ray = pytest.importorskip("ray")
 
 import ballast  # noqa: E402
 import resumable  # noqa: E402
-from clusters import living_actors, running  # noqa: E402
+from clusters import living_actors, running, wait_until  # noqa: E402
 
 import cerebro  # noqa: E402
 import cerebro.ray.executor as module  # noqa: E402
@@ -211,12 +211,3 @@ def test_states_that_fit_nowhere_end_the_search_with_a_reason(data, tmp_path, ap
         with pytest.raises(OSError, match=r"object store is full on a node, .*: free some"):
             search(tmp_path / "run", data, cluster.executor(), build=ballast.build_huge)
         assert not living_actors()
-
-
-def wait_until(condition):
-    """Wait for what other processes do; each look is an event of theirs or a short while."""
-    for _ in range(600):
-        if condition():
-            return
-        threading.Event().wait(0.1)
-    raise AssertionError("it did not happen within a minute")

@@ -14,6 +14,7 @@ ray = pytest.importorskip("ray")
 
 import ballast  # noqa: E402
 import resumable  # noqa: E402
+from clusters import wait_until  # noqa: E402
 
 import cerebro  # noqa: E402
 import cerebro.ray.executor as module  # noqa: E402
@@ -21,6 +22,9 @@ from benchmarks.cluster_soak.nodes import cached_bytes, store_bytes  # noqa: E40
 from cerebro.ray.cache import Cache  # noqa: E402
 from cerebro.ray.placement import Pace  # noqa: E402
 from cerebro.ray.supply import EVERYWHERE  # noqa: E402
+
+STATE_BYTES = 8 * ballast.BALLAST + 10_000
+"""More than a state of `ballast.Model` has."""
 
 
 @pytest.fixture(scope="module")
@@ -222,15 +226,21 @@ def test_a_slow_node_gets_less_work(cluster, data, tmp_path, apart, monkeypatch,
 
 
 class Memory:
-    """Looks at the object stores when units are done, the first ones left out."""
+    """Lets the object stores come to rest now and then: they hold the states that are held."""
 
-    def __init__(self):
-        self.units = self.most = 0
+    def __init__(self, executor, trials):
+        self.executor = executor
+        self.most = 2 * trials * STATE_BYTES
+        self.units = self.looks = 0
 
     def on_unit_end(self, trial, metrics):
         self.units += 1
-        if self.units > 10 and self.units % 5 == 0:
-            self.most = max(self.most, store_bytes())
+        if self.units % 60 == 20:
+            held = self.executor._states.nbytes
+            assert 0 < held <= self.most
+            # Units in flight, no more than there are workers, leave a state each.
+            wait_until(lambda: 0 < store_bytes() <= held + 3 * STATE_BYTES)
+            self.looks += 1
 
 
 @pytest.mark.parametrize("trials", [4, 32])
@@ -239,17 +249,17 @@ def test_no_trial_has_a_copy_of_the_data(cluster, tmp_path, apart, trials):
     x = np.random.default_rng(1).normal(size=(30_000, 3))
     data = cerebro.shard({"x": x, "y": x.sum(1)}, tmp_path / "data", shards=6)
     cluster.restore()
-    memory = Memory()
+    executor = cluster.executor()
+    memory = Memory(executor, trials)
     found = resumable.search(
-        tmp_path / "run", data.path, build=ballast.build, executor=cluster.executor(),
-        callbacks=[memory], n_trials=trials, epochs=1, batch_size=2500,
+        tmp_path / "run", data.path, build=ballast.build, executor=executor, callbacks=[memory],
+        n_trials=trials, epochs=1, batch_size=2500,
     )  # fmt: skip
+    assert memory.looks == len(range(20, 7 * trials, 60))
+    assert max(unit["state_bytes"] for unit in found.units()) <= STATE_BYTES < data.nbytes / 2
     validation = data.split(0.8, 0.2)[1].nbytes
     headers = (1 + 3) * 6 * 2 * 128  # of each column of each shard
     assert cached_bytes(cluster.folder) == data.nbytes + 3 * validation + headers
-    size = max(unit["state_bytes"] for unit in found.units())
-    assert 0 < memory.most <= (2 * trials + 3) * size
-    assert size < data.nbytes / 2
 
 
 def test_tunes_trials_train_on_all_nodes(cluster, data, tmp_path):
