@@ -109,16 +109,21 @@ as_array(core_state *state, const cer_tensor *tensor)
     return array;
 }
 
+/* The stream that JAX names is one of four on which it learns that a tensor is
+ * ready. It computes on another one, and calls the deleter while that is still
+ * under way: its own memory is used again on that stream only. */
 static PyObject *
-through_from_dlpack(core_state *state, PyObject *from_dlpack,
+through_from_dlpack(core_state *state, const py_framework *framework,
                     const cer_tensor *tensor)
 {
     PyObject *ours = py_tensor_new(state, tensor), *theirs;
 
     if (ours == NULL)
         return NULL;
-    theirs = PyObject_CallOneArg(from_dlpack, ours);
+    theirs = PyObject_CallOneArg(framework->from_dlpack, ours);
     Py_DECREF(ours);
+    if (framework->kind == FRAMEWORK_JAX)
+        py_tensor_use_anywhere(tensor);
     return theirs;
 }
 
@@ -132,7 +137,7 @@ py_framework_tensor(core_state *state, const py_framework *framework,
         return py_tensor_new(state, tensor);
     if (framework->api != NULL)
         return through_table(framework->api, tensor, block);
-    return through_from_dlpack(state, framework->from_dlpack, tensor);
+    return through_from_dlpack(state, framework, tensor);
 }
 
 /* Old ones take tensors through from_dlpack, which names the stream then. */

@@ -82,6 +82,8 @@ copied_capsule(core_state *state, const cer_tensor *tensor, bool to_host,
     Py_END_ALLOW_THREADS
     if (status != CER_OK)
         return core_raise(state, &err);
+    if (!versioned)
+        py_tensor_use_anywhere(&copy);
     capsule = new_capsule(&copy, versioned, DLPACK_FLAG_BITMASK_IS_COPIED);
     cer_owner_release(copy.owner); /* the capsule has one */
     return capsule;
@@ -221,6 +223,13 @@ read_request(const cer_tensor *tensor, PyObject *args, PyObject *kwargs,
     return 0;
 }
 
+void
+py_tensor_use_anywhere(const cer_tensor *tensor)
+{
+    if (tensor->place != NULL) /* does not fail: nothing is put on a stream */
+        (void)tensor->place->join(tensor->place, CER_STREAM_NOBODY, NULL);
+}
+
 int
 py_tensor_join(core_state *state, const cer_tensor *tensor, intptr_t stream)
 {
@@ -270,6 +279,8 @@ tensor_dlpack(PyObject *object, PyObject *args, PyObject *kwargs)
                                  ask.versioned);
     else if (py_tensor_join(state, &self->tensor, ask.stream) == 0)
         capsule = new_capsule(&self->tensor, ask.versioned, 0);
+    if (!ask.versioned) /* see py_dlpack.c: JAX asks like this */
+        py_tensor_use_anywhere(&self->tensor);
     if (capsule != NULL) {
         settle_capsule(self);
         self->capsule = Py_NewRef(capsule);

@@ -18,6 +18,9 @@ const cer_tensor *py_tensor_get(core_state *state, PyObject *object);
 int py_tensor_join(core_state *state, const cer_tensor *tensor,
                    intptr_t stream);
 
+/* Says that a consumer will also use it on streams that it does not name. */
+void py_tensor_use_anywhere(const cer_tensor *tensor);
+
 /* (a, b, ...) */
 PyObject *py_tensor_shape(const cer_tensor *tensor);
 

@@ -63,6 +63,9 @@ runtime.standin_log_line.restype = ctypes.c_char_p
 runtime.standin_fail.argtypes = (ctypes.c_char_p, ctypes.c_uint, ctypes.c_int)
 for name in ("standin_capture", "cudaStreamDestroy", "cudaStreamSynchronize", "cudaFreeHost"):
     getattr(runtime, name).argtypes = (ctypes.c_void_p,)
+runtime.cudaEventDestroy.argtypes = (ctypes.c_void_p,)
+runtime.cudaEventRecord.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+runtime.cudaStreamWaitEvent.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint)
 runtime.cudaHostAlloc.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint)
 runtime.cudaMemcpyAsync.argtypes = (
     *(ctypes.c_void_p, ctypes.c_void_p),
@@ -91,11 +94,18 @@ class DLTensor(ctypes.Structure):
 
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+_is_valid = ctypes.pythonapi.PyCapsule_IsValid
+_is_valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
+BEHIND_THE_FLAGS = 32  # of a DLManagedTensorVersioned
 
 
 def described(capsule: object) -> DLTensor:
-    """What a legacy capsule says; good as long as the capsule is."""
-    return ctypes.cast(_pointer(capsule, b"dltensor"), ctypes.POINTER(DLTensor)).contents
+    """What a capsule says; good as long as the capsule is."""
+    if _is_valid(capsule, b"dltensor"):
+        address = _pointer(capsule, b"dltensor")
+    else:
+        address = _pointer(capsule, b"dltensor_versioned") + BEHIND_THE_FLAGS
+    return ctypes.cast(address, ctypes.POINTER(DLTensor)).contents
 
 
 class Consumer:
@@ -114,9 +124,12 @@ class Consumer:
         assert self._stream.value is not None
         return self._stream.value
 
+    def ask(self, tensor: _core.Tensor) -> object:
+        return tensor.__dlpack__(stream=self.stream, max_version=(1, 0))
+
     def take(self, tensor: _core.Tensor) -> None:
         assert tensor.__dlpack_device__() == (2, 0)
-        capsule = tensor.__dlpack__(stream=self.stream)
+        capsule = self.ask(tensor)
         view = described(capsule)
         assert (view.device_type, view.device_id, view.byte_offset) == (2, 0, 0)
         assert tuple(view.shape[: view.ndim]) == tensor.shape
@@ -140,9 +153,30 @@ class Consumer:
         checked(runtime.cudaStreamDestroy(self._stream))
 
 
-@pytest.fixture
-def consumer() -> Iterator[Consumer]:
-    made = Consumer()
+class Elsewhere(Consumer):
+    """One like JAX: it names a stream to learn that a tensor is ready, and computes on another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._named, self._event = ctypes.c_void_p(), ctypes.c_void_p()
+        checked(runtime.cudaStreamCreateWithFlags(ctypes.byref(self._named), 1))
+        checked(runtime.cudaEventCreateWithFlags(ctypes.byref(self._event), 2))
+
+    def ask(self, tensor: _core.Tensor) -> object:
+        capsule = tensor.__dlpack__(stream=self._named.value)
+        checked(runtime.cudaEventRecord(self._event, self._named))
+        checked(runtime.cudaStreamWaitEvent(self._stream, self._event, 0))
+        return capsule
+
+    def close(self) -> None:
+        super().close()
+        checked(runtime.cudaStreamDestroy(self._named))
+        checked(runtime.cudaEventDestroy(self._event))
+
+
+@pytest.fixture(params=[Consumer])
+def consumer(request: pytest.FixtureRequest) -> Iterator[Consumer]:
+    made: Consumer = request.param()
     yield made
     gc.collect()
     depots.depot("cuda:0").device.synchronize()
@@ -215,6 +249,17 @@ def test_the_bits_are_the_cpus(
                 consumer.take(tensor)
             del batch, tensor
         assert consumer.finish() == on_host(view, epoch=epoch)
+
+
+@pytest.mark.parametrize("residence", ["auto", "streamed"])
+@pytest.mark.parametrize("consumer", [Elsewhere], indirect=True)
+def test_a_consumer_that_computes_elsewhere(data: Any, consumer: Consumer, residence: str) -> None:
+    batches = data.batches(16, seed=5, framework="dlpack", device="cuda", residence=residence)
+    for batch in batches:
+        for tensor in batch.values():
+            consumer.take(tensor)
+        del batch, tensor
+    assert consumer.finish() == on_host(data)
 
 
 @pytest.mark.parametrize(
