@@ -137,8 +137,9 @@ class CudaRecorder:
         """Bring PyTorch out of a capture that has failed.
 
         It leaves its allocator in the capture's pool, which nobody then gives back, and its
-        generator (in older versions) in the belief that it is being captured, which the end of the next
-        capture corrects. The allocator of pinned memory goes on asking the graph about streams.
+        generator (in older versions) in the belief that it is being captured, which the end of
+        the next capture corrects. The allocator of pinned memory goes on asking the graph about
+        streams.
         """
         device = self._device
         torch.cuda.synchronize(device)
