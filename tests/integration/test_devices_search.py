@@ -187,6 +187,15 @@ def test_a_run_goes_on_without_its_gpus_and_says_so_first(two_gpus, monkeypatch,
         assert cerebro.replay(run, 1, build).identical
 
 
+def test_a_run_goes_on_with_its_gpus_in_the_same_environment(two_gpus, data, tmp_path):
+    run = tmp_path / "run"
+    search(data, run)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*another environment")
+        result = cerebro.resume(run, build, epochs=EPOCHS + 1, progress=False)
+    assert all(trial.epoch == EPOCHS + 1 for trial in result.trials)
+
+
 def test_a_run_of_the_cpu_stays_there(two_gpus, data, tmp_path):
     run = tmp_path / "run"
     search(data, run, devices="cpu", workers=1)
