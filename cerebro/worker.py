@@ -681,11 +681,15 @@ def make_batches(model: Any, data: Any, batch_size: int, device: str, **options:
 
 
 def is_short_of_gpu_memory(error: BaseException) -> bool:
-    """Whether PyTorch, or the loader, has found no memory on a GPU."""
+    """Whether PyTorch, one of its libraries, or the loader has found no memory on a GPU."""
     torch = sys.modules.get("torch")
     if isinstance(error, MemoryError):
         return True
-    return torch is not None and isinstance(error, torch.cuda.OutOfMemoryError)
+    if torch is not None and isinstance(error, torch.cuda.OutOfMemoryError):
+        return True
+    # CUDA itself, cuBLAS and cuDNN take memory beside PyTorch's allocator.
+    texts = ("CUDA error: out of memory", "STATUS_ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
 
 
 def give_back_memory(device: str) -> int:

@@ -138,6 +138,7 @@ class ShortOfMemory(Mean):
     """Of trial 1 the first unit finds no memory as long as another model is alive."""
 
     shown = 0
+    error: Exception = torch.cuda.OutOfMemoryError("CUDA out of memory")
 
     def __init__(self, trial, runner):
         super().__init__()
@@ -146,7 +147,7 @@ class ShortOfMemory(Mean):
     def train_batch(self, batch):
         if self.trial == 1 and len(self.runner[0].live_trials) > 1:
             ShortOfMemory.shown += 1
-            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+            raise self.error
         return super().train_batch(batch)
 
 
@@ -160,7 +161,18 @@ def gpu_runner(context):
     return runners[0]
 
 
-def test_models_that_are_alive_make_room_for_a_unit(context, monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.cuda.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'"),
+        MemoryError("cuda:0: no memory"),
+    ],
+    ids=["PyTorch", "cuBLAS", "CUDA", "loader"],
+)
+def test_models_that_are_alive_make_room_for_a_unit(context, monkeypatch, error):
+    monkeypatch.setattr(ShortOfMemory, "error", error)
     monkeypatch.setattr(ShortOfMemory, "shown", 0)
     runner = gpu_runner(context)
     assert isinstance(runner.run(task(0, 0, trial=0)), UnitDone)
