@@ -323,12 +323,23 @@ class NativeNet:
     """A small convolutional network in C; all its parts begin as zeros.
 
     Arrays are dense, pictures float32 (rows, channels, height, width), labels int64 (rows,).
-    ``ValueError`` for others, and for use by two threads at a time.
+    ``ValueError`` for others, and for use by two threads at a time. On a GPU, by cuDNN, the
+    parts in host memory are a copy: `push` and `pull` bring it there and back.
     """
 
     def __new__(
-        cls, channels: int, height: int, width: int, filters1: int, filters2: int, classes: int
+        cls,
+        channels: int,
+        height: int,
+        width: int,
+        filters1: int,
+        filters2: int,
+        classes: int,
+        device: Device | None = None,
+        cudnn: str | None = None,
     ) -> NativeNet: ...
+    def push(self) -> None: ...
+    def pull(self) -> None: ...
     def differentiate(self, pictures: _Array, labels: _Array, /) -> tuple[float, float]: ...
     def evaluate(self, pictures: _Array, labels: _Array, /) -> tuple[float, float]: ...
     def step(self, rate: float, momentum: float, /) -> None: ...

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 OVERRIDE = "CEREBRO_CUDART"
 """The variable with the path of the CUDA runtime to use."""
 
+CUDNN_OVERRIDE = "CEREBRO_CUDNN"
+"""The variable with the path of the cuDNN to use."""
+
 # Within NVIDIA's wheels; the first is CUDA 13's.
 WHEEL_FOLDERS = ("nvidia/cu13/lib", "nvidia/cuda_runtime/lib", "nvidia/cudnn/lib")
 SYSTEM_FOLDERS = ("/usr/local/cuda/lib64",)
@@ -126,6 +129,21 @@ def find_cudnn() -> dict[str, Any] | None:
     from cerebro import _core
 
     return _core.cudnn_find(folders())
+
+
+def cudnn_path() -> str | None:
+    """Return the path of the cuDNN to use: what ``CEREBRO_CUDNN`` says, else the one found.
+
+    Raises
+    ------
+    DeviceError
+        If the one that is found does not load.
+    """
+    named = os.environ.get(CUDNN_OVERRIDE)
+    if named:
+        return named
+    found = find_cudnn()
+    return None if found is None else str(found["path"])
 
 
 @functools.cache

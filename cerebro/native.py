@@ -8,13 +8,14 @@ trains and reproduces its bits (``python -m cerebro doctor --train``).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cerebro import _core
+from cerebro import _core, cuda
 from cerebro.errors import InputError, StateError
 
 Batch = dict[str, Any]
@@ -25,7 +26,7 @@ class Model:
     """A network of two convolutions, trained by stochastic gradient descent with momentum.
 
     Twice a 3x3 convolution with bias, padded by 1, ReLU and the maximum of every 2x2; then a
-    linear layer and softmax cross-entropy. It computes in float32, in one thread.
+    linear layer and softmax cross-entropy. It computes in float32: in one thread, or on a GPU.
 
     Parameters
     ----------
@@ -42,6 +43,10 @@ class Model:
     seed
         Of the values to begin with. None: they are drawn from NumPy's global generator, which
         is seeded for every trial.
+    device
+        "cpu", or a GPU, such as "cuda" or "cuda:1": its convolutions are then cuDNN's, which must
+        be there (version 9). Within a search on GPUs that is ``info.device``. Batches come from
+        host memory in any case.
     inputs
         The column with pictures: float32, (rows, channels, height, width).
     target
@@ -49,15 +54,18 @@ class Model:
 
     Notes
     -----
-    Weights begin uniform in ``±sqrt(6 / inputs)`` for convolutions (He et al., "Delving deep into
-    rectifiers", 2015) and ``±1 / sqrt(inputs)`` for the linear layer, biases as zeros. Metrics
+    Weights begin uniform, up to ``sqrt(6 / inputs)`` either way in convolutions (He et al.,
+    "Delving deep into rectifiers", 2015) and ``1 / sqrt(inputs)`` in the linear layer, biases as
+    zeros. Metrics
     are ``loss`` and ``accuracy``. Sums have a fixed order: the same values and batches give the
-    same bits in every process, on machines of one kind.
+    same bits in every process, on machines of one kind; on a GPU, with one version of cuDNN.
 
     Raises
     ------
     InputError
         If an argument is of no use, saying which and why.
+    DeviceError
+        If the GPU cannot be used, or there is no cuDNN 9.
 
     Examples
     --------
@@ -77,6 +85,7 @@ class Model:
         lr: float = 0.01,
         momentum: float = 0.9,
         seed: int | None = None,
+        device: str = "cpu",
         inputs: str = "x",
         target: str = "y",
     ) -> None:
@@ -88,12 +97,15 @@ class Model:
         channels, height, width = self._shape
         first, second = _whole_numbers("filters", filters, 2)
         try:
-            self._net = _core.NativeNet(channels, height, width, first, second, classes)
+            self._net = _core.NativeNet(
+                *(channels, height, width, first, second, classes), *_place(device)
+            )
         except (TypeError, ValueError) as error:
             raise InputError(f"cerebro.native.Model: {error}") from None
         self._values = self._parts("values")
         self._momenta = self._parts("momenta")
         self._begin(seed)
+        self._net.push()
 
     def _parts(self, kind: Any) -> dict[str, _Array]:
         return {name: np.asarray(part) for name, part in self._net.parts(kind).items()}
@@ -179,7 +191,11 @@ class Model:
     # --- state ----------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``values`` and ``momenta``, by part: the network's own memory, no copies."""
+        """Return ``values`` and ``momenta``, by part: the network's own memory, no copies.
+
+        What is on a GPU is brought to host memory first.
+        """
+        self._net.pull()
         return {"values": dict(self._values), "momenta": dict(self._momenta)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -197,6 +213,7 @@ class Model:
         for own, other in pairs:
             if own is not other:
                 own[...] = other
+        self._net.push()
 
 
 def _matched(
@@ -216,6 +233,15 @@ def _matched(
             )
         pairs.append((array, other))
     return pairs
+
+
+def _place(device: str) -> tuple[_core.Device | None, str | None]:
+    """Return the GPU and the path of cuDNN; nothing for the CPU."""
+    if device == "cpu":
+        return None, None
+    if not isinstance(device, str) or not re.fullmatch(r"cuda(:\d{1,4})?", device):
+        raise InputError(f"device must be 'cpu', 'cuda' or 'cuda:0' and so on, not {device!r}")
+    return cuda.device("cuda:0" if device == "cuda" else device), cuda.cudnn_path()
 
 
 def _column(batch: Batch, argument: str, name: str) -> _Array:

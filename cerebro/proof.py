@@ -2,7 +2,8 @@
 
 A small search over `cerebro.native`'s network, on pictures that are drawn here, so that neither a
 framework nor a download is needed: by two workers, between which the models hop, and inline. Both
-must end in the same states, bit for bit, and the best of them must have learned its task.
+must end in the same states, bit for bit, and the best of them must have learned its task. Where
+there are GPUs and cuDNN, the same is done on each.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import cerebro
+from cerebro import cuda
+from cerebro.errors import DeviceError
 
 SIDE = 16  # pixels
 FIGURES = ("disc", "square", "cross", "stripes")
@@ -57,15 +60,19 @@ def pictures(rows: int = ROWS, seed: int = 0) -> dict[str, NDArray[Any]]:
 def build(config: dict[str, Any]) -> Any:
     """Make the model of one trial; runs in the workers."""
     filters = (config["filters"], 2 * config["filters"])
-    return cerebro.native.Model((1, SIDE, SIDE), len(FIGURES), filters=filters, lr=config["lr"])
+    return cerebro.native.Model(
+        (1, SIDE, SIDE), len(FIGURES), filters=filters, lr=config["lr"], device=config["device"]
+    )
 
 
-def states(data: cerebro.Dataset, run: Path, workers: int) -> tuple[dict[str, str], float]:
+def states(
+    data: cerebro.Dataset, run: Path, workers: int, device: str = "cpu"
+) -> tuple[dict[str, str], float]:
     """Search; return the hash of every trial's state after every epoch, and the best accuracy."""
     train, valid = data.split(0.8, 0.2)
     result = cerebro.search(
         build,
-        SPACE,
+        {**SPACE, "device": device},
         train,
         epochs=EPOCHS,
         validation=valid,
@@ -93,6 +100,37 @@ def differing(first: dict[str, str], second: dict[str, str]) -> str | None:
     return None
 
 
+def devices() -> tuple[list[str], str]:
+    """Name the devices to train on, and say why a GPU is not among them, if one is there."""
+    try:
+        count = len(cuda.describe_devices())
+    except DeviceError:
+        return ["cpu"], ""
+    try:
+        if cuda.cudnn_path() is None:
+            return ["cpu"], "there is no cuDNN 9 (pip install nvidia-cudnn-cu13, or -cu12)"
+    except DeviceError as error:
+        return ["cpu"], str(error)
+    return ["cpu", *(f"cuda:{index}" for index in range(count))], ""
+
+
+def prove(data: cerebro.Dataset, place: Path, device: str, say: Callable[[str], object]) -> bool:
+    """Train on one device with workers and without; whether it learns and reproduces its bits."""
+    hopped, accuracy = states(data, place / "hopped", WORKERS, device)
+    say(f"  {device}, {WORKERS} workers: accuracy {accuracy:.3f}")
+    inline, accuracy = states(data, place / "inline", 0, device)
+    say(f"  {device}, in this process: accuracy {accuracy:.3f}")
+    difference = differing(hopped, inline)
+    if difference is not None:
+        say(f"reproduces its bits: no, on {device} {difference} is another with {WORKERS} workers")
+        return False
+    say(f"reproduces its bits: yes, all {len(hopped)} states on {device} are the same")
+    if accuracy < LEARNED:
+        say(f"does not learn: on {device} the best accuracy is {accuracy:.3f}, below {LEARNED}")
+        return False
+    return True
+
+
 def main(say: Callable[[str], object] = print) -> int:
     """Train, compare, and say what came of it.
 
@@ -104,23 +142,15 @@ def main(say: Callable[[str], object] = print) -> int:
     Returns
     -------
     int
-        0 if the models learn and the states are the same, else 1.
+        0 if on every device the models learn and the states are the same, else 1.
     """
+    names, problem = devices()
     with tempfile.TemporaryDirectory(prefix="cerebro-doctor-") as folder:
         place = Path(folder)
         data = cerebro.shard(pictures(), place / "data", shards=SHARDS, progress=False)
         data = data.with_transforms({"x": [cerebro.transforms.Scale(1 / 255)]})
         say(f"training 4 small networks on {ROWS} drawn pictures, {EPOCHS} epochs:")
-        hopped, accuracy = states(data, place / "hopped", WORKERS)
-        say(f"  with {WORKERS} workers: accuracy {accuracy:.3f}")
-        inline, accuracy = states(data, place / "inline", 0)
-        say(f"  in this process: accuracy {accuracy:.3f}")
-    place_of_difference = differing(hopped, inline)
-    if place_of_difference is not None:
-        say(f"reproduces its bits: no, {place_of_difference} is another with {WORKERS} workers")
-        return 1
-    say(f"reproduces its bits: yes, all {len(hopped)} states are the same")
-    if accuracy < LEARNED:
-        say(f"does not learn: the best accuracy is {accuracy:.3f}, below {LEARNED}")
-        return 1
-    return 0
+        if problem:
+            say(f"  not on the GPU: {problem}")
+        good = [prove(data, place / name.replace(":", "-"), name, say) for name in names]
+    return 0 if all(good) else 1

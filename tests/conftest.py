@@ -71,3 +71,16 @@ def cudart_standin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     libraries = ["-lpthread", "-lm"] + (["-ldl"] if sys.platform == "linux" else [])
     subprocess.run([*command, *sources, "-o", str(library), *libraries], check=True)
     return library
+
+
+@pytest.fixture(scope="session")
+def cudnn_standin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cuDNN in host memory, for CEREBRO_CUDNN; see tests/standin/standin_cudnn.h."""
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler to stand in for cuDNN")
+    library = tmp_path_factory.mktemp("standin") / "libcudnn_standin.so"
+    command = ["cc", "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-fvisibility=hidden", "-O2"]
+    command += ["-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
+    source = Path(__file__).parent / "standin" / "cudnn.c"
+    subprocess.run([*command, str(source), "-o", str(library)], check=True)
+    return library

@@ -23,12 +23,12 @@ PACKAGE = ROOT / "cerebro"
 C_LAYERS = [
     ["base"],
     ["alloc", "beat", "device", "dtype", "hash", "heap", "json", "rng", "stream", "watch"],
-    ["convert", "copy", "fsio", "gather", "native_ops", "runner", "uses"],
+    ["convert", "copy", "fsio", "gather", "native_ops", "native_shared", "runner", "uses"],
     ["npy", "pointwise", "publish", "schedule", "tensor"],
     ["native_net", "shard", "state"],
     ["slots", "transform"],
     ["batch", "kernels"],
-    ["depot", "device_check", "loader"],
+    ["depot", "device_check", "loader", "native_kernels"],
     ["device_loader"],
 ]
 

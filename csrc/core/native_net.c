@@ -2,8 +2,6 @@
 
 #include <string.h>
 
-#include "native_ops.h"
-
 enum { CONVS = 2 };
 
 /* Values, momenta and gradients; they outlive the network where somebody holds
@@ -269,6 +267,26 @@ cer_native_net_part_name(cer_native_net_part part)
     return names[part];
 }
 
+const cer_native_conv *
+cer_native_net_conv(const cer_native_net *net, size_t i)
+{
+    return &net->convs[i];
+}
+
+float *
+cer_native_net_block(const cer_native_net *net, cer_native_net_kind kind,
+                     size_t *floats)
+{
+    *floats = net->offsets[CER_NATIVE_NET_PART_COUNT];
+    return net->parts->kinds[kind];
+}
+
+size_t
+cer_native_net_offset(const cer_native_net *net, cer_native_net_part part)
+{
+    return net->offsets[part];
+}
+
 static float *
 part_of(const cer_native_net *net, cer_native_net_kind kind, size_t part)
 {
@@ -363,9 +381,9 @@ forward(cer_native_net *net, const float *pictures, size_t rows, float *scores)
         scores);
 }
 
-static cer_status
-check_labels(const cer_native_net *net, const int64_t *labels, size_t rows,
-             cer_error *err)
+cer_status
+cer_native_net_check_labels(const cer_native_net *net, const int64_t *labels,
+                            size_t rows, cer_error *err)
 {
     int64_t classes = (int64_t)net->sizes.classes;
 
@@ -385,7 +403,7 @@ score(cer_native_net *net, const float *pictures, const int64_t *labels,
       size_t rows, bool gradients, cer_native_net_metrics *out, cer_error *err)
 {
     size_t classes = net->sizes.classes, hits = 0;
-    cer_status status = check_labels(net, labels, rows, err);
+    cer_status status = cer_native_net_check_labels(net, labels, rows, err);
     double loss = 0.0;
 
     if (status != CER_OK || (status = make_rows(net, rows, err)) != CER_OK)

@@ -17,6 +17,7 @@
 #ifndef CER_NATIVE_NET_H
 #define CER_NATIVE_NET_H
 
+#include "native_ops.h"
 #include "tensor.h"
 
 /* The parts in the order of their memory: its id and its name. */
@@ -69,6 +70,17 @@ const char *cer_native_net_part_name(cer_native_net_part part);
 /* Describes a part's memory; takes no reference of it. */
 void cer_native_net_tensor(const cer_native_net *net, cer_native_net_kind kind,
                            cer_native_net_part part, cer_tensor *out);
+
+/* For who computes with it elsewhere: the convolutions (0 and 1), all memory of
+ * one kind, and where in it a part begins, in floats. */
+const cer_native_conv *cer_native_net_conv(const cer_native_net *net, size_t i);
+float *cer_native_net_block(const cer_native_net *net, cer_native_net_kind kind,
+                            size_t *floats);
+size_t cer_native_net_offset(const cer_native_net *net,
+                             cer_native_net_part part);
+cer_status cer_native_net_check_labels(const cer_native_net *net,
+                                       const int64_t *labels, size_t rows,
+                                       cer_error *err);
 
 /* Each takes pictures[rows][channels][height][width]. The first batch, and one
  * with more rows than all before, takes memory; labels are checked before

@@ -27,11 +27,7 @@ cuda_of(cer_device *device)
 /* --- on the device and back ------------------------------------------------
  */
 
-typedef struct cuda_visit {
-    const char *failed; /* the call that did not get us there */
-    int mode;           /* of capturing, to be put back */
-    bool arrived;       /* there is a context to be taken off */
-} cuda_visit;
+typedef cer_cuda_visit cuda_visit;
 
 /* 0, or the code of the call that is then in visit->failed. The context is put
  * on top of what the thread has: setting the device and setting it back would
@@ -457,4 +453,20 @@ cer_device_cuda_new(cer_cudart *runtime, int index, const char *ptx,
     else
         *out = &self->base;
     return status;
+}
+
+cer_status
+cer_device_cuda_enter(cer_device *device, cer_cuda_visit *visit, cer_error *err)
+{
+    cuda_device *self = cuda_of(device);
+    int code = enter(self, visit);
+
+    return code == CER_CUDA_SUCCESS ? CER_OK
+                                    : leave(self, visit, NULL, code, err);
+}
+
+void
+cer_device_cuda_leave(cer_device *device, cer_cuda_visit *visit)
+{
+    put_back(cuda_of(device), visit);
 }

@@ -20,6 +20,7 @@
  * before a barrier writes shared memory only, a barrier comes at most once in
  * a kernel, and nothing is written twice with different values. */
 #include "../core/kernels_arith.h"
+#include "../core/native_shared.h"
 
 enum { STRIDES = CER_KERNEL_TILE / CER_KERNEL_THREADS };
 
@@ -489,3 +490,24 @@ KERNEL(cer_ragged_copy, ragged, pad_rows<CER_VALUES_COPY>)
 KERNEL(cer_ragged_table, ragged, pad_rows<CER_VALUES_TABLE>)
 KERNEL(cer_ragged_float, ragged, pad_rows<CER_VALUES_FLOAT>)
 KERNEL(cer_ragged_wide, ragged, pad_rows<CER_VALUES_WIDE>)
+
+/* --- the native network ------------------------------------------------------
+ * A thread makes one item. Not for speed: see native_shared.h. */
+
+#define NATIVE(name, function, family)                                         \
+    extern "C" __global__ void __launch_bounds__(CER_KERNEL_THREADS)           \
+        name(const __grid_constant__ cer_native_##family##_args a)             \
+    {                                                                          \
+        const uint64_t i =                                                     \
+            (uint64_t)blockIdx.x * CER_KERNEL_THREADS + threadIdx.x;           \
+                                                                               \
+        if (i < a.items)                                                       \
+            function(&a, i);                                                   \
+    }
+
+NATIVE(cer_native_pool_kernel, cer_native_pool, pool)
+NATIVE(cer_native_unpool_kernel, cer_native_unpool, unpool)
+NATIVE(cer_native_sum_kernel, cer_native_sum, sum)
+NATIVE(cer_native_product_kernel, cer_native_product, product)
+NATIVE(cer_native_score_kernel, cer_native_score, score)
+NATIVE(cer_native_descend_kernel, cer_native_descend_one, descend)

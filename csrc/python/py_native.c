@@ -1,7 +1,9 @@
-/* py_native.c -- NativeNet: the network of native_net.h. */
+/* py_native.c -- NativeNet: the network of native_net.h, on the host or, with
+ * native_cuda.h, on a GPU. */
 #define NO_IMPORT_ARRAY
 #include "module.h"
-#include "native_net.h"
+#include "native_cuda.h"
+#include "py_device.h"
 #include "py_tensor.h"
 
 #include <numpy/arrayobject.h>
@@ -9,7 +11,8 @@
 typedef struct net_object {
     PyObject_HEAD
     cer_native_net *net;
-    bool busy; /* a thread computes without the GIL */
+    cer_native_cuda *gpu; /* NULL: it computes on the host */
+    bool busy;            /* a thread computes without the GIL */
 } net_object;
 
 static int
@@ -36,25 +39,54 @@ read_sizes(PyObject *const arguments[6], cer_native_net_sizes *sizes)
     return 0;
 }
 
+/* Puts the network on a GPU. -1: an exception. */
+static int
+place(net_object *self, core_state *state, PyObject *device_arg,
+      const char *cudnn)
+{
+    cer_device *device = py_device_get(state, device_arg);
+    cer_error err = {0};
+    cer_status status;
+
+    if (device == NULL)
+        return -1;
+    if (cer_device_kind_of(device) != CER_DEVICE_CUDA) {
+        PyErr_SetString(PyExc_ValueError, "device must be a GPU, or None");
+        return -1;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    status = cer_native_cuda_new(self->net, device, cudnn, &self->gpu, &err);
+    Py_END_ALLOW_THREADS
+    if (status != CER_OK)
+        core_raise(state, &err);
+    return status == CER_OK ? 0 : -1;
+}
+
 static PyObject *
 net_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"channels", "height",  "width", "filters1",
-                               "filters2", "classes", NULL};
-    PyObject *a[6];
+    static char *keywords[] = {"channels", "height",   "width",
+                               "filters1", "filters2", "classes",
+                               "device",   "cudnn",    NULL};
+    core_state *state = core_state_of_type(type);
+    PyObject *a[6], *device = Py_None;
+    const char *cudnn = NULL;
     cer_native_net_sizes sizes;
     cer_error err = {0};
     net_object *self;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOO:NativeNet", keywords,
-                                     &a[0], &a[1], &a[2], &a[3], &a[4],
-                                     &a[5]) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOO|Oz:NativeNet",
+                                     keywords, &a[0], &a[1], &a[2], &a[3],
+                                     &a[4], &a[5], &device, &cudnn) ||
         read_sizes(a, &sizes) < 0)
         return NULL;
     self = (net_object *)type->tp_alloc(type, 0);
-    if (self != NULL &&
-        cer_native_net_new(&sizes, &self->net, &err) != CER_OK) {
-        core_raise(core_state_of_type(type), &err);
+    if (self == NULL)
+        return NULL;
+    if (cer_native_net_new(&sizes, &self->net, &err) != CER_OK) {
+        core_raise(state, &err);
+        Py_CLEAR(self);
+    } else if (device != Py_None && place(self, state, device, cudnn) < 0) {
         Py_CLEAR(self);
     }
     return (PyObject *)self;
@@ -64,8 +96,12 @@ static void
 net_dealloc(PyObject *object)
 {
     PyTypeObject *type = Py_TYPE(object);
+    net_object *self = (net_object *)object;
 
-    cer_native_net_free(((net_object *)object)->net);
+    Py_BEGIN_ALLOW_THREADS
+    cer_native_cuda_free(self->gpu);
+    Py_END_ALLOW_THREADS
+    cer_native_net_free(self->net);
     type->tp_free(object);
     Py_DECREF(type);
 }
@@ -125,25 +161,31 @@ enter(net_object *self)
 
 /* --- methods -------------------------------------------------------------- */
 
-typedef cer_status (*scoring)(cer_native_net *, const float *, const int64_t *,
-                              size_t, cer_native_net_metrics *, cer_error *);
-
 static PyObject *
-scored(net_object *self, PyObject *args, const char *format, scoring function)
+scored(net_object *self, PyObject *args, const char *format, bool gradients)
 {
     PyObject *pictures, *labels;
     cer_native_net_metrics metrics;
     cer_error err = {0};
     cer_status status;
+    const float *x;
+    const int64_t *y;
     npy_intp rows;
 
     if (!PyArg_ParseTuple(args, format, &pictures, &labels) ||
         (rows = batch_rows(self, pictures, labels)) < 0 || enter(self) < 0)
         return NULL;
+    x = PyArray_DATA((PyArrayObject *)pictures);
+    y = PyArray_DATA((PyArrayObject *)labels);
     Py_BEGIN_ALLOW_THREADS
-    status = function(self->net, PyArray_DATA((PyArrayObject *)pictures),
-                      PyArray_DATA((PyArrayObject *)labels), (size_t)rows,
-                      &metrics, &err);
+    if (self->gpu == NULL)
+        status = (gradients ? cer_native_net_differentiate
+                            : cer_native_net_evaluate)(
+            self->net, x, y, (size_t)rows, &metrics, &err);
+    else
+        status = (gradients ? cer_native_cuda_differentiate
+                            : cer_native_cuda_evaluate)(
+            self->gpu, x, y, (size_t)rows, &metrics, &err);
     Py_END_ALLOW_THREADS
     self->busy = false;
     if (status != CER_OK)
@@ -158,7 +200,7 @@ PyDoc_STRVAR(differentiate_doc,
 static PyObject *
 net_differentiate(net_object *self, PyObject *args)
 {
-    return scored(self, args, "OO:differentiate", cer_native_net_differentiate);
+    return scored(self, args, "OO:differentiate", true);
 }
 
 PyDoc_STRVAR(evaluate_doc, "evaluate(pictures, labels, /)\n--\n\n"
@@ -167,7 +209,7 @@ PyDoc_STRVAR(evaluate_doc, "evaluate(pictures, labels, /)\n--\n\n"
 static PyObject *
 net_evaluate(net_object *self, PyObject *args)
 {
-    return scored(self, args, "OO:evaluate", cer_native_net_evaluate);
+    return scored(self, args, "OO:evaluate", false);
 }
 
 PyDoc_STRVAR(step_doc, "step(rate, momentum, /)\n--\n\n"
@@ -176,14 +218,21 @@ PyDoc_STRVAR(step_doc, "step(rate, momentum, /)\n--\n\n"
 static PyObject *
 net_step(net_object *self, PyObject *args)
 {
+    cer_status status = CER_OK;
+    cer_error err = {0};
     float rate, momentum;
 
     if (!PyArg_ParseTuple(args, "ff:step", &rate, &momentum) || enter(self) < 0)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    cer_native_net_step(self->net, rate, momentum);
+    if (self->gpu == NULL)
+        cer_native_net_step(self->net, rate, momentum);
+    else
+        status = cer_native_cuda_step(self->gpu, rate, momentum, &err);
     Py_END_ALLOW_THREADS
     self->busy = false;
+    if (status != CER_OK)
+        return core_raise(core_state_of((PyObject *)self), &err);
     Py_RETURN_NONE;
 }
 
@@ -198,6 +247,8 @@ net_predict(net_object *self, PyObject *pictures)
     cer_status status;
     PyObject *scores;
     npy_intp shape[2];
+    const float *x;
+    float *to;
 
     if ((shape[0] = batch_rows(self, pictures, NULL)) < 0)
         return NULL;
@@ -208,10 +259,15 @@ net_predict(net_object *self, PyObject *pictures)
         Py_DECREF(scores);
         return NULL;
     }
+    x = PyArray_DATA((PyArrayObject *)pictures);
+    to = PyArray_DATA((PyArrayObject *)scores);
     Py_BEGIN_ALLOW_THREADS
-    status = cer_native_net_predict(
-        self->net, PyArray_DATA((PyArrayObject *)pictures), (size_t)shape[0],
-        PyArray_DATA((PyArrayObject *)scores), &err);
+    if (self->gpu == NULL)
+        status =
+            cer_native_net_predict(self->net, x, (size_t)shape[0], to, &err);
+    else
+        status =
+            cer_native_cuda_predict(self->gpu, x, (size_t)shape[0], to, &err);
     Py_END_ALLOW_THREADS
     self->busy = false;
     if (status != CER_OK) {
@@ -219,6 +275,45 @@ net_predict(net_object *self, PyObject *pictures)
         return core_raise(core_state_of((PyObject *)self), &err);
     }
     return scores;
+}
+
+static PyObject *
+copied(net_object *self,
+       cer_status (*copy)(cer_native_cuda *gpu, cer_error *err))
+{
+    cer_status status = CER_OK;
+    cer_error err = {0};
+
+    if (enter(self) < 0)
+        return NULL;
+    if (self->gpu != NULL) {
+        Py_BEGIN_ALLOW_THREADS
+        status = copy(self->gpu, &err);
+        Py_END_ALLOW_THREADS
+    }
+    self->busy = false;
+    if (status != CER_OK)
+        return core_raise(core_state_of((PyObject *)self), &err);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(push_doc,
+             "push()\n--\n\n"
+             "Copy values and momenta to the GPU, where there is one.");
+
+static PyObject *
+net_push(net_object *self, PyObject *Py_UNUSED(unused))
+{
+    return copied(self, cer_native_cuda_push);
+}
+
+PyDoc_STRVAR(pull_doc, "pull()\n--\n\n"
+                       "Copy all parts from the GPU, where there is one.");
+
+static PyObject *
+net_pull(net_object *self, PyObject *Py_UNUSED(unused))
+{
+    return copied(self, cer_native_cuda_pull);
 }
 
 static int
@@ -241,7 +336,7 @@ add_part(core_state *state, PyObject *parts, const cer_native_net *net,
 PyDoc_STRVAR(parts_doc,
              "parts(kind, /)\n--\n\n"
              "Return the Tensor of each part by its name: the network's own "
-             "memory.\n\n"
+             "memory,\nand in host memory the copy of what is on a GPU.\n\n"
              "`kind` is 'values', 'momenta' or 'gradients'.");
 
 static PyObject *
@@ -278,13 +373,16 @@ static PyMethodDef net_methods[] = {
     {"evaluate", (PyCFunction)net_evaluate, METH_VARARGS, evaluate_doc},
     {"step", (PyCFunction)net_step, METH_VARARGS, step_doc},
     {"predict", (PyCFunction)net_predict, METH_O, predict_doc},
+    {"push", (PyCFunction)net_push, METH_NOARGS, push_doc},
+    {"pull", (PyCFunction)net_pull, METH_NOARGS, pull_doc},
     {"parts", (PyCFunction)net_parts, METH_O, parts_doc},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot net_slots[] = {
     {Py_tp_doc,
-     "NativeNet(channels, height, width, filters1, filters2, classes)\n--\n\n"
+     "NativeNet(channels, height, width, filters1, filters2, classes, "
+     "device=None, cudnn=None)\n--\n\n"
      "A small convolutional network in C; all its parts begin as zeros."},
     {Py_tp_new, net_new},
     {Py_tp_dealloc, net_dealloc},

@@ -15,8 +15,8 @@ from cerebro import cli, proof
 def test_doctor_trains_and_compares(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor", "--train"]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"with 2 workers: accuracy (0\.9|1\.0)", out)
-    assert out.endswith("reproduces its bits: yes, all 16 states are the same\n")
+    assert re.search(r"cpu, 2 workers: accuracy (0\.9|1\.0)", out)
+    assert "reproduces its bits: yes, all 16 states on cpu are the same\n" in out
 
 
 def test_replay_and_what_is_loaded(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_replay_and_what_is_loaded(tmp_path: Path) -> None:
     data = data.with_transforms({"x": [cerebro.transforms.Scale(1 / 255)]})
     result = cerebro.search(
         proof.build,
-        proof.SPACE,
+        {**proof.SPACE, "device": "cpu"},
         data,
         epochs=2,
         n_trials=2,

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "kernels.h"
+#include "native_kernels.h"
 
 #ifdef STANDIN_OLD
 #define DEFAULT_VERSION 12000
@@ -1262,6 +1263,8 @@ find_kernel(const char *name, function *out)
             return true;
         }
     }
+    if (cer_native_kernel_find(name, &out->reference, &out->bytes))
+        return true;
     if (!cer_kernel_find(name, &kernel))
         return false;
     out->bytes = cer_kernel_args_bytes(kernel);

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -203,6 +206,7 @@ def test_a_divergence_shows() -> None:
         ({"lr": "fast"}, "lr must be a number"),
         ({"momentum": 1.0}, "momentum must be a number, 0 or more and below 1, not 1.0"),
         ({"seed": -1}, "seed: "),
+        ({"device": "gpu"}, "device must be 'cpu', 'cuda' or 'cuda:0' and so on, not 'gpu'"),
         ({"inputs": ["x"]}, r"inputs must be the name of a column, not \['x'\]"),
     ],
 )
@@ -275,6 +279,74 @@ def test_parts_outlive_the_network() -> None:
     assert part.tobytes() == expected.tobytes() and part.any()
 
 
+# --- on a GPU, over the stand-ins for CUDA and cuDNN ----------------------------
+
+ON_DEVICE = """
+import numpy as np
+import cerebro
+from cerebro import _core, proof
+from cerebro.native import Model
+
+data = proof.pictures(48)
+batches = [
+    {"x": data["x"][i : i + 16] / np.float32(255), "y": data["y"][i : i + 16]}
+    for i in range(0, 48, 16)
+]
+def make(device, seed=3):
+    return Model((1, 16, 16), 4, filters=(3, 5), lr=0.05, seed=seed, device=device)
+
+def bits(model):
+    return bytes(_core.pack_state(model.state_dict()))
+
+host, gpu, first = make("cpu"), make("cuda"), make("cuda:0")
+assert bits(host) == bits(gpu)
+for batch in batches:
+    want, have = host.train_batch(batch), gpu.train_batch(batch)
+    assert abs(want["loss"] - have["loss"]) < 1e-4 and want["accuracy"] == have["accuracy"]
+    first.train_batch(batch)
+assert bits(gpu) == bits(first)
+np.testing.assert_allclose(
+    gpu.predict_batch(batches[0]), host.predict_batch(batches[0]), atol=1e-4
+)
+assert abs(gpu.eval_batch(batches[1])["loss"] - host.eval_batch(batches[1])["loss"]) < 1e-4
+
+hopped = make("cuda", seed=9)  # a state travels, in place and not
+tree = _core.load_into(_core.pack_state(gpu.state_dict()), hopped.state_dict())
+hopped.load_state_dict(tree)
+other = make("cuda", seed=8)
+other.load_state_dict(_core.unpack_state(_core.pack_state(gpu.state_dict()), "numpy"))
+for model in (gpu, hopped, other):
+    model.train_batch(batches[0])
+assert bits(gpu) == bits(hopped) == bits(other)
+
+proof.EPOCHS, proof.LEARNED, proof.SPACE = 1, 0.0, {"lr": [0.01, 0.05], "filters": [2]}
+raise SystemExit(proof.main())
+"""
+
+
+def test_on_a_gpu(
+    cudart_standin: Path, cudnn_standin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Agrees with the host, hops, and `doctor --train` trains there too."""
+    monkeypatch.setenv("CEREBRO_CUDART", str(cudart_standin))
+    monkeypatch.setenv("CEREBRO_CUDNN", str(cudnn_standin))
+    done = subprocess.run([sys.executable, "-c", ON_DEVICE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "reproduces its bits: yes, all 2 states on cpu are the same" in done.stdout
+    assert "reproduces its bits: yes, all 2 states on cuda:0 are the same" in done.stdout
+
+
+def test_without_cudnn_the_gpu_is_refused(
+    cudart_standin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CEREBRO_CUDART", str(cudart_standin))
+    monkeypatch.setenv("CEREBRO_CUDNN", str(cudart_standin))
+    code = "from cerebro.native import Model; Model((1, 8, 8), 2, device='cuda')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "lacks cudnnGetVersion, so it is no cuDNN 9" in done.stderr
+
+
 # --- the pictures of doctor --train -------------------------------------------
 
 
@@ -295,15 +367,21 @@ def test_the_first_difference_is_named() -> None:
 @pytest.mark.parametrize(
     ("inline", "line"),
     [
-        (({"trial 0 after epoch 0": "0"}, 1.0), "reproduces its bits: no, trial 0 after epoch 0 "),
-        (({"trial 0 after epoch 0": "f"}, 0.5), "does not learn: the best accuracy is 0.500"),
+        (({"trial 0 after epoch 0": "0"}, 1.0), "reproduces its bits: no, on cpu trial 0 after"),
+        (
+            ({"trial 0 after epoch 0": "f"}, 0.5),
+            "does not learn: on cpu the best accuracy is 0.500",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(
     monkeypatch: pytest.MonkeyPatch, inline: tuple[dict[str, str], float], line: str
 ) -> None:
     hopped = ({"trial 0 after epoch 0": "f"}, 1.0)
-    monkeypatch.setattr(proof, "states", lambda data, run, workers: hopped if workers else inline)
+    monkeypatch.setattr(proof, "devices", lambda: (["cpu"], ""))
+    monkeypatch.setattr(
+        proof, "states", lambda data, run, workers, device: [inline, hopped][workers > 0]
+    )
     lines: list[str] = []
     assert proof.main(lines.append) == 1
     assert lines[-1].startswith(line)
