@@ -177,6 +177,17 @@ def device(name: str) -> _core.Device:
     return opened
 
 
+def start_torch() -> None:
+    """Have PyTorch start its part of CUDA, if it has one.
+
+    Its operations on tensors that it takes over through its C table fail before it has.
+    """
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.init()
+
+
 def _torch_allocate(nbytes: int, index: int) -> int:
     """Take memory from PyTorch's pool of the default stream."""
     import torch

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cerebro import _core
+from cerebro import _core, cuda
 from cerebro import transforms as _transforms
 from cerebro.data import depots
 from cerebro.environment import usable_cores
@@ -94,6 +94,8 @@ def make_loader(
         raise InputError(
             f"NumPy has no arrays on {where}: framework must be 'torch', 'jax' or 'dlpack' there"
         )
+    if framework == "torch" and where != "cpu":
+        cuda.start_torch()  # before the depot, whose memory is then PyTorch's
     return _core.Loader(
         dataset.parts(),
         _transforms.compile(dataset.columns, dataset.transforms, augment=augment),

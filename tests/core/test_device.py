@@ -10,9 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import cerebro.data
 from cerebro import _core, cuda
+from cerebro.data import depots
+from cerebro.errors import DeviceError
 
 HEADER = (
     "import ctypes, json\nfrom cerebro import _core, cuda\nfrom cerebro.errors import DeviceError\n"
@@ -461,3 +465,25 @@ def test_doctor_without_a_runtime(tmp_path: Path) -> None:
     rows = doctor(CEREBRO_CUDART=str(tmp_path / "absent.so"))
     assert rows["gpu"].startswith(f"none can be used: {tmp_path / 'absent.so'} does not load: ")
     assert "cuda" not in rows
+
+
+def test_pytorch_starts_before_it_gets_tensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And before the depot takes memory, which is to be PyTorch's."""
+    torch = pytest.importorskip("torch")
+    data = cerebro.data.shard({"x": np.zeros((4, 2), np.float32)}, tmp_path / "d")
+    called: list[str] = []
+
+    def no_depot(name: str) -> None:
+        called.append(f"depot {name}")
+        raise DeviceError("none here")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "init", lambda: called.append("torch"))
+    monkeypatch.setattr(depots, "depot", no_depot)
+    for framework, before in (("torch", ["torch"]), ("dlpack", [])):
+        called.clear()
+        with pytest.raises(DeviceError, match="none here"):
+            data.batches(2, framework=framework, device="cuda:0")
+        assert called == [*before, "depot cuda:0"]

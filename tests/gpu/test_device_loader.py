@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -258,6 +260,23 @@ def test_tensors_outlive_batches_and_loaders(data: Any) -> None:
     assert found == expected(data)
     for view, batch in zip(views, data.batches(64, seed=5, device="cuda"), strict=True):
         assert torch.equal(view, batch["v"][1:, :3])
+
+
+ALONE = """
+import sys
+import cerebro.data
+
+data = cerebro.data.Dataset(sys.argv[1])
+assert "torch" not in sys.modules
+print(sum(int(batch["y"].sum()) for batch in data.batches(64, device="cuda")))
+"""
+
+
+def test_torch_need_not_have_started(data: Any) -> None:
+    command = [sys.executable, "-c", ALONE, str(data.path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == ROWS * (ROWS - 1) // 2
 
 
 @pytest.mark.parametrize("residence", ["auto", "streamed"])
