@@ -204,7 +204,7 @@ class _Rehearsal:
         if hasattr(live.model, "end_unit"):
             live.model.end_unit()
         live.progress.add_training(result.sums)
-        live.generators = generators.capture(live.torch)
+        live.generators = generators.capture(live.torch, live.cuda)
 
     def packed(self) -> Any:
         return _core.pack_state(self._runner.packable(self.live))
@@ -232,7 +232,7 @@ class _Rehearsal:
         metrics = live.progress.epoch_metrics()
         if hasattr(live.model, "end_epoch"):
             live.model.end_epoch(0, dict(metrics))
-        live.generators = generators.capture(live.torch)
+        live.generators = generators.capture(live.torch, live.cuda)
         return metrics
 
 

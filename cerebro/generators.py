@@ -38,13 +38,16 @@ def seed_all(seed: int, torch: bool) -> None:
         _torch().manual_seed(seed)
 
 
-def capture(torch: bool) -> dict[str, Any]:
+def capture(torch: bool, cuda: bool = True) -> dict[str, Any]:
     """Return the state of the generators: arrays and numbers, about 10 KB.
 
     Parameters
     ----------
     torch
-        Whether torch's generators are part of it; CUDA's is where CUDA is in use.
+        Whether torch's generators are part of it.
+    cuda
+        Whether CUDA's is too, if CUDA is in use in this process. A trial that computes on the
+        CPU must not have it: its states would depend on what else the process does.
     """
     _, words, gauss = random.getstate()
     legacy = np.random.get_state(legacy=False)
@@ -59,7 +62,7 @@ def capture(torch: bool) -> dict[str, Any]:
     if torch:
         module = _torch()
         state["torch"] = module.get_rng_state().numpy()
-        if module.cuda.is_initialized():
+        if cuda and module.cuda.is_initialized():
             state["torch_cuda"] = module.cuda.get_rng_state().numpy()
     return state
 
@@ -125,6 +128,25 @@ def uses_torch(model: object) -> bool:
         return True
     take = getattr(model, "state_dict", None)
     return callable(take) and _holds(take(), kinds)
+
+
+def uses_cuda(model: object) -> bool:
+    """Return whether a model that uses torch has anything on a GPU: to be asked after `build`."""
+    take = getattr(model, "state_dict", None)
+    if not _torch().cuda.is_initialized() or not callable(take):
+        return False
+    return any(bool(tensor.is_cuda) for tensor in _tensors(take()))
+
+
+def _tensors(value: object) -> Iterator[Any]:
+    if isinstance(value, _torch().Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
 
 
 def _holds(value: object, kinds: tuple[type, ...], depth: int = 4) -> bool:

@@ -80,6 +80,8 @@ class LiveModel:
 
     model: Any
     torch: bool
+    cuda: bool = False
+    """Whether it computes on a GPU, so that CUDA's generator belongs to its state."""
     position: int = -1
     epochs: int | None = None
     """What its ``info.epochs`` was, where it is not the run's."""
@@ -233,7 +235,7 @@ class UnitRunner:
                 if hasattr(live.model, "end_epoch"):
                     # A copy: what is reported is what the state says, whoever reads it.
                     live.model.end_epoch(task.epoch, dict(metrics))
-            live.generators = generators.capture(live.torch)
+            live.generators = generators.capture(live.torch, live.cuda)
             tree = self.packable(live)
             with storing():
                 live.state_bytes = slots.pack(
@@ -342,7 +344,9 @@ class UnitRunner:
         model, torch = build_model(self.context, trial, config, info)
         if self._clock is not None:
             self._clock.built()
-        return LiveModel(model, torch, epochs=epochs, generators=generators.capture(torch))
+        cuda = torch and (is_gpu(self.context.device) or generators.uses_cuda(model))
+        state = generators.capture(torch, cuda)
+        return LiveModel(model, torch, cuda, epochs=epochs, generators=state)
 
     def _settle(self, task: Task, slots: _core.Slots) -> None:
         """Shut out whoever was given this unit before, and make its state the newest.

@@ -175,7 +175,9 @@ def layer_of(name: str) -> int:
 
 
 def includes(file: Path) -> list[str]:
-    return re.findall(r'^\s*#\s*include\s*[<"]([^">]+)[">]', file.read_text(), re.MULTILINE)
+    return re.findall(
+        r'^\s*#\s*include\s*[<"]([^">]+)[">]', file.read_text(encoding="utf-8"), re.MULTILINE
+    )
 
 
 def without_comments(source: str) -> str:
@@ -225,7 +227,7 @@ def test_core_knows_no_python() -> None:
     for file in [*c_files(CORE), *c_files(CUDA)]:
         foreign = ("Python", "numpy/", "py_", "module")
         problems += [f"{file.name}: {n}" for n in includes(file) if n.startswith(foreign)]
-        if re.search(r"\bPy[A-Z_]\w*\(", without_comments(file.read_text())):
+        if re.search(r"\bPy[A-Z_]\w*\(", without_comments(file.read_text(encoding="utf-8"))):
             problems.append(f"{file.name} calls Python")
     assert problems == []
 
@@ -241,7 +243,7 @@ def calls(pattern: re.Pattern[str], files: list[Path]) -> list[str]:
     return [
         f"{file.name} calls {match.group(1)}"
         for file in files
-        for match in pattern.finditer(without_comments(file.read_text()))
+        for match in pattern.finditer(without_comments(file.read_text(encoding="utf-8")))
     ]
 
 
@@ -285,14 +287,17 @@ def mutable_globals(source: str) -> list[str]:
 
 def test_core_has_no_mutable_globals() -> None:
     files = [*c_files(CORE), *c_files(CUDA)]
-    found = {file.name: mutable_globals(file.read_text()) for file in files}
+    found = {file.name: mutable_globals(file.read_text(encoding="utf-8")) for file in files}
     assert {name: lines for name, lines in found.items() if lines} == {}
 
 
 def test_binding_has_no_static_objects() -> None:
     """Objects live in the module's state, types are made from specs."""
     pattern = re.compile(r"^static\s+(?:PyObject\s*\*|PyTypeObject\b)[^;({]*[;=]", re.MULTILINE)
-    found = {f.name: pattern.findall(without_comments(f.read_text())) for f in c_files(BINDING)}
+    found = {
+        f.name: pattern.findall(without_comments(f.read_text(encoding="utf-8")))
+        for f in c_files(BINDING)
+    }
     assert {name: lines for name, lines in found.items() if lines} == {}
 
 
@@ -300,18 +305,20 @@ def test_c_files_say_what_they_are() -> None:
     """A pair says it in its header."""
     files = c_files(CORE) + c_files(CUDA) + c_files(BINDING)
     heads = [file for file in files if file.suffix == ".h" or not file.with_suffix(".h").exists()]
-    assert [file.name for file in heads if not file.read_text().startswith("/* ")] == []
+    assert [
+        file.name for file in heads if not file.read_text(encoding="utf-8").startswith("/* ")
+    ] == []
 
 
 def test_tour_names_every_file() -> None:
-    tour = (ROOT / "csrc" / "README.md").read_text()
+    tour = (ROOT / "csrc" / "README.md").read_text(encoding="utf-8")
     stems = {file.stem for file in c_files(CORE) + c_files(CUDA) + c_files(BINDING)}
     missing = sorted(stem for stem in stems if not re.search(rf"`{stem}(\.[ch])?`", tour))
     assert missing == [], "csrc/README.md does not name these files"
 
 
 def test_tour_gives_the_layers() -> None:
-    tour = (ROOT / "csrc" / "README.md").read_text()
+    tour = (ROOT / "csrc" / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (\d) \| (.*?) \|", tour, re.MULTILINE)
     told = {name: int(layer) for layer, names in rows for name in re.findall(r"`(\w+)`", names)}
     assert {n: layer for n, layer in told.items() if layer_of(family(n) or "base") != layer} == {}
@@ -345,7 +352,7 @@ def module_name(file: Path) -> str:
 
 def imported(file: Path, *, top_level_only: bool) -> Iterator[str]:
     """Names of the modules that a file imports, outside of `if TYPE_CHECKING`."""
-    yield from _imported(ast.parse(file.read_text()).body, top_level_only)
+    yield from _imported(ast.parse(file.read_text(encoding="utf-8")).body, top_level_only)
 
 
 def _imported(body: list[ast.stmt], top_level_only: bool) -> Iterator[str]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import cerebro
-from cerebro import devices
+from cerebro import devices, generators
 from cerebro.devices import Device, Found
 from cerebro.errors import InputError
 from cerebro.report.summary import render_trial
@@ -53,6 +53,19 @@ class Line:
 
 def build(config, info):
     return Line(config, info)
+
+
+def build_linear(config):
+    import torch
+
+    net = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=config["lr"])
+
+    def step(net, batch):
+        x = batch["x"].float()[:, None]
+        return {"loss": (torch.nn.functional.dropout(net(x)) - x).square().mean()}
+
+    return cerebro.torch.Model(net, optimizer=optimizer, step=step)
 
 
 @pytest.fixture
@@ -256,3 +269,24 @@ def test_on_the_cpu_nothing_is_said_to_be_inexact(data, tmp_path):
     )  # fmt: skip
     assert [trial.not_exact for trial in result.trials] == [[], []]
     assert "does not have a deterministic" in result.trials[1].log
+
+
+def test_cuda_in_use_elsewhere_in_the_process_changes_no_state(data, tmp_path, monkeypatch):
+    """A notebook that has used a GPU trains the same on the CPU, in itself and in workers."""
+    torch = pytest.importorskip("torch")
+
+    def train(run, workers):
+        result = cerebro.search(
+            build_linear, {"lr": [0.1, 0.2]}, data,
+            epochs=EPOCHS, searcher="grid", batch_size=8, seed=2, workers=workers, devices="cpu",
+            run=tmp_path / run, progress=False, validation=0.2,
+        )  # fmt: skip
+        return [[epoch["state_hash"] for epoch in trial.history] for trial in result.trials]
+
+    expected = train("workers", 1)
+    generator = torch.zeros(16, dtype=torch.uint8)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: generator)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state: None)
+    assert generators.capture(True)["torch_cuda"].size == 16
+    assert train("inline", 0) == expected
