@@ -20,8 +20,8 @@ advice(int code)
         return "the NVIDIA driver is too old: update it, or install a "
                "framework made for an older CUDA";
     case CER_CUDA_NOT_INITIALIZED:
-        return "CUDA that was started does not survive a fork: start processes "
-               "with 'spawn' or 'forkserver'";
+        return "CUDA does not survive a fork: start processes with 'spawn' or "
+               "'forkserver'; if this one was not forked, see nvidia-smi";
     case CER_CUDA_DEVICES_TAKEN:
         return "another process has the device for itself, or it failed: see "
                "nvidia-smi";

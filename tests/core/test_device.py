@@ -158,7 +158,7 @@ print(json.dumps([runtime, devices, free, total, again, left, library.standin_fa
         ("cuModuleLoadDataEx:1:222", "the NVIDIA driver is too old: update it"),
         ("cuLaunchKernel:1:719", "this process cannot use the device any more, a new one can"),
         ("cuDevicePrimaryCtxRetain:1:46", "another process has the device for itself, or it"),
-        ("cuCtxPushCurrent:1:3", "CUDA that was started does not survive a fork"),
+        ("cuCtxPushCurrent:1:3", "CUDA does not survive a fork"),
     ],
 )
 def test_calls_that_fail(cudart_standin: Path, fail: str, message: str) -> None:
