@@ -132,7 +132,8 @@ def hashes(result):
 
 
 def rows_of(run, sql):
-    with contextlib.closing(sqlite3.connect(run / "run.sqlite")) as connection:
+    store = f"{(run / 'run.sqlite').as_uri()}?mode=rw"  # a run that is being made has none yet
+    with contextlib.closing(sqlite3.connect(store, uri=True)) as connection:
         return connection.execute(sql).fetchall()
 
 
