@@ -12,21 +12,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The stand-in, compiled."""
-    build = tmp_path_factory.mktemp("standin")
-    path = build / "libcudart_standin.so"
-    make = ["make", "-s", "-C", str(ROOT / "tests" / "c"), f"BUILD={build}", str(path)]
-    subprocess.run(make, check=True, capture_output=True)
-    return path
-
-
 @pytest.mark.parametrize("deferred", [False, True], ids=["at once", "deferred"])
-def test_on_the_standin(library: Path, deferred: bool) -> None:
+def test_on_the_standin(cudart_standin: Path, deferred: bool) -> None:
     environment = {
         **os.environ,
-        "CEREBRO_CUDART": str(library),
+        "CEREBRO_CUDART": str(cudart_standin),
         "STANDIN_DEFER": str(int(deferred)),
     }
     tests = Path("tests") / "standin" / "batches_on_standin.py"
