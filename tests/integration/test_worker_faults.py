@@ -509,8 +509,11 @@ STAYS = {
 @pytest.mark.parametrize("thread", [False, True])
 @pytest.mark.parametrize("name", STAYS)
 def test_workers_and_what_they_started_go_with_the_coordinator(data, tmp_path, name, thread):
+    # Once: who is woken by the coordinator's end must not stop itself again before it ends.
     extra = f"""
         def fault(model):
+            if not once():
+                return
             child = subprocess.Popen(["sleep", "1000"])
             say(f"{{os.getpid()}} {{child.pid}}")
             open(os.path.join(HERE, "ready"), "w").close()
