@@ -6,8 +6,8 @@ were made beforehand. Both do the same at the same time, in alternating rounds.
 
 The network takes floats. The step casts what it is given; the loader's rows come as
 they lie in the shard, or as floats (`Cast`), which leaves nothing to cast. Two networks:
-a smaller one of which a step takes some 2.6 ms, and a larger one, some 3.5 ms.
-Bar: 0.97 of the steps per second on batches made beforehand, for the larger one: 4 ms long
+a smaller one of which a step takes some 3 ms, and a larger one, some 4 ms.
+Bar: 0.97 of the steps per second on batches made beforehand, for the larger one: as long
 was the step of which loaders elsewhere left 0.93 to 0.94.
 """
 
