@@ -380,15 +380,17 @@ class Rates:
     def as_tensors(self) -> Iterator[None]:
         """Run a step whose optimizers find tensors in place of numbers."""
         self.fill()
-        groups = [group for group in self._groups() if not isinstance(group["lr"], torch.Tensor)]
-        rates = [group["lr"] for group in groups]
-        numbers = {id(group): number for number, group in enumerate(self._groups())}
-        for group in groups:
-            group["lr"] = self._tensors[numbers[id(group)]]
+        replaced = [
+            (group, group["lr"], self._tensors[number])
+            for number, group in enumerate(self._groups())
+            if not isinstance(group["lr"], torch.Tensor)
+        ]
+        for group, _, tensor in replaced:
+            group["lr"] = tensor
         try:
             yield
         finally:
-            for group, rate in zip(groups, rates, strict=True):
+            for group, rate, _ in replaced:
                 group["lr"] = rate
 
     def _groups(self) -> list[dict[str, Any]]:

@@ -15,11 +15,12 @@ from typing import Any
 
 import cerebro.environment as environment
 from cerebro.coordinator import Coordinator
-from cerebro.devices import CPU, IN_WORKER, is_gpu, memory_of, seats
+from cerebro.devices import CPU, IN_WORKER, are_gpus, memory_of, seats
 from cerebro.errors import RunError, text_of
 from cerebro.executors.base import Executor
 from cerebro.executors.inline import InlineExecutor
 from cerebro.executors.local import LocalExecutor
+from cerebro.executors.seats import DATA_SHARE
 from cerebro.interrupts import TERMINATED, Terminated, terminable, uninterrupted
 from cerebro.leftovers import sweep
 from cerebro.owner import Owner
@@ -202,7 +203,7 @@ def default_executor(settings: Settings) -> Executor:
 
 def device_of(settings: Settings) -> str:
     """What workers call the device that they compute on: of several GPUs each sees its own."""
-    if not is_gpu(settings.devices[0]):
+    if not are_gpus(settings.devices):
         return CPU
     return settings.devices[0] if settings.workers == 0 else IN_WORKER
 
@@ -214,17 +215,17 @@ def live_bytes(settings: Settings) -> int:
     """
     workers = max(1, settings.workers)
     here = available_memory() // (2 * workers)
-    if not is_gpu(settings.devices[0]):
+    if not are_gpus(settings.devices):
         return here
     return min(here, data_bytes(settings) // 2)
 
 
 def data_bytes(settings: Settings) -> int:
-    """Memory of a GPU for the shards that a worker keeps there: half of it, shared out."""
-    if not is_gpu(settings.devices[0]):
+    """Memory of a GPU for the shards that a worker keeps there, shared out."""
+    if not are_gpus(settings.devices):
         return 0
     each = math.ceil(max(1, settings.workers) / len(settings.devices))
-    return memory_of(settings.devices) // (2 * each)
+    return int(DATA_SHARE * memory_of(settings.devices)) // each
 
 
 def run_context(settings: Settings) -> RunContext:

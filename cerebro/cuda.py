@@ -170,22 +170,22 @@ def device(name: str) -> _core.Device:
     if name != "cpu":
         open_runtime()
     opened = _core.Device(name)
-    torch = sys.modules.get("torch")
-    if name != "cpu" and torch is not None and torch.cuda.is_available():
-        torch.cuda.init()  # tensors that are made of ours do not start it
+    if name != "cpu" and "torch" in sys.modules and start_torch():
         opened.set_allocator(_torch_allocate, _torch_release)
     return opened
 
 
-def start_torch() -> None:
-    """Have PyTorch start its part of CUDA, if it has one.
+def start_torch() -> bool:
+    """Have PyTorch start its part of CUDA; return whether it has one.
 
     Its operations on tensors that it takes over through its C table fail before it has.
     """
     import torch
 
-    if torch.cuda.is_available():
-        torch.cuda.init()
+    if not torch.cuda.is_available():
+        return False
+    torch.cuda.init()
+    return True
 
 
 def _torch_allocate(nbytes: int, index: int) -> int:

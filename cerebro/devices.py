@@ -91,9 +91,14 @@ def lookup() -> Found:
     return _lookup(os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
+def has_driver() -> bool:
+    """Whether an NVIDIA driver is loaded; nothing is started to know it."""
+    return any(Path(sign).exists() for sign in SIGNS_OF_A_DRIVER)
+
+
 @functools.cache
 def _lookup(visible: str | None) -> Found:
-    if not any(Path(sign).exists() for sign in SIGNS_OF_A_DRIVER):
+    if not has_driver():
         return Found(problem="no NVIDIA driver is loaded")
     if visible is not None and not visible.strip():
         return Found(problem="CUDA_VISIBLE_DEVICES is empty")
@@ -129,6 +134,11 @@ def visible_alone(index: int, visible: str | None) -> str:
 def is_gpu(name: str) -> bool:
     """Whether a device's name is that of a GPU."""
     return name.startswith("cuda")
+
+
+def are_gpus(devices: Sequence[str]) -> bool:
+    """Whether models are trained on GPUs, which never are beside the CPU."""
+    return is_gpu(devices[0])
 
 
 # --- choosing ----------------------------------------------------------------
@@ -199,7 +209,7 @@ def _torch_name(item: Any) -> str:
 
 def mixed(devices: Sequence[str]) -> str | None:
     """Say that GPUs are of different kinds, on which states differ in their last bits."""
-    if not any(is_gpu(name) for name in devices):
+    if not are_gpus(devices):
         return None
     known = lookup().devices
     labels = list(dict.fromkeys(device.label for device in known if device.name in devices))
@@ -221,7 +231,7 @@ def recorded(settings: Mapping[str, Any]) -> tuple[str, ...]:
 
 def here(devices: Sequence[str]) -> tuple[str, ...]:
     """Return where a run goes on that used these devices: on them, or what there is like them."""
-    if not any(is_gpu(name) for name in devices):
+    if not are_gpus(devices):
         return (CPU,)
     found = lookup().names
     return tuple(name for name in devices if name in found) or tuple(found) or (CPU,)
@@ -240,11 +250,11 @@ def count_workers(
     InputError
         If the arguments contradict each other.
     """
-    if not any(is_gpu(name) for name in devices):
+    if not are_gpus(devices):
         return max(1, usable_cores() // threads) if workers is None else workers
     by_device = len(devices) * (workers_per_device or 1)
-    if workers is None or (workers > 0 and workers_per_device is None):
-        return by_device if workers is None else workers
+    if workers is None:
+        return by_device
     if workers_per_device is not None and workers != by_device:
         raise InputError(
             f"workers={workers} and workers_per_device={workers_per_device} on {len(devices)} "
@@ -261,7 +271,7 @@ def seats(devices: Sequence[str], workers: int) -> list[Device | None]:
     InputError
         If a device is not here.
     """
-    if not any(is_gpu(name) for name in devices):
+    if not are_gpus(devices):
         return [None] * workers
     known = {device.name: device for device in lookup().devices}
     for name in devices:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cerebro import cuda, environment
+from cerebro.devices import has_driver
 from cerebro.errors import DeviceError
 from cerebro.report import format as fmt
 
@@ -25,7 +26,6 @@ EXTRAS = {
     "ray": ("Ray Tune and clusters", ("ray",)),
 }
 LOW_DISK_BYTES = 5_000_000_000
-DRIVER_FILE = Path("/dev/nvidiactl")
 
 
 def report(path: str | os.PathLike[str] = ".") -> str:
@@ -164,7 +164,7 @@ def _torch_build(torch: Any) -> str:
     """What PyTorch was built for, and what to do where that does not use a GPU that is here."""
     if torch.version.cuda is not None:
         return f"built for CUDA {torch.version.cuda}"
-    if DRIVER_FILE.exists():
+    if has_driver():
         return "built without CUDA though a driver is loaded: install its build for CUDA"
     return "built without CUDA"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import sys
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,8 @@ from cerebro.errors import StateError
 
 # random.getstate() is (version, 624 words and a position, the spare normal number).
 _PYTHON_VERSION = 3
+DEEPEST = 64
+"""How deep the containers of a `state_dict` may be nested."""
 
 
 def seed_all(seed: int, torch: bool) -> None:
@@ -124,33 +126,33 @@ def uses_torch(model: object) -> bool:
     if module is None or not hasattr(module, "Tensor"):
         return False
     kinds = (module.Tensor, module.nn.Module, module.optim.Optimizer)
-    if _holds(getattr(model, "__dict__", {}), kinds):
-        return True
-    take = getattr(model, "state_dict", None)
-    return callable(take) and _holds(take(), kinds)
+
+    def of_torch(value: object) -> bool:
+        return isinstance(value, kinds)
+
+    return _holds(getattr(model, "__dict__", {}), of_torch) or _holds(_state_of(model), of_torch)
 
 
 def uses_cuda(model: object) -> bool:
     """Return whether a model that uses torch has anything on a GPU: to be asked after `build`."""
-    take = getattr(model, "state_dict", None)
-    if not _torch().cuda.is_initialized() or not callable(take):
+    module = _torch()
+    if not module.cuda.is_initialized():
         return False
-    return any(bool(tensor.is_cuda) for tensor in _tensors(take()))
+
+    def on_cuda(value: Any) -> bool:
+        return isinstance(value, module.Tensor) and bool(value.is_cuda)
+
+    return _holds(_state_of(model), on_cuda, depth=DEEPEST)
 
 
-def _tensors(value: object) -> Iterator[Any]:
-    if isinstance(value, _torch().Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
+def _state_of(model: object) -> object:
+    take = getattr(model, "state_dict", None)
+    return take() if callable(take) else None
 
 
-def _holds(value: object, kinds: tuple[type, ...], depth: int = 4) -> bool:
-    if isinstance(value, kinds):
+def _holds(value: object, wanted: Callable[[Any], bool], depth: int = 4) -> bool:
+    """Whether there is such a value in nested containers."""
+    if wanted(value):
         return True
     if depth == 0:
         return False
@@ -159,7 +161,7 @@ def _holds(value: object, kinds: tuple[type, ...], depth: int = 4) -> bool:
         items = value.values()
     elif isinstance(value, (list, tuple)):
         items = value
-    return any(_holds(item, kinds, depth - 1) for item in items)
+    return any(_holds(item, wanted, depth - 1) for item in items)
 
 
 def _torch() -> Any:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import cerebro.environment as environment
 from cerebro.conduct import Opened, conduct, run_context
-from cerebro.devices import CUBLAS_WORKSPACE, is_gpu
+from cerebro.devices import CUBLAS_WORKSPACE, are_gpus
 from cerebro.errors import InputError
 from cerebro.executors.base import Executor
 from cerebro.leftovers import sweep
@@ -227,7 +227,7 @@ def go_on(
     flags = saved.environment.get("torch", {})
     context = replace(run_context(settings), torch_flags=flags)
     now = environment.describe(settings.threads, settings.devices[0])
-    if is_gpu(settings.devices[0]):  # what is set where CUDA starts, which is not here
+    if are_gpus(settings.devices):  # what is set where CUDA starts, which is not here
         now["variables"].setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
     lines = environment.differences(saved.environment, now)
     # Workers are given the flags that the run was begun with.

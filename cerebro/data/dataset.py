@@ -270,13 +270,11 @@ class Dataset:
             residence=residence,
         )
 
-    def in_order(self, batch_size: int, framework: str, device: str = "cpu") -> Batches:
+    def in_order(self, batch_size: int, framework: str) -> Batches:
         """Return batches of all rows in their order, without random transforms: to evaluate."""
         from cerebro.data.batches import Batches
 
-        return Batches(
-            self, batch_size, shuffle=False, framework=framework, device=device, augment=False
-        )
+        return Batches(self, batch_size, shuffle=False, framework=framework, augment=False)
 
     def stats(self, column: str, axis: int | None = None) -> Stats:
         """Return mean, standard deviation, minimum, maximum and class counts of a column.

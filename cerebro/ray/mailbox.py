@@ -50,8 +50,5 @@ class Mailbox:
     def __del__(self) -> None:
         try:
             os.close(self._write)
-        except (
-            OSError,
-            AttributeError,
-        ):  # when Python ends, `os` may be None
-            return
+        except (OSError, AttributeError):
+            return  # when Python ends, `os` may be None
