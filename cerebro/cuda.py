@@ -8,6 +8,7 @@ one. ``CEREBRO_CUDART`` names one by its path, for odd installations and for tes
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import re
 import sys
@@ -28,6 +29,8 @@ CUDNN_OVERRIDE = "CEREBRO_CUDNN"
 WHEEL_FOLDERS = ("nvidia/cu13/lib", "nvidia/cuda_runtime/lib", "nvidia/cudnn/lib")
 SYSTEM_FOLDERS = ("/usr/local/cuda/lib64",)
 MPS_FOLDER = "/tmp/nvidia-mps"
+
+_log = logging.getLogger("cerebro.cuda")
 
 
 def folders() -> list[str]:
@@ -202,6 +205,27 @@ def _torch_release(address: int) -> None:
     import torch
 
     torch.cuda.caching_allocator_delete(address)
+
+
+def tell_unpinned(why: str) -> None:
+    """Log that host memory cannot be pinned here, once in a process.
+
+    Parameters
+    ----------
+    why
+        What the system said, the first time.
+    """
+    if not _unpinned:
+        _unpinned.append(why)
+        _log.warning(
+            "no pinned host memory (%s): batches that are streamed to the GPU and states of models "
+            "are copied through ordinary memory, which is slower and gives the same results. Allow "
+            "more locked memory: ulimit -l, in a container --ulimit memlock=-1",
+            why,
+        )
+
+
+_unpinned: list[str] = []
 
 
 def mps_runs() -> bool:

@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from cerebro import cuda
+from cerebro.errors import one_line
+
 
 class MovedBatches:
     """A `_core.Loader` whose batches arrive on a device.
@@ -53,6 +56,7 @@ def moved(batch: Mapping[str, Any], device: Any) -> dict[str, Any]:
     """Return a batch with its tensors on a device; what is no tensor of PyTorch's stays.
 
     The pinned copies are PyTorch's, which uses them again when the copies to the device are done.
+    Where the system pins no more, each copy is waited for.
     """
     return {name: _moved(value, device) for name, value in batch.items()}
 
@@ -61,6 +65,17 @@ def _moved(value: Any, device: Any) -> Any:
     if not hasattr(value, "is_pinned"):
         return value
     to_gpu = str(device).startswith("cuda") and value.device.type == "cpu"
-    if to_gpu and not value.is_pinned():
-        value = value.pin_memory()
-    return value.to(device, non_blocking=to_gpu)
+    if to_gpu:
+        value = _pinned(value)
+    return value.to(device, non_blocking=to_gpu and value.is_pinned())
+
+
+def _pinned(value: Any) -> Any:
+    """The tensor in pinned memory, or as it is where there is none."""
+    if value.is_pinned():
+        return value
+    try:
+        return value.pin_memory()
+    except RuntimeError as error:
+        cuda.tell_unpinned(one_line(str(error), 200))
+        return value

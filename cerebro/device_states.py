@@ -15,6 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from cerebro import cuda
+from cerebro.errors import one_line
+
 ALIGNMENT = 256
 
 
@@ -105,8 +108,9 @@ class StateArena:
             try:
                 self._memory = torch.empty(size, dtype=torch.uint8, pin_memory=True)
                 return
-            except RuntimeError:  # the system pins no more
+            except RuntimeError as error:  # the system pins no more
                 self._pin = False
+                cuda.tell_unpinned(one_line(str(error), 200))
         self._memory = torch.empty(size, dtype=torch.uint8)
 
 

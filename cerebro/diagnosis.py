@@ -129,7 +129,10 @@ def _gpu(index: int, about: Mapping[str, Any]) -> str:
         free, _ = device.memory()
     except (DeviceError, MemoryError) as error:
         return f"{text}; DOES NOT WORK: {error}"
-    return f"{text}; works, {fmt.size(free)} free"
+    text += f"; works, {fmt.size(free)} free"
+    if device.unpinned is not None:
+        text += f"; no pinned host memory ({device.unpinned}): copies are slower"
+    return text
 
 
 def _mps(devices: Sequence[Mapping[str, Any]]) -> str:

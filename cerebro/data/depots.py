@@ -87,13 +87,22 @@ def tell(text: str) -> None:
 
 
 def tell_note(loader: _core.Loader) -> None:
-    """Log why a loader streams what might be resident, each reason once."""
+    """Log why a loader is slower than it might be, each reason once."""
     if loader.note:
         tell(loader.note)
+    _tell_unpinned(loader)
+
+
+def _tell_unpinned(loader: Any) -> None:
+    depot_of = getattr(loader, "depot", None)
+    why = None if depot_of is None else depot_of.device.unpinned
+    if why is not None:
+        cuda.tell_unpinned(why)
 
 
 def tell_first_note(loader: Any) -> None:
     """Log the first reason that a worker's loaders have, and no other: each shard has its own."""
+    _tell_unpinned(loader)
     note = getattr(loader, "note", "")
     if note and not _noted:
         _noted.append(note)

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { NOT_WRITTEN, BEING_WRITTEN, WRITTEN }; /* cer_device.unpinned_is */
+
 /* --- the device ----------------------------------------------------------- */
 
 cer_status
@@ -24,6 +26,7 @@ cer_device_init(cer_device *device, const cer_device_ops *ops,
         atomic_init(&device->held[use], 0);
     atomic_init(&device->allocator, NULL);
     device->reclaimers = NULL;
+    atomic_init(&device->unpinned_is, NOT_WRITTEN);
     if (pthread_mutex_init(&device->reclaim_lock, NULL) != 0)
         return cer_fail(err, CER_NOMEM, "out of memory for a device's lock");
     return CER_OK;
@@ -109,11 +112,9 @@ cer_device_remove_reclaimer(cer_device *device, cer_device_reclaimer *reclaimer)
 }
 
 static cer_status
-alloc_once(cer_device *device, const cer_device_allocator *from, bool pinned,
-           size_t bytes, void **out, void **ticket, cer_error *err)
+alloc_once(cer_device *device, const cer_device_allocator *from, size_t bytes,
+           void **out, void **ticket, cer_error *err)
 {
-    if (pinned)
-        return device->ops->alloc_pinned(device, bytes, out, err);
     if (from != NULL)
         return from->alloc(from->context, device->index, bytes, out, ticket,
                            err);
@@ -137,15 +138,11 @@ append(char *text, size_t size, const char *format, ...)
 
 static cer_status
 short_of_memory(cer_device *device, size_t bytes, cer_device_use use,
-                bool pinned, cer_error *err)
+                cer_error *err)
 {
     char held[200] = "";
     size_t free_bytes, total;
 
-    if (pinned)
-        return cer_fail(err, CER_NOMEM,
-                        "out of pinned host memory for %s: %.1f MB for %s",
-                        device->name, (double)bytes / 1e6, use_names[use]);
     for (int i = 0; i < CER_USE_COUNT; i++) {
         size_t n = cer_device_held(device, (cer_device_use)i);
 
@@ -166,29 +163,27 @@ short_of_memory(cer_device *device, size_t bytes, cer_device_use use,
 }
 
 static cer_status
-alloc_block(cer_device *device, size_t bytes, cer_device_use use, bool pinned,
+alloc_block(cer_device *device, size_t bytes, cer_device_use use,
             cer_device_block *out, cer_error *err)
 {
     const cer_device_allocator *from =
-        pinned ? NULL
-               : atomic_load_explicit(&device->allocator, memory_order_acquire);
+        atomic_load_explicit(&device->allocator, memory_order_acquire);
     void *data = NULL, *ticket = NULL;
     cer_status status;
 
-    *out = (cer_device_block){0};
-    if (bytes == 0)
-        return CER_OK;
     do
-        status = alloc_once(device, from, pinned, bytes, &data, &ticket, err);
-    while (status == CER_NOMEM && !pinned && reclaim(device, bytes));
+        status = alloc_once(device, from, bytes, &data, &ticket, err);
+    while (status == CER_NOMEM && reclaim(device, bytes));
     if (status == CER_NOMEM)
-        return short_of_memory(device, bytes, use, pinned, err);
+        return short_of_memory(device, bytes, use, err);
     if (status != CER_OK)
         return status;
-    *out = (cer_device_block){data, bytes, use, pinned, from, ticket};
-    if (!pinned)
-        atomic_fetch_add_explicit(&device->held[use], bytes,
-                                  memory_order_relaxed);
+    *out = (cer_device_block){.data = data,
+                              .bytes = bytes,
+                              .use = use,
+                              .from = from,
+                              .ticket = ticket};
+    atomic_fetch_add_explicit(&device->held[use], bytes, memory_order_relaxed);
     return CER_OK;
 }
 
@@ -196,14 +191,70 @@ cer_status
 cer_device_alloc(cer_device *device, size_t bytes, cer_device_use use,
                  cer_device_block *out, cer_error *err)
 {
-    return alloc_block(device, bytes, use, false, out, err);
+    *out = (cer_device_block){0};
+    return bytes == 0 ? CER_OK : alloc_block(device, bytes, use, out, err);
+}
+
+/* Keeps the first reason; callers come on several threads. */
+static void
+note_unpinned(cer_device *device, const char *why)
+{
+    int is = NOT_WRITTEN;
+
+    if (!atomic_compare_exchange_strong_explicit(
+            &device->unpinned_is, &is, BEING_WRITTEN, memory_order_relaxed,
+            memory_order_relaxed))
+        return;
+    (void)snprintf(device->unpinned, sizeof device->unpinned, "%s", why);
+    atomic_store_explicit(&device->unpinned_is, WRITTEN, memory_order_release);
+}
+
+const char *
+cer_device_unpinned(cer_device *device)
+{
+    return atomic_load_explicit(&device->unpinned_is, memory_order_acquire) ==
+                   WRITTEN
+               ? device->unpinned
+               : NULL;
+}
+
+/* The host's own device pins nothing: where it has no memory there is none. */
+static bool
+takes_pageable(const cer_device *device, cer_status status)
+{
+    return status == CER_NOMEM && device->kind != CER_DEVICE_HOST;
 }
 
 cer_status
 cer_device_alloc_pinned(cer_device *device, size_t bytes, cer_device_use use,
                         cer_device_block *out, cer_error *err)
 {
-    return alloc_block(device, bytes, use, true, out, err);
+    cer_error why = {0};
+    bool pageable;
+    void *data = NULL;
+    cer_status status;
+
+    *out = (cer_device_block){0};
+    if (bytes == 0)
+        return CER_OK;
+    status = device->ops->alloc_pinned(device, bytes, &data, &why);
+    pageable = takes_pageable(device, status);
+    if (pageable && (data = cer_aligned_alloc(bytes)) != NULL) {
+        note_unpinned(device, why.message);
+        status = CER_OK;
+    }
+    if (status == CER_NOMEM)
+        return cer_fail(err, CER_NOMEM,
+                        "out of pinned host memory for %s: %.1f MB for %s",
+                        device->name, (double)bytes / 1e6, use_names[use]);
+    if (status != CER_OK)
+        return cer_fail(err, status, "%s", why.message);
+    *out = (cer_device_block){.data = data,
+                              .bytes = bytes,
+                              .use = use,
+                              .pinned = true,
+                              .pageable = pageable};
+    return CER_OK;
 }
 
 void
@@ -214,6 +265,10 @@ cer_device_free(cer_device *device, cer_device_block *block)
     *block = (cer_device_block){0};
     if (old.data == NULL)
         return;
+    if (old.pageable) {
+        cer_aligned_free(old.data);
+        return;
+    }
     if (old.pinned) {
         device->ops->free_pinned(device, old.data);
         return;

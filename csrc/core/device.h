@@ -57,7 +57,8 @@ typedef struct cer_device_block {
     void *data;   /* on CER_ALIGNMENT */
     size_t bytes; /* as asked for */
     cer_device_use use;
-    bool pinned; /* host memory that the device reads and writes by itself */
+    bool pinned;   /* host memory that the device reads and writes by itself */
+    bool pageable; /* it was asked for pinned, and is ordinary memory */
     const cer_device_allocator *from; /* NULL: the device's own */
     void *ticket;                     /* the allocator's */
 } cer_device_block;
@@ -68,7 +69,10 @@ typedef struct cer_device_block {
 cer_status cer_device_alloc(cer_device *device, size_t bytes,
                             cer_device_use use, cer_device_block *out,
                             cer_error *err);
-/* The same for pinned host memory: ordinary memory to the CPU. */
+/* The same for pinned host memory: ordinary memory to the CPU. Where a GPU's
+ * system pins no more (limits of locked memory, of containers), it is ordinary
+ * memory in fact: copies go through the driver's own buffer, on the same stream
+ * in the same order, and a copy to the host waits for its end. */
 cer_status cer_device_alloc_pinned(cer_device *device, size_t bytes,
                                    cer_device_use use, cer_device_block *out,
                                    cer_error *err);
@@ -77,6 +81,9 @@ cer_status cer_device_alloc_pinned(cer_device *device, size_t bytes,
  * needs the GIL; the device's own memory may wait for all work on the device,
  * as cudaFree does, which is why rings use theirs again and again. */
 void cer_device_free(cer_device *device, cer_device_block *block);
+
+/* Why memory could not be pinned, the first time; NULL: it always could. */
+const char *cer_device_unpinned(cer_device *device);
 
 /* Pins memory that is there already (a state's slot), so that copies to and
  * from it are asynchronous; page-aligned. CER_DEVICE where the system refuses

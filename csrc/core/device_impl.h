@@ -18,6 +18,7 @@ typedef struct cer_device_ops {
     cer_status (*alloc)(cer_device *device, size_t bytes, void **out,
                         cer_error *err);
     void (*give_back)(cer_device *device, void *data);
+    /* The same where the system pins no more: ordinary memory is taken then. */
     cer_status (*alloc_pinned)(cer_device *device, size_t bytes, void **out,
                                cer_error *err);
     void (*free_pinned)(cer_device *device, void *data);
@@ -60,6 +61,8 @@ struct cer_device {
     _Atomic(const cer_device_allocator *) allocator;
     pthread_mutex_t reclaim_lock; /* of the list, also while it is asked */
     cer_device_reclaimer *reclaimers;
+    atomic_int unpinned_is; /* device.c's: whether that is written */
+    char unpinned[CER_ERROR_MESSAGE_BYTES]; /* the first reason */
 };
 
 /* Fills in what device.c keeps; one reference, the caller's. CER_NOMEM. */

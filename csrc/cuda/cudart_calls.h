@@ -25,6 +25,7 @@
     X(CER_CUDA_NVLINK, 220, cudaErrorNvlinkUncorrectable)                      \
     X(CER_CUDA_NEW_PTX, 222, cudaErrorUnsupportedPtxVersion)                   \
     X(CER_CUDA_NOT_READY, 600, cudaErrorNotReady)                              \
+    X(CER_CUDA_OPERATING_SYSTEM, 304, cudaErrorOperatingSystem)                \
     X(CER_CUDA_ILLEGAL_ADDRESS, 700, cudaErrorIllegalAddress)                  \
     X(CER_CUDA_LAUNCH_TIMEOUT, 702, cudaErrorLaunchTimeout)                    \
     X(CER_CUDA_ASSERT, 710, cudaErrorAssert)                                   \
@@ -34,6 +35,8 @@
     X(CER_CUDA_ADDRESS_SPACE, 717, cudaErrorInvalidAddressSpace)               \
     X(CER_CUDA_INVALID_PC, 718, cudaErrorInvalidPc)                            \
     X(CER_CUDA_LAUNCH_FAILURE, 719, cudaErrorLaunchFailure)                    \
+    X(CER_CUDA_NOT_PERMITTED, 800, cudaErrorNotPermitted)                      \
+    X(CER_CUDA_NOT_SUPPORTED, 801, cudaErrorNotSupported)                      \
     X(CER_CUDA_SYSTEM_NOT_READY, 802, cudaErrorSystemNotReady)                 \
     X(CER_CUDA_DRIVER_MISMATCH, 803, cudaErrorSystemDriverMismatch)            \
     X(CER_CUDA_BAD_COMPAT, 804, cudaErrorCompatNotSupportedOnDevice)           \

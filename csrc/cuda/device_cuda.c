@@ -120,10 +120,32 @@ cuda_give_back(cer_device *device, void *data)
     VISIT_QUIETLY(cudaFree, (data));
 }
 
+/* Whether the system, not the device, is why memory is not pinned: limits of
+ * locked memory, a container or virtual machine that does not let drivers pin.
+ */
+static bool
+pins_no_more(int code)
+{
+    return code == CER_CUDA_OUT_OF_MEMORY ||
+           code == CER_CUDA_OPERATING_SYSTEM ||
+           code == CER_CUDA_NOT_PERMITTED || code == CER_CUDA_NOT_SUPPORTED;
+}
+
 static cer_status
 cuda_alloc_pinned(cer_device *device, size_t bytes, void **out, cer_error *err)
 {
-    VISIT(cudaHostAlloc, (out, bytes, CER_CUDA_HOST_PORTABLE));
+    cuda_device *self = cuda_of(device);
+    cuda_visit v;
+    int code = enter(self, &v);
+    bool system = false;
+    cer_status status;
+
+    if (code == CER_CUDA_SUCCESS) {
+        code = self->runtime->cudaHostAlloc(out, bytes, CER_CUDA_HOST_PORTABLE);
+        system = pins_no_more(code);
+    }
+    status = leave(self, &v, "cudaHostAlloc", code, err);
+    return system ? CER_NOMEM : status;
 }
 
 static void

@@ -312,6 +312,16 @@ device_index(device_object *self, void *Py_UNUSED(closure))
     return PyLong_FromLong(cer_device_index(self->device));
 }
 
+static PyObject *
+device_unpinned(device_object *self, void *Py_UNUSED(closure))
+{
+    const char *why = cer_device_unpinned(self->device);
+
+    if (why == NULL)
+        Py_RETURN_NONE;
+    return PyUnicode_DecodeUTF8(why, (Py_ssize_t)strlen(why), "replace");
+}
+
 PyDoc_STRVAR(memory_doc,
              "memory()\n--\n\n"
              "Return the device's free and total bytes. What a framework's\n"
@@ -407,6 +417,9 @@ device_synchronize(device_object *self, PyObject *Py_UNUSED(unused))
 static PyGetSetDef device_members[] = {
     {"name", (getter)device_name, NULL, "'cpu', 'cuda:1'", NULL},
     {"index", (getter)device_index, NULL, "0 for the host", NULL},
+    {"unpinned", (getter)device_unpinned, NULL,
+     "why memory could not be pinned, the first time; None: it always could",
+     NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

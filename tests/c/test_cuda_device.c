@@ -289,6 +289,41 @@ pinned_memory_is_read_late(void)
     nothing_left();
 }
 
+/* What is asked for pinned is ordinary memory where the system pins no more;
+ * for any other reason it fails. */
+static void
+without_pinned_memory_work_is_the_same(void)
+{
+    static const int codes[] = {2, 304, 800, 801};
+    cer_error err = {0};
+    scene s;
+
+    for (size_t i = 0; i < 2 * sizeof codes / sizeof codes[0]; i++) {
+        fresh_standin();
+        standin_defer(i % 2 != 0);
+        standin_fail("cudaHostAlloc", 0, codes[i / 2]);
+        CHECK_EQ_INT(set_up(&s, 0, &err), CER_OK);
+        CHECK(s.here.pinned && s.here.pageable);
+        CHECK_EQ_INT((uintptr_t)s.here.data % CER_ALIGNMENT, 0);
+        CHECK_EQ_INT(standin_left("pinned"), 0);
+        CHECK_EQ_INT(standin_thread_error(), 0);
+        CHECK(strncmp(cer_device_unpinned(s.device),
+                      "cuda:0: cudaHostAlloc: cudaError", 32) == 0);
+        CHECK_EQ_INT(add_ten(&s, NULL), CER_OK);
+        CHECK_EQ_INT(cer_device_stream_sync(s.device, s.second, NULL), CER_OK);
+        check_sums(&s);
+        tear_down(&s);
+        nothing_left();
+    }
+    fresh_standin();
+    standin_fail("cudaHostAlloc", 0, 1);
+    CHECK_EQ_INT(set_up(&s, 0, &err), CER_DEVICE);
+    CHECK(strstr(err.message, "cudaHostAlloc") != NULL);
+    CHECK(cer_device_unpinned(s.device) == NULL);
+    tear_down(&s);
+    nothing_left();
+}
+
 /* --- capturing ---------------------------------------------------------------
  */
 
@@ -598,7 +633,8 @@ threads_share_a_device(void)
 CHECK_MAIN(the_runtime_says_what_it_is, an_older_runtime_serves_too,
            what_is_no_runtime_is_refused, devices_that_are_not_there,
            work_is_done_in_order, deferred_work_waits_for_whoever_waits,
-           pinned_memory_is_read_late, graphs_of_others_are_left_alone,
-           errors_say_what_to_do, kernels_that_the_driver_refuses,
-           short_memory_says_what_is_resident, a_launch_finds_the_context,
-           threads_share_a_device, every_call_fails_in_turn)
+           pinned_memory_is_read_late, without_pinned_memory_work_is_the_same,
+           graphs_of_others_are_left_alone, errors_say_what_to_do,
+           kernels_that_the_driver_refuses, short_memory_says_what_is_resident,
+           a_launch_finds_the_context, threads_share_a_device,
+           every_call_fails_in_turn)

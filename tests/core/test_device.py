@@ -180,6 +180,26 @@ print(json.dumps([said, "usable"]))
     assert again == "usable"
 
 
+def test_without_pinned_memory(cudart_standin: Path) -> None:
+    """Limits of locked memory make copies slower, and fail nothing."""
+    before, after, gpus = program(
+        """
+from cerebro import diagnosis
+cuda.open_runtime()
+device = cuda.device("cuda:0")
+before = device.unpinned
+device.check()
+print(json.dumps([before, device.unpinned, diagnosis._gpus()[0]]))
+""",
+        CEREBRO_CUDART=str(cudart_standin),
+        STANDIN_FAIL="cudaHostAlloc:0:304",
+    )
+    assert before is None
+    assert after.startswith("cuda:0: cudaHostAlloc: cudaErrorOfTheStandIn (304): ")
+    assert "; works, " in gpus[1]
+    assert gpus[1].endswith(f"no pinned host memory ({after}): copies are slower")
+
+
 def test_no_device(cudart_standin: Path) -> None:
     said = program(
         """

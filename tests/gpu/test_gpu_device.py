@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -23,6 +25,25 @@ device = cuda.device("cuda:0")
 device.check()
 runtimes = {p for p in open("/proc/self/maps").read().split() if "libcudart" in p}
 print(json.dumps([len(runtimes), cuda.open_runtime(), cuda.describe_devices()]))
+"""
+
+
+UNPINNED = """
+import json, sys
+import numpy as np
+import torch
+import cerebro
+from cerebro import cuda
+
+rows = np.random.default_rng(0).integers(0, 256, (5000, 300), np.uint8)
+data = cerebro.shard({"x": rows}, sys.argv[1], shards=3, progress=False)
+view = data.with_transforms({"x": [cerebro.transforms.Scale(1 / 255)]})
+same = []
+for residence in ("resident", "streamed"):
+    ours = view.batches(64, device="cuda:0", residence=residence)
+    for batch, expected in zip(ours, view.batches(64), strict=True):
+        same.append(torch.equal(batch["x"].cpu(), expected["x"]))
+print(json.dumps([cuda.device("cuda:0").unpinned, all(same), len(same)]))
 """
 
 
@@ -57,6 +78,32 @@ def test_the_runtime_is_the_framework_s() -> None:
     maps = Path("/proc/self/maps").read_text().split()
     runtimes = {path for path in maps if "libcudart" in path}
     assert len(runtimes) <= 1
+
+
+def test_where_the_system_pins_no_memory(tmp_path: Path) -> None:
+    """The runtime but for one call, in front of which there is a library that refuses it."""
+    path = cuda.open_runtime()["path"]
+    if path is None or shutil.which("cc") is None:
+        pytest.skip("needs a compiler, and a runtime that is a file")
+    source, library = tmp_path / "refuses.c", tmp_path / "libcudart_refuses.so"
+    source.write_text(
+        "int cudaHostAlloc(void **out, unsigned long bytes, unsigned flags);\n"
+        "int cudaHostAlloc(void **out, unsigned long bytes, unsigned flags)\n"
+        "{ (void)bytes, (void)flags; *out = 0; return 2; }\n"
+    )
+    command = ["cc", "-shared", "-fPIC", str(source), "-Wl,--no-as-needed", path]
+    subprocess.run([*command, f"-Wl,-rpath,{Path(path).parent}", "-o", str(library)], check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", UNPINNED, str(tmp_path / "data")],
+        env={**os.environ, cuda.OVERRIDE: str(library)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    unpinned, same, batches = json.loads(done.stdout)
+    assert unpinned.startswith("cuda:0: cudaHostAlloc: cudaErrorMemoryAllocation (2): ")
+    assert same and batches > 100
+    assert done.stderr.count("no pinned host memory") == 1
 
 
 def test_memory_is_pytorch_s() -> None:

@@ -251,6 +251,31 @@ def test_the_bits_are_the_cpus(
         assert consumer.finish() == on_host(view, epoch=epoch)
 
 
+@pytest.mark.parametrize("threads", [0, 2])
+@pytest.mark.parametrize("residence", ["auto", "streamed"])
+def test_without_pinned_memory_the_bits_are_the_same(
+    data: Any, residence: str, threads: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    cuda._unpinned.clear()
+    runtime.standin_fail(b"cudaHostAlloc", 0, 2)
+    view = data.with_transforms(CHAINS["images"])
+    batches = view.batches(
+        16, seed=5, framework="dlpack", device="cuda", residence=residence, threads=threads
+    )
+    for epoch in range(2):
+        kept = [
+            (tensor.nbytes, tensor.__dlpack__(stream=None))
+            for batch in batches
+            for tensor in batch.values()
+        ]
+        assert runtime.standin_left(b"pinned") == 0
+        depots.depot("cuda:0").device.synchronize()
+        found = [ctypes.string_at(described(x).data or 0, n) if n else b"" for n, x in kept]
+        assert found == on_host(view, epoch=epoch)
+        del kept
+    assert caplog.text.count("no pinned host memory (cuda:0: cudaHostAlloc: cudaError") == 1
+
+
 @pytest.mark.parametrize("residence", ["auto", "streamed"])
 @pytest.mark.parametrize("consumer", [Elsewhere], indirect=True)
 def test_a_consumer_that_computes_elsewhere(data: Any, consumer: Consumer, residence: str) -> None:

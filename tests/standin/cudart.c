@@ -138,6 +138,7 @@ static unsigned n_kernels;
 
 static char fail_function[64]; /* "": any */
 static unsigned fail_in;       /* calls; 0: not armed */
+static bool fail_always;
 static int fail_code;
 static char failed[64];
 
@@ -174,6 +175,7 @@ arm(const char *name, unsigned nth, int code)
     (void)snprintf(fail_function, sizeof fail_function, "%s",
                    name == NULL ? "" : name);
     fail_in = nth;
+    fail_always = nth == 0 && code != 0;
     fail_code = code;
     failed[0] = '\0';
 }
@@ -405,10 +407,11 @@ standin_kernel(const char *name, size_t bytes,
 static int
 begin(const char *name)
 {
+    bool is_it;
+
     take();
-    if (fail_in != 0 &&
-        (fail_function[0] == '\0' || strcmp(fail_function, name) == 0) &&
-        --fail_in == 0) {
+    is_it = fail_function[0] == '\0' || strcmp(fail_function, name) == 0;
+    if (is_it && (fail_always || (fail_in != 0 && --fail_in == 0))) {
         (void)snprintf(failed, sizeof failed, "%s", name);
         return fail_code;
     }

@@ -33,8 +33,8 @@ STANDIN_API void standin_devices(int count);
 STANDIN_API void standin_memory(size_t bytes); /* of each device */
 STANDIN_API void standin_defer(bool on);
 
-/* The nth call from now of `function` (NULL: of any) gives `code`. One that
- * frees something does so all the same. */
+/* The nth call from now of `function` (NULL: of any) gives `code`, with 0 every
+ * call. One that frees something does so all the same. */
 STANDIN_API void standin_fail(const char *function, unsigned nth, int code);
 STANDIN_API const char *standin_failed(void); /* which did; NULL: none yet */
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import cerebro
-from cerebro import _core, device_states, device_values
+from cerebro import _core, cuda, device_states, device_values
 from cerebro.check import first_shards
 from cerebro.data import depots
 from cerebro.device_batches import MovedBatches, moved
@@ -239,7 +239,7 @@ def test_what_is_in_host_memory_is_handed_on():
     assert StateArena().to_host(tree) is tree
 
 
-def test_without_memory_to_pin_the_arena_is_ordinary(monkeypatch, elsewhere):
+def test_without_memory_to_pin_the_arena_is_ordinary(monkeypatch, caplog, elsewhere):
     ordinary = torch.empty
 
     def empty(*args, pin_memory=False, **options):
@@ -248,8 +248,30 @@ def test_without_memory_to_pin_the_arena_is_ordinary(monkeypatch, elsewhere):
         return ordinary(*args, **options)
 
     monkeypatch.setattr(torch, "empty", empty)
-    tree = {"a": torch.arange(5)}
-    assert StateArena().to_host(tree)["a"].tolist() == [0, 1, 2, 3, 4]
+    monkeypatch.setattr(cuda, "_unpinned", [])
+    arena = StateArena()
+    for size in (5, 5000):
+        assert arena.to_host({"a": torch.arange(size)})["a"].tolist() == list(range(size))
+    assert caplog.text.count("no pinned host memory (out of pinned memory)") == 1
+
+
+def test_without_memory_to_pin_batches_are_moved_as_they_are(monkeypatch, caplog):
+    class Batch:
+        device = torch.device("cpu")
+
+        def is_pinned(self):
+            return False
+
+        def pin_memory(self):
+            raise RuntimeError("out of pinned memory")
+
+        def to(self, device, non_blocking):
+            return device, non_blocking
+
+    monkeypatch.setattr(cuda, "_unpinned", [])
+    for _ in range(2):  # and the copy is waited for
+        assert moved({"x": Batch()}, "cuda:0") == {"x": ("cuda:0", False)}
+    assert caplog.text.count("no pinned host memory (out of pinned memory)") == 1
 
 
 # --- settings ----------------------------------------------------------------------
