@@ -129,16 +129,18 @@ def bench_large(bench: Bench, size: str, folder: Path, rounds: int) -> None:
 
     def pack() -> None:
         nonlocal nbytes
-        nbytes = slots.pack(state, attempt=0, position=0)
+        nbytes = slots.pack(state, attempt=0)
 
     for _ in range(2):  # both slots have their pages
         pack()
+        slots.commit(0)
     source, target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
     file = folder / "state.pt"
     receiver = Receiver(folder / size.replace(" ", ""), size)
 
     def hand_over() -> None:
         pack()
+        slots.commit(0)
         receiver.load()
 
     seconds = alternate(
@@ -146,9 +148,9 @@ def bench_large(bench: Bench, size: str, folder: Path, rounds: int) -> None:
             "memcpy": lambda: np.copyto(target, source),
             "pack": pack,
             "load": lambda: _core.load_into(slots.view(), state),
-            "hand over (pack, load elsewhere)": hand_over,
+            "hand over (pack, commit, load elsewhere)": hand_over,
             "unpack into new tensors": lambda: _core.unpack_state(slots.view()),
-            "hash": slots.hash,
+            "hash, which a commit makes": slots.hash,
             "torch.save": lambda: torch.save(state, file),
             "torch.load": lambda: torch.load(file),
         },
@@ -182,7 +184,8 @@ def bench_small(bench: Bench, folder: Path, rounds: int) -> None:
     file = folder / "small.pt"
 
     def hop() -> None:
-        slots.pack(state, attempt=0, position=0)
+        slots.pack(state, attempt=0)
+        slots.commit(0)
         _core.unpack_state(slots.view())
 
     def torch_hop() -> None:
@@ -191,7 +194,7 @@ def bench_small(bench: Bench, folder: Path, rounds: int) -> None:
 
     seconds = alternate(
         {
-            "pack": lambda: slots.pack(state, attempt=0, position=0),
+            "pack": lambda: slots.pack(state, attempt=0),
             "pack + unpack": hop,
             "pack + load": lambda: _core.load_into(_core.pack_state(state), state),
             "torch.save + torch.load": torch_hop,

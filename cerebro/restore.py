@@ -201,8 +201,8 @@ class Restorer:
         stem = slots_stem(self._state_dir, trial)
         moving = f"{stem}.moving"
         with contextlib.closing(_core.Slots(moving, True)) as fresh:
-            fresh.put(slots.packed, attempt=slots.attempt, position=slots.position)
-            fresh.seal()
+            fresh.put(slots.packed, attempt=slots.attempt)
+            fresh.commit(slots.position)
         for suffix in (".a", ".slots"):
             Path(moving + suffix).replace(f"{stem}{suffix}")
         Path(f"{stem}.b").unlink(missing_ok=True)

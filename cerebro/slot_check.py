@@ -35,9 +35,6 @@ class SlotDamage:
 def check_slots(stem: Path) -> SlotDamage | None:
     """Compare a trial's slots with their seals.
 
-    What has no seal was committed by a process that died before it had one: it is not
-    believed by whoever goes on with the trial, and nothing can be said of it.
-
     Parameters
     ----------
     stem
@@ -71,15 +68,15 @@ def _damage(stem: Path, page_file: Path, page: bytes | str | None) -> SlotDamage
         return SlotDamage(page_file, "it is no commit page of slots")
     for slot, place in enumerate(_RECORDS):
         *state, check, low, high, seal = _RECORD.unpack_from(page, place)
-        if check == 0 or check != (_hash_of(*state, slot) or 1):
-            if slot == newest:
-                return SlotDamage(page_file, "its record of the newest state is damaged")
+        whole = check == (_hash_of(*state, slot) or 1) and seal == _hash_of(check, low, high)
+        if not whole and slot == newest:
+            return SlotDamage(page_file, "its record of the newest state is damaged")
+        if not whole:  # about to be written again
             continue
-        if seal == _hash_of(check, low, high):
-            file = _with(stem, (".a", ".b")[slot])
-            what = _state_damage(file, state[2], f"{high:016x}{low:016x}")
-            if what is not None:
-                return SlotDamage(file, what)
+        file = _with(stem, (".a", ".b")[slot])
+        what = _state_damage(file, state[2], f"{high:016x}{low:016x}")
+        if what is not None:
+            return SlotDamage(file, what)
     return None
 
 

@@ -9,7 +9,7 @@ packing its state, not for unpacking it. What a unit does, in order:
 3. train on the shard's batches (in C: `_core.run_unit`), or evaluate;
 4. at an epoch's end call ``end_epoch`` and complete the metrics;
 5. pack model, generators and progress into the slot that is not committed,
-   commit it, and seal it with its hash.
+   seal it with its hash, and commit it.
 """
 
 from __future__ import annotations
@@ -238,10 +238,8 @@ class UnitRunner:
             live.generators = generators.capture(live.torch, live.cuda)
             tree = self.packable(live)
             with storing():
-                live.state_bytes = slots.pack(
-                    tree, attempt=task.dispatch, position=task.position + 1
-                )
-                packed_hash = slots.seal()
+                live.state_bytes = slots.pack(tree, attempt=task.dispatch)
+                packed_hash = slots.commit(task.position + 1)
         live.position = task.position + 1
         self._last_trial = task.trial
         after = memory.usage()

@@ -18,7 +18,7 @@ typedef struct record {
     _Atomic uint64_t attempt, position, nbytes;
     _Atomic uint64_t check; /* 0: invalid */
     _Atomic uint64_t hash_low, hash_high;
-    _Atomic uint64_t seal; /* of all before; another number: not sealed */
+    _Atomic uint64_t seal; /* of all before; another number: damaged */
     uint64_t unused;
 } record;
 
@@ -125,7 +125,7 @@ seal_of(const cer_slots_info *info, int slot, cer_hash128 hash)
     return cer_hash64(words, sizeof words);
 }
 
-/* Whether the slot has a record, and a seal that belongs to it. */
+/* Whether the slot has a record, and the seal that belongs to it. */
 static bool
 read_sealed_record(const cer_slots *slots, int slot, cer_slots_info *out,
                    cer_hash128 *hash)
@@ -442,7 +442,8 @@ cer_slots_begin(cer_slots *slots, uint32_t attempt, size_t nbytes, uint8_t **to,
 }
 
 cer_status
-cer_slots_commit(cer_slots *slots, uint64_t position, cer_error *err)
+cer_slots_commit(cer_slots *slots, uint64_t position, cer_hash128 *hash,
+                 cer_error *err)
 {
     int slot = slots->begun;
     uint32_t attempt = slots->begun_info.attempt;
@@ -453,6 +454,9 @@ cer_slots_commit(cer_slots *slots, uint64_t position, cer_error *err)
         return cer_fail(err, CER_STATE, "nothing was packed into %s",
                         slots->page_path);
     slots->begun_info.position = position;
+    *hash =
+        cer_hash128_of(slots->maps[slot]->file.data, slots->begun_info.nbytes);
+    write_seal(slots, slot, &slots->begun_info, *hash);
     write_record(slots, slot, &slots->begun_info);
     while (!atomic_compare_exchange_weak(&slots->page->head, &head,
                                          flipped(head, slot))) {
@@ -559,22 +563,6 @@ cer_slots_look(cer_slots *slots, const uint64_t *position, cer_slots_view *out,
 }
 
 /* --- seals --------------------------------------------------------------- */
-cer_status
-cer_slots_seal(cer_slots *slots, cer_hash128 *out, cer_error *err)
-{
-    cer_slots_view view;
-    cer_status status = cer_slots_look(slots, NULL, &view, err);
-
-    if (status != CER_OK)
-        return status;
-    *out = cer_hash128_of(view.bytes, view.info.nbytes);
-    /* Should another process have packed into the slot meanwhile, the seal
-     * does not fit its record, which then just has none. */
-    write_seal(slots, view.map == slots->maps[0] ? 0 : 1, &view.info, *out);
-    cer_slots_map_release(view.map);
-    return CER_OK;
-}
-
 /* Whether the slot's bytes are those that were sealed; then *out is to be
  * released. */
 static bool

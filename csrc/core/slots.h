@@ -14,7 +14,7 @@
  *
  * All are mapped shared, so what a process has written outlives it. A unit
  * packs into the slot that is not the newest: its record is made invalid, the
- * bytes are written, the record, and then head is flipped by one
+ * bytes are written, the seal, the record, and then head is flipped by one
  * compare-and-swap. Killed at any moment, head names a whole state: processes
  * die between two stores, not within one.
  *
@@ -25,8 +25,8 @@
  *
  * Nothing is synced: after a loss of power the files may hold anything, pages
  * of different ages or zeros. A *seal* beside the record is the hash of the
- * state's bytes. Whoever goes on with a trial that another process left
- * believes only what its seal confirms.
+ * state's bytes; no commit is without. Whoever goes on with a trial that
+ * another process left believes only what its seal confirms.
  *
  * The files are the slots' own: a symbolic link in the place of one is refused,
  * for what is packed would be written to where it points. */
@@ -67,10 +67,10 @@ bool cer_slots_committed(const cer_slots *slots, cer_slots_info *out);
 cer_status cer_slots_begin(cer_slots *slots, uint32_t attempt, size_t nbytes,
                            uint8_t **to, cer_error *err);
 
-/* Commits what was begun last. Errors: CER_STATE (fenced since, or another
- * process has committed). */
+/* Seals what was begun last with its hash, *hash, and commits it. Errors:
+ * CER_STATE (fenced since, or another process has committed). */
 cer_status cer_slots_commit(cer_slots *slots, uint64_t position,
-                            cer_error *err);
+                            cer_hash128 *hash, cer_error *err);
 
 /* Makes the state before the newest the newest again, if it is the one at
  * `position`; nothing if the newest is. For a worker that committed and died
@@ -94,10 +94,6 @@ typedef struct cer_slots_view {
 cer_status cer_slots_look(cer_slots *slots, const uint64_t *position,
                           cer_slots_view *out, cer_error *err);
 void cer_slots_map_release(cer_slots_map *map);
-
-/* Seals the newest state: hashes its bytes and writes the hash beside its
- * record. Errors: as cer_slots_look. */
-cer_status cer_slots_seal(cer_slots *slots, cer_hash128 *out, cer_error *err);
 
 /* The state with the highest position whose bytes are those that were sealed;
  * false: neither slot holds one. Reads all of a state to be sure. */

@@ -119,27 +119,26 @@ slots_fence(slots_object *self, PyObject *argument)
     Py_RETURN_NONE;
 }
 
-/* What a commit is known by. */
-typedef struct commit_key {
-    uint32_t attempt;
-    uint64_t position;
-} commit_key;
-
 static int
-read_key(PyObject *attempt_arg, PyObject *position_arg, commit_key *out)
+read_attempt(PyObject *number, uint32_t *out)
 {
     uint64_t attempt = 0;
 
-    if (core_read_number(attempt_arg, "attempt", UINT32_MAX, &attempt) < 0)
+    if (core_read_number(number, "attempt", UINT32_MAX, &attempt) < 0)
         return -1;
-    out->attempt = (uint32_t)attempt;
-    return core_read_number(position_arg, "position", UINT64_MAX,
-                            &out->position);
+    *out = (uint32_t)attempt;
+    return 0;
 }
 
-/* begin, write, commit; write(argument, to) runs without the GIL. */
+static int
+read_position(PyObject *number, uint64_t *out)
+{
+    return core_read_number(number, "position", UINT64_MAX, out);
+}
+
+/* begin and write; write(argument, to) runs without the GIL. */
 static PyObject *
-pack_with(slots_object *self, size_t nbytes, const commit_key *key,
+pack_with(slots_object *self, size_t nbytes, uint32_t attempt,
           void (*write)(void *, uint8_t *), void *argument)
 {
     cer_error err = {0};
@@ -149,11 +148,9 @@ pack_with(slots_object *self, size_t nbytes, const commit_key *key,
     if (enter(self) < 0)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    status = cer_slots_begin(self->slots, key->attempt, nbytes, &to, &err);
-    if (status == CER_OK) {
+    status = cer_slots_begin(self->slots, attempt, nbytes, &to, &err);
+    if (status == CER_OK)
         write(argument, to);
-        status = cer_slots_commit(self->slots, key->position, &err);
-    }
     Py_END_ALLOW_THREADS
     leave(self);
     if (status != CER_OK)
@@ -169,26 +166,27 @@ write_packed(void *writer, uint8_t *to)
 
 PyDoc_STRVAR(
     slots_pack_doc,
-    "pack(state, *, attempt, position)\n--\n\n"
-    "Pack a nested state into the slot that is not the newest and commit "
-    "it.\n\n"
+    "pack(state, *, attempt)\n--\n\n"
+    "Pack a nested state into the slot that is not the newest, to be "
+    "committed.\n\n"
     "Returns its length in bytes. Raises StateError if a higher attempt has\n"
-    "begun or the state cannot be packed; the last commit then stands.");
+    "begun or the state cannot be packed; the last commit stands.");
 
 static PyObject *
 slots_pack(slots_object *self, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"state", "attempt", "position", NULL};
-    PyObject *state, *attempt, *position, *result;
-    commit_key key = {0, 0};
+    static char *keywords[] = {"state", "attempt", NULL};
+    PyObject *state, *number, *result;
+    uint32_t attempt = 0;
     py_packed packed;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O$OO:pack", keywords,
-                                     &state, &attempt, &position) ||
-        read_key(attempt, position, &key) < 0 ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O$O:pack", keywords, &state,
+                                     &number) ||
+        read_attempt(number, &attempt) < 0 ||
         py_packed_init(&packed, core_of(self), state) < 0)
         return NULL;
-    result = pack_with(self, packed.nbytes, &key, write_packed, packed.writer);
+    result =
+        pack_with(self, packed.nbytes, attempt, write_packed, packed.writer);
     py_packed_clear(&packed);
     return result;
 }
@@ -225,26 +223,64 @@ check_packed(core_state *core, const Py_buffer *view)
     return 0;
 }
 
-PyDoc_STRVAR(slots_put_doc,
-             "put(buffer, *, attempt, position)\n--\n\n"
-             "Commit a state that is packed already, such as a file's bytes.");
+PyDoc_STRVAR(
+    slots_put_doc,
+    "put(buffer, *, attempt)\n--\n\n"
+    "As pack, of a state that is packed already: a file's bytes, say.");
 
 static PyObject *
 slots_put(slots_object *self, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"buffer", "attempt", "position", NULL};
-    PyObject *attempt, *position, *result = NULL;
-    commit_key key = {0, 0};
+    static char *keywords[] = {"buffer", "attempt", NULL};
+    PyObject *number, *result = NULL;
+    uint32_t attempt = 0;
     Py_buffer view;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*$OO:put", keywords, &view,
-                                     &attempt, &position))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*$O:put", keywords, &view,
+                                     &number))
         return NULL;
-    if (read_key(attempt, position, &key) == 0 &&
+    if (read_attempt(number, &attempt) == 0 &&
         check_packed(core_of(self), &view) == 0)
-        result = pack_with(self, (size_t)view.len, &key, write_buffer, &view);
+        result =
+            pack_with(self, (size_t)view.len, attempt, write_buffer, &view);
     PyBuffer_Release(&view);
     return result;
+}
+
+static PyObject *
+hex_of(cer_hash128 hash)
+{
+    char hex[33];
+
+    cer_hash128_hex(hash, hex);
+    return PyUnicode_FromString(hex);
+}
+
+PyDoc_STRVAR(
+    slots_commit_doc,
+    "commit(position)\n--\n\n"
+    "Seal what was packed last with its hash, and make it the newest state.\n\n"
+    "Returns the hash, XXH3-128. Raises StateError if a higher attempt has\n"
+    "begun or another process has committed since; the last commit then "
+    "stands.");
+
+static PyObject *
+slots_commit(slots_object *self, PyObject *argument)
+{
+    uint64_t position = 0;
+    cer_hash128 hash;
+    cer_error err = {0};
+    cer_status status;
+
+    if (read_position(argument, &position) < 0 || enter(self) < 0)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    status = cer_slots_commit(self->slots, position, &hash, &err);
+    Py_END_ALLOW_THREADS
+    leave(self);
+    if (status != CER_OK)
+        return core_raise(core_of(self), &err);
+    return hex_of(hash);
 }
 
 PyDoc_STRVAR(
@@ -257,17 +293,18 @@ static PyObject *
 slots_revert(slots_object *self, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"attempt", "position", NULL};
-    PyObject *attempt, *position;
-    commit_key key = {0, 0};
+    PyObject *numbers[2];
+    uint32_t attempt = 0;
+    uint64_t position = 0;
     cer_error err = {0};
 
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$OO:revert", keywords,
-                                     &attempt, &position) ||
-        read_key(attempt, position, &key) < 0 || enter(self) < 0)
+                                     &numbers[0], &numbers[1]) ||
+        read_attempt(numbers[0], &attempt) < 0 ||
+        read_position(numbers[1], &position) < 0 || enter(self) < 0)
         return NULL;
     return leave_with(
-        self, cer_slots_revert(self->slots, key.attempt, key.position, &err),
-        &err);
+        self, cer_slots_revert(self->slots, attempt, position, &err), &err);
 }
 
 PyDoc_STRVAR(
@@ -341,8 +378,7 @@ slots_view(slots_object *self, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:view", keywords,
                                      &wanted))
         return NULL;
-    if (wanted != Py_None &&
-        core_read_number(wanted, "position", UINT64_MAX, &position) < 0)
+    if (wanted != Py_None && read_position(wanted, &position) < 0)
         return NULL;
     if (enter(self) < 0)
         return NULL;
@@ -352,31 +388,6 @@ slots_view(slots_object *self, PyObject *args, PyObject *kwargs)
     if (status != CER_OK)
         return core_raise(core_of(self), &err);
     return buffer_of(self, &view);
-}
-
-PyDoc_STRVAR(
-    slots_seal_doc,
-    "seal()\n--\n\n"
-    "Write the hash of the newest state beside its record, and return it.");
-
-static PyObject *
-slots_seal(slots_object *self, PyObject *Py_UNUSED(unused))
-{
-    cer_hash128 hash;
-    cer_error err = {0};
-    cer_status status;
-    char hex[33];
-
-    if (enter(self) < 0)
-        return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    status = cer_slots_seal(self->slots, &hash, &err);
-    Py_END_ALLOW_THREADS
-    leave(self);
-    if (status != CER_OK)
-        return core_raise(core_of(self), &err);
-    cer_hash128_hex(hash, hex);
-    return PyUnicode_FromString(hex);
 }
 
 PyDoc_STRVAR(
@@ -411,23 +422,23 @@ static PyObject *
 slots_hash(slots_object *self, PyObject *Py_UNUSED(unused))
 {
     cer_slots_view view;
+    cer_hash128 hash;
     cer_error err = {0};
     cer_status status;
-    char hex[33];
 
     if (enter(self) < 0)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
     status = cer_slots_look(self->slots, NULL, &view, &err);
     if (status == CER_OK) {
-        cer_hash128_hex(cer_hash128_of(view.bytes, view.info.nbytes), hex);
+        hash = cer_hash128_of(view.bytes, view.info.nbytes);
         cer_slots_map_release(view.map);
     }
     Py_END_ALLOW_THREADS
     leave(self);
     if (status != CER_OK)
         return core_raise(core_of(self), &err);
-    return PyUnicode_FromString(hex);
+    return hex_of(hash);
 }
 
 PyDoc_STRVAR(slots_save_doc,
@@ -461,6 +472,7 @@ static PyMethodDef slots_methods[] = {
      METH_VARARGS | METH_KEYWORDS, slots_pack_doc},
     {"put", (PyCFunction)(void (*)(void))slots_put,
      METH_VARARGS | METH_KEYWORDS, slots_put_doc},
+    {"commit", (PyCFunction)slots_commit, METH_O, slots_commit_doc},
     {"revert", (PyCFunction)(void (*)(void))slots_revert,
      METH_VARARGS | METH_KEYWORDS, slots_revert_doc},
     {"committed", (PyCFunction)slots_committed, METH_NOARGS,
@@ -468,7 +480,6 @@ static PyMethodDef slots_methods[] = {
     {"view", (PyCFunction)(void (*)(void))slots_view,
      METH_VARARGS | METH_KEYWORDS, slots_view_doc},
     {"hash", (PyCFunction)slots_hash, METH_NOARGS, slots_hash_doc},
-    {"seal", (PyCFunction)slots_seal, METH_NOARGS, slots_seal_doc},
     {"sealed", (PyCFunction)slots_sealed, METH_NOARGS, slots_sealed_doc},
     {"attempt", (PyCFunction)slots_attempt, METH_NOARGS, slots_attempt_doc},
     {"save", (PyCFunction)slots_save, METH_VARARGS, slots_save_doc},

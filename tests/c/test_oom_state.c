@@ -70,6 +70,7 @@ use_slots(cer_error *err)
 {
     cer_slots *slots;
     cer_slots_view view;
+    cer_hash128 hash;
     uint8_t *to;
     cer_status status = cer_slots_open(scratch("oom"), true, &slots, err);
 
@@ -77,7 +78,7 @@ use_slots(cer_error *err)
         return status;
     status = cer_slots_begin(slots, 0, 100, &to, err);
     if (status == CER_OK)
-        status = cer_slots_commit(slots, 1, err);
+        status = cer_slots_commit(slots, 1, &hash, err);
     if (status == CER_OK)
         status = cer_slots_look(slots, NULL, &view, err);
     if (status == CER_OK)

@@ -31,6 +31,13 @@ def check(buffer: object, value: float) -> None:
     assert bool((back["m"][0] == -value).all())
 
 
+def commit(slots: _core.Slots, tree: object, *, attempt: int, position: int) -> int:
+    """Pack a state and make it the newest."""
+    nbytes = slots.pack(tree, attempt=attempt)
+    slots.commit(position)
+    return nbytes
+
+
 @pytest.fixture
 def stem(tmp_path: Path) -> Path:
     return tmp_path / "0001"
@@ -42,7 +49,7 @@ def test_pack_commits_and_flips(stem: Path) -> None:
     with pytest.raises(StateError, match="no committed state"):
         slots.view()
     for position in range(1, 6):
-        nbytes = slots.pack(state(position), attempt=2, position=position)
+        nbytes = commit(slots, state(position), attempt=2, position=position)
         assert slots.committed() == (position, 2, nbytes)
         check(slots.view(), position)
         if position > 1:
@@ -56,7 +63,7 @@ def test_both_files_are_safetensors_of_their_exact_length(stem: Path) -> None:
     safetensors = pytest.importorskip("safetensors")
     slots = _core.Slots(stem, True)
     for position in (1, 2):
-        nbytes = slots.pack(state(position), attempt=0, position=position)
+        nbytes = commit(slots, state(position), attempt=0, position=position)
         path = stem.with_suffix(".a" if position == 1 else ".b")
         assert path.stat().st_size == nbytes
         with safetensors.safe_open(path, "np") as file:
@@ -67,12 +74,12 @@ def test_a_view_outlives_shorter_states(stem: Path) -> None:
     slots = _core.Slots(stem, True)
     views, lengths = [], []
     for position, rows in enumerate([9000, 9000, 5000, 5000, 5, 5, 5, 5]):  # a, b, a, b, ...
-        lengths.append(slots.pack({"w": np.ones(rows)}, attempt=0, position=position))
+        lengths.append(commit(slots, {"w": np.ones(rows)}, attempt=0, position=position))
         views.append(slots.view())
     assert [len(bytes(view)) for view in views] == lengths  # no SIGBUS
     views.clear()
     for end in (".a", ".b"):
-        slots.pack({"w": np.ones(5)}, attempt=0, position=9)
+        commit(slots, {"w": np.ones(5)}, attempt=0, position=9)
         assert stem.with_suffix(end).stat().st_size == lengths[-1]
 
 
@@ -82,7 +89,7 @@ def test_states_that_grow_and_shrink(stem: Path) -> None:
     sizes = [10, 100_000, 5, 5, 300_000, 1, 1, 50_000, 50_000]
     for position, n in enumerate(sizes, start=1):
         packer = (slots, other)[position % 2]
-        nbytes = packer.pack(state(position, n), attempt=0, position=position)
+        nbytes = commit(packer, state(position, n), attempt=0, position=position)
         for reader in (slots, other):
             assert reader.committed() == (position, 0, nbytes)
             check(reader.view(), position)
@@ -93,10 +100,10 @@ def test_states_that_grow_and_shrink(stem: Path) -> None:
 
 def test_a_view_outlives_growth_and_close(stem: Path) -> None:
     slots = _core.Slots(stem, True)
-    slots.pack(state(1), attempt=0, position=1)
+    commit(slots, state(1), attempt=0, position=1)
     view = memoryview(slots.view())
-    slots.pack(state(2), attempt=0, position=2)
-    slots.pack(state(3, 100_000), attempt=0, position=3)
+    commit(slots, state(2), attempt=0, position=2)
+    commit(slots, state(3, 100_000), attempt=0, position=3)
     assert view.readonly
     slots.close()
     slots.close()
@@ -105,28 +112,32 @@ def test_a_view_outlives_growth_and_close(stem: Path) -> None:
         slots.committed()
 
 
-def test_seals(stem: Path) -> None:
+def test_what_is_committed_is_sealed(stem: Path) -> None:
+    """Whoever goes on with the trial believes it, though its process died at that moment."""
     slots = _core.Slots(stem, True)
     assert slots.sealed() is None
-    with pytest.raises(StateError, match="no committed state"):
-        slots.seal()
     for position in (1, 2, 3):
-        slots.pack(state(position), attempt=5, position=position)
-        assert slots.seal() == slots.hash()
-    slots.pack(state(4), attempt=6, position=4)
-    found = slots.sealed()
-    assert found is not None and found[:2] == (3, 5)
-    check(found[2], 3)
-    assert slots.attempt() == 6
+        slots.pack(state(position), attempt=5)
+        found = slots.sealed()
+        assert (found and found[0]) == (position - 1 or None)
+        assert slots.commit(position) == slots.hash()
+        found = slots.sealed()
+        assert found is not None and found[:2] == (position, 5)
+        check(found[2], position)
+    slots.pack(state(4), attempt=6)
+    assert slots.attempt() == 5
     slots.fence(8)
     assert slots.attempt() == 8
+    with pytest.raises(StateError, match="attempt 8"):
+        slots.commit(4)
+    found = slots.sealed()
+    assert found is not None and found[0] == 3
 
 
 def test_a_torn_slot_is_not_taken(stem: Path) -> None:
     slots = _core.Slots(stem, True)
     for position in (1, 2):
-        slots.pack(state(position), attempt=0, position=position)
-        slots.seal()
+        commit(slots, state(position), attempt=0, position=position)
     slots.close()
     file = stem.with_suffix(".b")
     whole = file.read_bytes()
@@ -138,7 +149,7 @@ def test_a_torn_slot_is_not_taken(stem: Path) -> None:
 
 def test_hash_and_save(stem: Path, tmp_path: Path) -> None:
     slots = _core.Slots(stem, True)
-    slots.pack(state(1), attempt=0, position=1)
+    commit(slots, state(1), attempt=0, position=1)
     packed = _core.pack_state(state(1))
     assert bytes(slots.view()) == bytes(packed)
     assert slots.hash() == _core.hash_state(packed)
@@ -153,29 +164,33 @@ def test_hash_and_save(stem: Path, tmp_path: Path) -> None:
 def test_put_takes_packed_states_only(stem: Path) -> None:
     slots = _core.Slots(stem, True)
     packed = _core.pack_state(state(7))
-    assert slots.put(packed, attempt=1, position=4) == packed.nbytes
+    assert slots.put(packed, attempt=1) == packed.nbytes
+    assert slots.committed() is None
+    assert slots.commit(4) == _core.hash_state(packed)
     assert slots.committed() == (4, 1, packed.nbytes)
     check(slots.view(), 7)
     with pytest.raises(CorruptDataError):
-        slots.put(bytes(packed)[:-1], attempt=1, position=5)
+        slots.put(bytes(packed)[:-1], attempt=1)
+    with pytest.raises(StateError, match="nothing was packed"):
+        slots.commit(5)
     assert slots.committed() == (4, 1, packed.nbytes)
 
 
 def test_a_fence_refuses_lower_attempts(stem: Path) -> None:
     coordinator, late = _core.Slots(stem, True), _core.Slots(stem, False)
-    late.pack(state(1), attempt=0, position=1)
+    commit(late, state(1), attempt=0, position=1)
     coordinator.fence(2)
     coordinator.fence(1)
     with pytest.raises(StateError, match=r"attempt 1 may not pack into .*: attempt 2 has begun"):
-        late.pack(state(2), attempt=1, position=2)
+        commit(late, state(2), attempt=1, position=2)
     check(late.view(), 1)
-    late.pack(state(3), attempt=2, position=3)
+    commit(late, state(3), attempt=2, position=3)
     check(coordinator.view(), 3)
 
 
 def test_a_fence_raised_while_a_state_is_walked(stem: Path) -> None:
     slots = _core.Slots(stem, True)
-    slots.pack(state(1), attempt=0, position=1)
+    commit(slots, state(1), attempt=0, position=1)
 
     class Fences:
         """Its memory is asked for while the state is walked."""
@@ -188,14 +203,14 @@ def test_a_fence_raised_while_a_state_is_walked(stem: Path) -> None:
             return np.ones(3).__dlpack__()
 
     with pytest.raises(StateError, match="attempt 9"):
-        slots.pack({"x": Fences()}, attempt=8, position=2)
+        commit(slots, {"x": Fences()}, attempt=8, position=2)
     check(slots.view(), 1)
 
 
 def test_a_commit_that_nobody_heard_of_is_taken_back(stem: Path) -> None:
     slots = _core.Slots(stem, True)
     for position in (1, 2):
-        slots.pack({"at": position}, attempt=position, position=position)
+        commit(slots, {"at": position}, attempt=position, position=position)
     slots.fence(3)
     slots.revert(attempt=3, position=1)
     assert slots.committed() == (1, 1, len(memoryview(slots.view())))
@@ -214,9 +229,9 @@ def test_a_commit_that_nobody_heard_of_is_taken_back(stem: Path) -> None:
 
 def test_what_cannot_be_packed_changes_nothing(stem: Path) -> None:
     slots = _core.Slots(stem, True)
-    slots.pack(state(1), attempt=0, position=1)
+    commit(slots, state(1), attempt=0, position=1)
     with pytest.raises(StateError, match="'/x'"):
-        slots.pack({"x": {1, 2}}, attempt=0, position=2)
+        commit(slots, {"x": {1, 2}}, attempt=0, position=2)
     check(slots.view(), 1)
 
 
@@ -237,7 +252,7 @@ def test_a_page_that_is_missing_or_none(stem: Path) -> None:
 
 def test_a_slot_that_was_cut_off(stem: Path) -> None:
     slots = _core.Slots(stem, True)
-    slots.pack(state(1), attempt=0, position=1)
+    commit(slots, state(1), attempt=0, position=1)
     os.truncate(stem.with_suffix(".a"), 100)
     for reader in (slots, _core.Slots(stem, False)):
         with pytest.raises(CorruptDataError, match=r"0001\.a is corrupt: it has been cut off"):
@@ -253,7 +268,7 @@ def test_a_cut_page_is_refused(stem: Path) -> None:
     """Nor is it filled up: what it lacks may have been the newest record. (In C at every byte.)"""
     slots = _core.Slots(stem, True)
     for position in (1, 2):
-        slots.pack(state(position, 10), attempt=0, position=position)
+        commit(slots, state(position, 10), attempt=0, position=position)
     page = stem.with_suffix(".slots")
     content = page.read_bytes()
     for size in (*range(0, 256, 11), *range(256, len(content), 480), len(content) - 1):
@@ -267,7 +282,7 @@ def test_a_cut_page_is_refused(stem: Path) -> None:
 
 def test_a_state_cut_anywhere_is_refused(stem: Path) -> None:
     slots = _core.Slots(stem, True)
-    slots.pack(state(1, 10), attempt=0, position=1)
+    commit(slots, state(1, 10), attempt=0, position=1)
     content = stem.with_suffix(".a").read_bytes()
     for size in range(len(content)):
         stem.with_suffix(".a").write_bytes(content[:size])
@@ -278,7 +293,7 @@ def test_a_state_cut_anywhere_is_refused(stem: Path) -> None:
 def test_any_bit_of_a_page_flipped_gives_a_whole_state_or_none(stem: Path) -> None:
     slots = _core.Slots(stem, True)
     for position in (1, 2):
-        slots.pack(state(position, 10), attempt=3, position=position)
+        commit(slots, state(position, 10), attempt=3, position=position)
     page = stem.with_suffix(".slots")
     content = page.read_bytes()
     for bit in range(0, 8 * 256, 3):  # what follows is unused
@@ -299,20 +314,20 @@ def test_any_bit_of_a_page_flipped_gives_a_whole_state_or_none(stem: Path) -> No
 @pytest.mark.parametrize("suffix", [".slots", ".b"])
 def test_links_are_not_followed(stem: Path, suffix: str) -> None:
     slots = _core.Slots(stem, True)
-    slots.pack(state(1), attempt=0, position=1)
+    commit(slots, state(1), attempt=0, position=1)
     victim = stem.parent / "victim"
     victim.write_bytes(bytes(4096))
     file = stem.with_suffix(suffix)
     file.unlink(missing_ok=True)
     file.symlink_to(victim)
     with pytest.raises(CorruptDataError, match=rf"0001\{suffix} is a symbolic link"):
-        _core.Slots(stem, True).pack(state(2), attempt=0, position=2)
+        commit(_core.Slots(stem, True), state(2), attempt=0, position=2)
     assert victim.read_bytes() == bytes(4096)
 
 
 def test_a_state_is_not_saved_through_a_link(stem: Path) -> None:
     slots = _core.Slots(stem, True)
-    slots.pack(state(1), attempt=0, position=1)
+    commit(slots, state(1), attempt=0, position=1)
     (stem.parent / "victim").write_bytes(b"mine")
     (stem.parent / "link").symlink_to("victim")
     with pytest.raises(CorruptDataError, match="link is a symbolic link"):
@@ -323,7 +338,7 @@ def test_a_state_is_not_saved_through_a_link(stem: Path) -> None:
 def test_a_damaged_record_falls_back_to_the_other_slot(stem: Path) -> None:
     slots = _core.Slots(stem, True)
     for position in (1, 2, 3):
-        slots.pack(state(position), attempt=0, position=position)
+        commit(slots, state(position), attempt=0, position=position)
     page = bytearray(stem.with_suffix(".slots").read_bytes())
     for at in (128, 136, 144, 152):  # the record of slot a, which is the newest
         damaged = bytearray(page)
@@ -356,7 +371,8 @@ while True:
     position += 1
     n = 20000 + 777 * (position % 3)
     w = np.full(n, position)
-    slots.pack({"w": w, "p": position, "v": [w, -w]}, attempt=0, position=position)
+    slots.pack({"w": w, "p": position, "v": [w, -w]}, attempt=0)
+    slots.commit(position)
 """
 
 
@@ -381,6 +397,8 @@ def test_a_killed_process_leaves_a_whole_state(stem: Path) -> None:
         position, attempt, nbytes = slots.committed()
         assert position >= last + 3
         assert attempt == 0
+        sealed = slots.sealed()  # the newest, or what its process was about to commit
+        assert sealed is not None and sealed[0] in (position, position + 1)
         for reader in (slots, _core.Slots(stem, False)):
             view = reader.view()
             assert view.nbytes == nbytes

@@ -214,11 +214,13 @@ def test_a_state_through_the_arena_packs_to_the_same_bytes(elsewhere):
 def test_a_state_comes_back_from_a_slot_that_is_packed_into_again(tmp_path, elsewhere):
     tree = state()
     slots = _core.Slots(str(tmp_path / "0"), True)
-    slots.pack(tree, attempt=1, position=1)
+    slots.pack(tree, attempt=1)
+    slots.commit(1)
     arena = StateArena(pin=False)
     found = arena.to_device(_core.unpack_state(slots.view(), "torch", copy=False), "cpu")
     for position in (2, 3):
-        slots.pack({"model": torch.full((400,), 7.0)}, attempt=1, position=position)
+        slots.pack({"model": torch.full((400,), 7.0)}, attempt=1)
+        slots.commit(position)
     assert bytes(_core.pack_state(found)) == bytes(_core.pack_state(tree))
 
 

@@ -36,14 +36,15 @@ def state_at(position):
 def leave_slots(folder, positions, trial=4, attempt=7):
     slots = _core.Slots(str(folder / str(trial)), True)
     for position in positions:
-        slots.pack(state_at(position), attempt=attempt, position=position)
-        slots.seal()
+        slots.pack(state_at(position), attempt=attempt)
+        slots.commit(position)
     slots.close()
 
 
 def leave_file(folder, epoch, published=False, trial=4):
     slots = _core.Slots(str(folder / "scratch"), True)
-    slots.pack(state_at((epoch + 1) * UNITS), attempt=0, position=0)
+    slots.pack(state_at((epoch + 1) * UNITS), attempt=0)
+    slots.commit(0)
     state_hash = slots.hash()
     name = epoch_state_file(trial, epoch)
     slots.save(str(folder / (name if published else unpublished(name, state_hash))))
@@ -152,8 +153,8 @@ def test_epochs_whose_states_are_gone_are_trained_again(tmp_path):
 def test_slots_that_say_other_things_than_their_state(tmp_path, position):
     """A page of one trial beside the states of another, say."""
     slots = _core.Slots(str(tmp_path / "4"), True)
-    slots.pack(state_at(5), attempt=0, position=position)
-    slots.seal()
+    slots.pack(state_at(5), attempt=0)
+    slots.commit(position)
     slots.close()
     assert restorer(tmp_path).stand(record_of()).position == 0
 
@@ -200,14 +201,16 @@ def test_moving_slots_survives_a_kill_at_any_step(tmp_path, positions):
 def test_a_late_writer_writes_where_nobody_reads(tmp_path):
     late = _core.Slots(str(tmp_path / "4"), True)  # of a worker that was stopped
     for position in (1, 2):
-        late.pack(state_at(position), attempt=7, position=position)
-        late.seal()
+        late.pack(state_at(position), attempt=7)
+        late.commit(position)
     restorer(tmp_path).stand(record_of())
     before = {name: (tmp_path / name).read_bytes() for name in ("4.a", "4.slots")}
     with pytest.raises(StateError, match="attempt 7 may not pack"):
-        late.pack(state_at(3), attempt=7, position=3)
+        late.pack(state_at(3), attempt=7)
+        late.commit(3)
     for position in (3, 4):  # even past the fence
-        late.pack(state_at(position), attempt=9, position=position)
+        late.pack(state_at(position), attempt=9)
+        late.commit(position)
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
 
 
@@ -247,7 +250,8 @@ def test_progress_is_read_from_a_packed_state_and_nothing_else_is(tmp_path):
         "progress": progress.to_state(),
     }
     slots = _core.Slots(str(tmp_path / "0"), True)
-    slots.pack(tree, attempt=0, position=1)
+    slots.pack(tree, attempt=0)
+    slots.commit(1)
     assert repr(EpochProgress.of_packed(slots.view())) == repr(progress)
     whole = bytes(slots.view())
     for length in (0, 7, 8, 100, len(whole) - 1):
