@@ -10,13 +10,13 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from cerebro import _core, generators
 from cerebro.device_values import run_batches
-from cerebro.devices import is_gpu
+from cerebro.devices import CPU, IN_WORKER, choose, is_gpu, seats
 from cerebro.errors import InputError, StateError
 from cerebro.unit import CheckDone, CheckTask
 
@@ -40,6 +40,11 @@ class Check:
     metrics: list[str]
     """Names of the metrics that the model reports."""
     config: dict[str, Any] = field(default_factory=dict)
+    device: str = CPU
+    """Where the model was tried."""
+    not_exact: list[str] = field(default_factory=list)
+    """Operations without a deterministic version on a GPU, by their names: with them no two runs
+    are alike, so that nothing can be said of a hop."""
 
     @property
     def ok(self) -> bool:
@@ -49,9 +54,15 @@ class Check:
         return self.ok
 
     def __str__(self) -> str:
-        if self.ok:
-            return f"the state survives a hop; metrics: {', '.join(self.metrics)}"
-        return "\n".join(self.problems)
+        if not self.ok:
+            return "\n".join(self.problems)
+        said = "the state survives a hop"
+        if self.not_exact:
+            said = (
+                f"not exact on {self.device}: {', '.join(self.not_exact)} without a deterministic "
+                "version; whether the state survives a hop cannot be seen"
+            )
+        return f"{said}; metrics: {', '.join(self.metrics)}"
 
 
 def check(
@@ -62,6 +73,8 @@ def check(
     validation: Any = None,
     batch_size: int | None = None,
     seed: int = 0,
+    devices: Any = "auto",
+    deterministic: Literal["warn"] | bool = "warn",
 ) -> Check:
     """Try one configuration: a few batches trained with a hop between, and without.
 
@@ -71,34 +84,39 @@ def check(
         As for `cerebro.search`. The configuration is the space's first.
     batch_size
         Default: the configuration's, else 32.
-    seed
+    seed, deterministic
         As for `cerebro.search`.
+    devices
+        As for `cerebro.search`: the model is tried on the first of them.
 
     Returns
     -------
     Check
-        True if the state survives; ``problems`` names what does not.
+        True if the state survives; ``problems`` names what does not, and ``not_exact`` operations
+        that give other bits each time.
 
     Raises
     ------
     InputError
-        If the configuration cannot be built or trained at all.
+        If the configuration cannot be built or trained at all, or there is no such device.
     """
     import tempfile
 
     import cerebro.environment as environment
     from cerebro.executors.local import LocalExecutor
-    from cerebro.settings import check_build, check_columns, views_of
+    from cerebro.settings import check_build, check_columns, one_of, views_of
     from cerebro.space import as_space
     from cerebro.unit import RunContext
 
     check_build(build)
+    one_of("deterministic", deterministic, ("warn", True, False))
+    device = choose(devices)[0]
     train, held_out, folds = views_of(data, validation)
     check_columns(train, held_out)
     config = as_space(space).sample(seed, 0)
     if batch_size is None and "batch_size" not in config:
         batch_size = 32
-    executor = LocalExecutor(1, 1)
+    executor = LocalExecutor(1, 1, seats=seats([device], 1))
     with tempfile.TemporaryDirectory(prefix="cerebro-check-") as folder:
         context = RunContext(
             build=build,
@@ -110,6 +128,8 @@ def check(
             state_dir=folder,
             epoch_dir=folder,
             log_dir=folder,
+            device=IN_WORKER if is_gpu(device) else CPU,
+            deterministic=deterministic,
             torch_flags=environment.torch_flags(),
         )
         try:
@@ -122,7 +142,8 @@ def check(
         raise StateError(f"the worker was lost while it tried the model: {event}")
     if event.error is not None:
         raise InputError(event.error)
-    return Check(list(event.problems), list(event.metrics), dict(config))
+    problems, metrics, operations = map(list, (event.problems, event.metrics, event.not_exact))
+    return Check(problems, metrics, dict(config), device, operations)
 
 
 def raise_if_broken(result: Check) -> None:

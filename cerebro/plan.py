@@ -11,18 +11,20 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from cerebro import _core
+from cerebro.devices import CPU, are_gpus, memory_of, seats
 from cerebro.errors import InputError
+from cerebro.executors.seats import kept_bytes, stay
 from cerebro.executors.simulated import SimulatedRun, Simulation, UnitTimes
 from cerebro.folds import Validation
 from cerebro.report.format import duration, size
 from cerebro.searchers import make_searcher
 from cerebro.searchers.base import Searcher
 from cerebro.searchers.conversation import Conversation
-from cerebro.settings import resolve_mode, views_of, whole_number, worker_count
+from cerebro.settings import devices_of, resolve_mode, views_of, whole_number, worker_count
 from cerebro.space import as_space
 
 
@@ -58,6 +60,12 @@ class Plan:
         Worker processes.
     folds
         How many each trial has, or None.
+    devices
+        Where models are trained: the CPU, or the names of GPUs.
+    device_bytes
+        Memory of a GPU, of the smallest one; 0 on the CPU.
+    resident_bytes
+        What of it data take that stay there, at most; the rest is for models.
     """
 
     trials: int
@@ -73,6 +81,9 @@ class Plan:
     max_live: int
     workers: int
     folds: int | None = None
+    devices: tuple[str, ...] = (CPU,)
+    device_bytes: int = 0
+    resident_bytes: int = 0
 
     def __str__(self) -> str:
         time = (
@@ -81,12 +92,17 @@ class Plan:
             else duration(self.makespan)
         )
         folds = "" if self.folds is None else f" in {self.folds} folds each"
+        gpus = []
+        if are_gpus(self.devices):
+            memory = f"{size(self.resident_bytes)} of data in {size(self.device_bytes)} of memory"
+            gpus.append(f"gpus        {', '.join(self.devices)}; {memory} at most")
         return "\n".join(
             [
                 f"trials      {self.trials}{folds}, at most {self.max_live} begun at a time",
                 f"epochs      {self.epochs} over all trials, {self.units} units",
                 f"data        {size(self.bytes_on_disk)} on disk, once; "
                 f"{size(self.bytes_read)} of rows through the loader",
+                *gpus,
                 f"makespan    {time} with {self.workers} worker(s)",
                 f"first trial ends at {self.first_result:.0%} of it",
                 f"idle        {self.idle_share:.1%} of the workers' time",
@@ -112,6 +128,8 @@ def plan(
     stagger: bool = True,
     live_models: int | None = None,
     rows_per_second: float | None = None,
+    devices: Any = "auto",
+    workers_per_device: int | None = None,
 ) -> Plan:
     """Say what a search would take, by the real searcher and scheduler on a simulated clock.
 
@@ -121,7 +139,7 @@ def plan(
         Rows that one worker trains in a second (a run's progress shows it). Without it the
         makespan is told in passes over the training data.
     space, data, epochs, n_trials, validation, searcher, metric, mode, points, width, workers, \
-threads, seed, stagger, live_models
+threads, seed, stagger, live_models, devices, workers_per_device
         As of `cerebro.search`.
 
     Returns
@@ -136,7 +154,9 @@ threads, seed, stagger, live_models
     """
     views = views_of(data, validation)
     train, _ = views.of_trial(0)
-    count = max(1, worker_count(workers, whole_number("threads", threads, 1) or 1))
+    the_threads = whole_number("threads", threads, 1) or 1
+    the_devices = devices_of(devices, workers_per_device, None)
+    count = max(1, worker_count(workers, the_threads, the_devices, workers_per_device))
     if rows_per_second is not None and not rows_per_second > 0:
         raise InputError(f"rows_per_second must be a positive number, not {rows_per_second!r}")
     the_searcher = make_searcher(searcher)
@@ -152,11 +172,35 @@ threads, seed, stagger, live_models
         the_searcher, as_space(space), setup, width=whole_number("width", width, 1, optional=True)
     )
     speed = rows_per_second or train.num_rows
-    run = _PlannedRun(search, views, 1.0 / speed, stagger, live_models or 8, seed)
+    memory = _Memory.of(views, the_devices, count, stagger=stagger)
+    run = _PlannedRun(search, views, 1.0 / speed, stagger, live_models or 8, seed, memory.is_dealt)
     for _ in range(count):
         run.join()
     simulation = run.to_end()
-    return _summary(simulation, search, views, count, speed, rows_per_second is not None)
+    summary = _summary(simulation, search, views, count, speed, rows_per_second is not None)
+    return replace(
+        summary, devices=the_devices, device_bytes=memory.bytes, resident_bytes=memory.resident
+    )
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """Of GPUs: whether the shards are dealt out to them, its size, and what the data take."""
+
+    is_dealt: bool = False
+    bytes: int = 0
+    resident: int = 0
+
+    @classmethod
+    def of(
+        cls, views: Validation, devices: Sequence[str], workers: int, *, stagger: bool
+    ) -> _Memory:
+        if not are_gpus(devices):
+            return cls()
+        seated = seats(devices, workers)
+        data = views.train, views.held_out
+        is_dealt = stay(*data, seated, stagger=stagger)
+        return cls(is_dealt, memory_of(devices), kept_bytes(*data, seated, dealt=is_dealt))
 
 
 class _PlannedRun(SimulatedRun):
@@ -170,13 +214,18 @@ class _PlannedRun(SimulatedRun):
         stagger: bool,
         live_models: int,
         seed: int,
+        is_dealt: bool,
     ) -> None:
         train, validation = views.of_trial(0)
         weights = [float(rows) for rows in train.shard_rows()]
         # Evaluating a row costs about a third of training on it.
         eval_cost = 0.0 if validation is None else validation.num_rows / 3
         self._scheduler = _core.Schedule(
-            shards=weights, stagger=stagger, eval_cost=eval_cost, live_models=live_models
+            shards=weights,
+            exclusive=is_dealt,
+            stagger=stagger,
+            eval_cost=eval_cost,
+            live_models=live_models,
         )
         costs: Mapping[int, float] = defaultdict(lambda: cost)
         super().__init__(self._scheduler, UnitTimes(costs, weights, eval_cost))

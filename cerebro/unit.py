@@ -225,6 +225,8 @@ class CheckDone:
     """Size of the model's state after a few batches, packed; 0: not known."""
     environment: Mapping[str, Any] | None = None
     """What the worker computes with; see `cerebro.environment.describe`."""
+    not_exact: tuple[str, ...] = ()
+    """Operations of the model that have no deterministic version on its device."""
 
 
 @dataclass(frozen=True)

@@ -531,7 +531,7 @@ class UnitRunner:
                     self.build(0, task.config)
                     return CheckDone(self.worker, (), environment=self._describe())
                 found = try_out(self, task.config, not_exact)
-            return replace(found, environment=self._describe())
+            return replace(found, environment=self._describe(), not_exact=tuple(sorted(not_exact)))
         except BaseException as error:
             if not self._is_of_the_trial(error):
                 raise

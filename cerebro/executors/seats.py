@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from cerebro.data import Dataset
     from cerebro.devices import Device
     from cerebro.unit import RunContext
 
@@ -54,6 +55,13 @@ class SeatedShards:
 
 
 def fits_devices(context: RunContext, seats: Sequence[Device | None]) -> bool:
+    """Whether a run's shards are dealt out to stay in device memory; see `stay`."""
+    return stay(context.train, context.validation, seats, stagger=context.stagger)
+
+
+def stay(
+    train: Dataset, validation: Dataset | None, seats: Sequence[Device | None], *, stagger: bool
+) -> bool:
     """Whether shards are dealt out to stay in device memory.
 
     They are where several workers have GPUs, each gets a shard at least, and the data fit beside
@@ -61,10 +69,32 @@ def fits_devices(context: RunContext, seats: Sequence[Device | None]) -> bool:
     are not held then.
     """
     gpus = [device for device in seats if device is not None]
-    train = context.train
-    if len(gpus) < 2 or train.num_shards < len(gpus) or not context.stagger:
+    if len(gpus) < 2 or train.num_shards < len(gpus) or not stagger:
         return False
     together = max(map(gpus.count, gpus))
-    validation = 0 if context.validation is None else context.validation.nbytes
-    mine = together * (train.nbytes / len(gpus) + validation)
+    mine = together * (train.nbytes / len(gpus) + _bytes_of(validation))
     return mine <= DATA_SHARE * min(device.memory for device in gpus)
+
+
+def kept_bytes(
+    train: Dataset, validation: Dataset | None, seats: Sequence[Device | None], *, dealt: bool
+) -> int:
+    """Bytes of the data in the memory of the GPU that has most of them.
+
+    Parameters
+    ----------
+    dealt
+        Whether the shards are dealt out, see `stay`. Otherwise every worker reads all, and keeps
+        what its share of the GPU's memory takes.
+    """
+    gpus = [device for device in seats if device is not None]
+    if not gpus:
+        return 0
+    together = max(map(gpus.count, gpus))
+    share = DATA_SHARE * min(device.memory for device in gpus)
+    mine = train.nbytes / len(gpus) if dealt else train.nbytes
+    return int(min(together * (mine + _bytes_of(validation)), share))
+
+
+def _bytes_of(data: Dataset | None) -> int:
+    return 0 if data is None else data.nbytes

@@ -225,6 +225,65 @@ def test_the_script_that_goes_on_may_be_on_another_machine(two_gpus, data, tmp_p
     assert hashes(result) == before
 
 
+class Named(Line):
+    """Reports where it is, as numbers."""
+
+    def __init__(self, config, info):
+        super().__init__(config, info)
+        self.place = int(os.environ["CUDA_VISIBLE_DEVICES"]) if info.device == "cuda:0" else -1
+
+    def eval_batch(self, batch):
+        return {f"of_gpu_{self.place}": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "metric"),
+    [("auto", "cuda:0", "of_gpu_3"), ("cuda:1", "cuda:1", "of_gpu_5"), ("cpu", "cpu", "of_gpu_-1")],
+)
+def test_a_check_tries_the_model_where_a_search_would(two_gpus, data, wanted, device, metric):
+    found = cerebro.check(Named, {"rate": 0.1}, data, validation=0.2, devices=wanted)
+    assert (found.ok, found.device, found.not_exact) == (True, device, [])
+    assert f"val_{metric}" in found.metrics
+    assert "survives a hop" in str(found)
+
+
+def test_a_check_of_devices_that_are_not_there(monkeypatch, data):
+    monkeypatch.setattr(devices, "lookup", lambda: Found(problem="no NVIDIA driver is loaded"))
+    with pytest.raises(InputError, match=r"devices='cuda': no GPU can be used here"):
+        cerebro.check(build, {"rate": 0.1}, data, devices="cuda")
+    with pytest.raises(InputError, match=r"deterministic must be one of 'warn', True, False"):
+        cerebro.check(build, {"rate": 0.1}, data, deterministic="no")
+    assert cerebro.check(build, {"rate": 0.1}, data).device == "cpu"
+
+
+def test_a_plan_has_the_workers_of_the_gpus(two_gpus, data, tmp_path):
+    options = {"epochs": EPOCHS, "searcher": "grid", "validation": 0.2}
+    plan = cerebro.plan({"rate": [0.1, 0.2, 0.3, 0.4]}, data, workers_per_device=2, **options)
+    train, valid = data.split(0.8, 0.2)
+    assert (plan.workers, plan.devices) == (4, ("cuda:0", "cuda:1"))
+    assert plan.device_bytes == 10**9
+    # Two workers on a GPU: a quarter of the shards each, and the validation data.
+    assert plan.resident_bytes == int(train.nbytes / 2 + 2 * valid.nbytes)
+    assert "gpus        cuda:0, cuda:1; " in str(plan)
+    result = search(data, tmp_path / "run", workers_per_device=2)
+    assert plan.units == len(units(result)) + len(units(result, "eval"))
+    one = cerebro.plan({"rate": [0.1, 0.2]}, data, devices="cuda:1", **options)
+    assert (one.workers, one.resident_bytes) == (1, train.nbytes + valid.nbytes)
+    here = cerebro.plan({"rate": [0.1]}, data, devices="cpu", workers=3, **options)
+    assert (here.workers, here.devices, here.device_bytes) == (3, ("cpu",), 0)
+    assert "gpus" not in str(here)
+
+
+def test_a_plan_knows_that_shards_stay_with_their_gpu(two_gpus, data):
+    """Of five shards one GPU has three, and with them three fifths of the work."""
+    options = {"epochs": 1, "searcher": "grid", "workers": 2}
+    space = {"rate": [0.1 * i for i in range(1, 11)]}
+    assert cerebro.plan(space, data, **options).passes == pytest.approx(6.0)
+    assert cerebro.plan(space, data, devices="cpu", **options).passes == pytest.approx(5.0)
+    together = cerebro.plan(space, data, stagger=False, **options)
+    assert together.resident_bytes == data.nbytes  # each worker reads all
+
+
 class Inexact(Line):
     """Says of every other trial's training what PyTorch says of a GPU's."""
 
@@ -260,6 +319,18 @@ def test_a_trial_that_is_not_exact_is_marked(two_gpus, data, tmp_path, validatio
     if folds:
         assert [fold.not_exact for fold in result.trials[0].folds] == [[], ["fold_cuda"]]
     assert "not exact, for it used fold_cuda" in render_trial(result.trials[1])
+
+
+class Always(Inexact):
+    def __init__(self, config, info):
+        super().__init__(config, info)
+        self.says = True
+
+
+def test_a_check_names_what_is_not_exact(two_gpus, data):
+    found = cerebro.check(Always, {"rate": 0.1}, data)
+    assert (found.ok, found.not_exact) == (True, ["fold_cuda"])
+    assert str(found).startswith("not exact on cuda:0: fold_cuda without a deterministic version;")
 
 
 def test_on_the_cpu_nothing_is_said_to_be_inexact(data, tmp_path):
