@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy
 from setuptools import Extension, setup
@@ -41,6 +43,18 @@ def c_headers() -> list[str]:
     return [str(file.relative_to(HERE)) for file in sorted(HERE.glob("csrc/**/*.h"))]
 
 
+def compile_side_by_side(compiler: Any) -> None:
+    """Have as many source files compiled at a time as there are processors."""
+    compile_all = compiler.compile
+
+    def compile_each(sources: list[str], **options: Any) -> list[str]:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = pool.map(lambda source: compile_all([source], **options), sources)
+            return [file for files in objects for file in files]
+
+    compiler.compile = compile_each
+
+
 class BuildExt(build_ext):
     """Adds what `CEREBRO_BUILD` asks for and explains a missing compiler.
 
@@ -62,6 +76,7 @@ class BuildExt(build_ext):
                 flags = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer"]
                 extension.extra_compile_args += flags
                 extension.extra_link_args += flags
+        compile_side_by_side(self.compiler)
         try:
             super().build_extensions()
         except (CCompilerError, ExecError, PlatformError) as error:
