@@ -30,7 +30,7 @@ from cerebro.state_files import epoch_state_file, unpublished
 EXIT_SECONDS = 2.0
 """How long workers may outlive their coordinator."""
 IMPORT_SECONDS = 20.0
-"""How long they may if they have not begun to work: what is still being imported hears nothing."""
+"""How long those may that have not begun to work: who is still importing hears nothing."""
 DISK_BYTES = 24 << 20
 LAST_LEGS = 3
 """Undisturbed legs after the planned ones; the first should finish the run."""
@@ -256,17 +256,21 @@ class Disturbed:
     def _check_processes(self, running: Running) -> None:
         """Workers, and what they have started, end with their coordinator."""
         began = time.monotonic()
-        limit = EXIT_SECONDS if running.highest else IMPORT_SECONDS
-        left = processes.wait_gone(processes.marked(self.mark), limit)
+        left = processes.wait_gone(processes.marked(self.mark), EXIT_SECONDS)
+        importing = [p for p in left if processes.is_worker(p) and p not in running.begun]
+        busy = [p for p in left if p not in importing]
+        left = busy + processes.wait_gone(importing, IMPORT_SECONDS - EXIT_SECONDS)
         # Nobody could see to what a worker had started if it was killed, and its coordinator
         # before it heard of that.
         unheard = {death.pid for death in running.deaths if death.seconds is None}
         known = [pid for pid in left if processes.session_of(pid) not in unheard - {pid}]
         if known:
             self.report.blame(f"orphans: {len(known)} processes outlive their coordinator")
+            for pid in known:
+                self.report.tell(f"  {pid}: {processes.command_of(pid)}")
         processes.kill_all(self.mark)
         if (
-            not left
+            not (left or importing)
             and running.highest
             and running.end
             and "coordinator killed" in running.end.kind

@@ -37,11 +37,16 @@ def has_mark(pid: int, mark: str) -> bool:
         return False
 
 
-def is_worker(pid: int) -> bool:
+def command_of(pid: int) -> str:
+    """A process's command line; nothing if it is gone."""
     try:
-        return b"cerebro._worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
-        return False
+        return ""
+
+
+def is_worker(pid: int) -> bool:
+    return "cerebro._worker" in command_of(pid)
 
 
 def session_of(pid: int) -> int:

@@ -185,6 +185,11 @@ class Running:
             self._report.count(self._armed.kind, shim is not None and shim.struck > 0)
         return self._process.wait()
 
+    @property
+    def begun(self) -> set[int]:
+        """The workers that have told of a unit."""
+        return {pid for pid, trial in self._running.items() if trial >= 0}
+
     def _give_up(self) -> None:
         """Have all processes say where they are, then kill them."""
         self.hung = True
