@@ -9,6 +9,11 @@ loader, as many threads), and where that is less, it and not the bus is what the
 ``DataLoader(pin_memory=True)`` gets the rows by whole batches (``sampler=BatchSampler``), its best
 way, with ``non_blocking`` copies. Resident batches are there for comparison.
 
+Pictures as they are trained on (random crop and mirroring, normalised floats, channels first) are
+compared with what is usual, a data set that does the same to one picture after the other in the
+processes of a ``DataLoader``, as many as we have threads; and with our own batches of the CPU,
+which cross the bus as floats.
+
     python -m benchmarks.gpu_loader [--quick] [--json FILE] [--threads N]
 """
 
@@ -27,11 +32,13 @@ from benchmarks import harness
 from cerebro import devices
 from cerebro.data import depots
 from cerebro.environment import usable_cores
-from cerebro.transforms import Normalize, Scale, ToCHW
+from cerebro.transforms import Normalize, RandomCrop, RandomHorizontalFlip, Scale, ToCHW
 
 BAR = 0.9
 NO_GPU = 3
 SHARDS = 8
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+PADDING = 8  # of pictures before they are cropped to their size again
 # Name, shape and type of a row, batch size, bytes of the data set.
 WORKS: list[tuple[str, tuple[int, ...], Any, int, int]] = [
     ("156 B x 1024", (39,), np.float32, 1024, 128 << 20),
@@ -88,6 +95,22 @@ class Work:
 
         return run
 
+    def through(
+        self, view: cerebro.data.Dataset, device: str, residence: str
+    ) -> Callable[[], None]:
+        """A pass over a view; batches of the CPU are copied from pinned memory."""
+        batches = view.batches(
+            self.batch_size, device=device, residence=residence, threads=self.threads
+        )
+
+        def run() -> None:
+            for batch in batches:
+                x = batch["x"]
+                self.consume(x if x.is_cuda else x.pin_memory().cuda(non_blocking=True))
+            self.torch.cuda.synchronize()
+
+        return run
+
     def consume(self, x: Any) -> None:
         x.view(-1)[:1].add_(1)
 
@@ -131,6 +154,52 @@ class Work:
 
         return run
 
+    def picture_loader(self) -> Callable[[], None]:
+        """``DataLoader`` whose data set crops, mirrors and normalises one picture at a time."""
+        from torch.utils.data import DataLoader
+
+        loader = DataLoader(
+            _pictures(self.x),
+            batch_size=self.batch_size,
+            shuffle=True,
+            pin_memory=True,
+            num_workers=self.threads,
+            persistent_workers=True,
+        )
+
+        def run() -> None:
+            for batch in loader:
+                self.consume(batch.cuda(non_blocking=True))
+            self.torch.cuda.synchronize()
+
+        return run
+
+
+def _pictures(x: Any) -> Any:
+    import torch
+    from torch.nn.functional import pad
+    from torch.utils.data import Dataset
+
+    class Pictures(Dataset):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.x = torch.from_numpy(x)
+            self.mean, self.std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+
+        def __len__(self) -> int:
+            return len(self.x)
+
+        def __getitem__(self, row: int) -> Any:
+            picture = self.x[row].permute(2, 0, 1)
+            height, width = picture.shape[1:]
+            top, left = torch.randint(0, 2 * PADDING + 1, (2,)).tolist()
+            padded = pad(picture, (PADDING,) * 4)
+            picture = padded[:, top : top + height, left : left + width]
+            if torch.rand(()) < 0.5:
+                picture = picture.flip(2)
+            return picture.float().div_(255).sub_(self.mean).div_(self.std)
+
+    return Pictures()
+
 
 def measure(bench: harness.Bench, work: Work, name: str, rounds: int) -> None:
     seconds = harness.alternate(
@@ -160,21 +229,11 @@ def add_ratio(bench: harness.Bench, name: str, reference: str, ratio: float, bar
 def measure_images(bench: harness.Bench, work: Work, name: str, rounds: int) -> None:
     """uint8 images to normalised floats, channels first: where that is done."""
     torch = work.torch
-    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    view = work.data.with_transforms({"x": [Scale(1 / 255), Normalize(mean, std), ToCHW()]})
-    on_gpu = [torch.tensor(values, device="cuda").view(1, 3, 1, 1) for values in (mean, std)]
-    options = {"threads": work.threads, "device": "cuda"}
-    raw = work.data.batches(work.batch_size, residence="streamed", **options)
-
-    def through(residence: str) -> Callable[[], None]:
-        batches = view.batches(work.batch_size, residence=residence, **options)
-
-        def run() -> None:
-            for batch in batches:
-                work.consume(batch["x"])
-            torch.cuda.synchronize()
-
-        return run
+    view = work.data.with_transforms({"x": [Scale(1 / 255), Normalize(MEAN, STD), ToCHW()]})
+    on_gpu = [torch.tensor(values, device="cuda").view(1, 3, 1, 1) for values in (MEAN, STD)]
+    raw = work.data.batches(
+        work.batch_size, residence="streamed", threads=work.threads, device="cuda"
+    )
 
     def in_pytorch() -> None:
         for batch in raw:
@@ -186,19 +245,48 @@ def measure_images(bench: harness.Bench, work: Work, name: str, rounds: int) -> 
     seconds = harness.alternate(
         {
             reference: in_pytorch,
-            "resident, by kernel": through("resident"),
-            "streamed, by kernel": through("streamed"),
+            "resident, by kernel": work.through(view, "cuda", "resident"),
+            "streamed, by kernel": work.through(view, "cuda", "streamed"),
         },
         rounds,
     )
+    add_speeds(bench, f"{name} normalised", work, seconds, reference, "PyTorch's")
+
+
+def measure_training(bench: harness.Bench, work: Work, name: str, rounds: int) -> None:
+    """uint8 images, cropped and mirrored at random, to normalised floats, channels first."""
+    size = work.x.shape[1:3]
+    moves = [RandomCrop(size, padding=PADDING), RandomHorizontalFlip()]
+    view = work.data.with_transforms({"x": [*moves, Scale(1 / 255), Normalize(MEAN, STD), ToCHW()]})
+    reference = f"DataLoader(pin_memory=True), {work.threads} workers"
+    seconds = harness.alternate(
+        {
+            reference: work.picture_loader(),
+            "made by the CPU's loader, copied as floats": work.through(view, "cpu", "auto"),
+            "streamed as bytes, made by kernel": work.through(view, "cuda", "streamed"),
+            "resident, made by kernel": work.through(view, "cuda", "resident"),
+        },
+        rounds,
+    )
+    add_speeds(bench, f"{name} cropped at random", work, seconds, reference, "DataLoader")
+
+
+def add_speeds(
+    bench: harness.Bench,
+    name: str,
+    work: Work,
+    seconds: dict[str, float],
+    reference: str,
+    short: str,
+) -> None:
+    """Bytes of the data set per second, each beside the reference's."""
     for label, theirs in seconds.items():
         ratio = None if label == reference else seconds[reference] / theirs
-        speed = work.nbytes / 1e9 / theirs
         bench.add(
-            f"{name} normalised: {label}",
-            speed,
+            f"{name}: {label}",
+            work.nbytes / 1e9 / theirs,
             "GB/s",
-            reference="" if ratio is None else "PyTorch's",
+            reference="" if ratio is None else short,
             ratio=ratio,
         )
 
@@ -222,6 +310,7 @@ def main() -> int:
             measure(bench, work, name, rounds)
             if len(shape) == 3 and shape[-1] == 3:
                 measure_images(bench, work, name, rounds)
+                measure_training(bench, work, name, rounds)
             work.close()
     bench.report()
     return 0

@@ -273,9 +273,7 @@ rows_bytes(const cer_batch *batch)
 static size_t
 raw_bytes(const cer_batch *batch, size_t tensor)
 {
-    return batch->raw_bytes == NULL
-               ? 0
-               : aligned(batch->n_rows * batch->raw_bytes[tensor]);
+    return batch->with_raw ? aligned(batch->raw[tensor].bytes) : 0;
 }
 
 size_t
@@ -312,7 +310,7 @@ static size_t
 place_raw(cer_batch *batch, size_t at)
 {
     for (size_t i = 0; i < batch->n_tensors; i++) {
-        batch->raw[i] = (uint8_t *)batch->block.data + at;
+        batch->raw[i].data = (uint8_t *)batch->block.data + at;
         at += raw_bytes(batch, i);
     }
     return at;

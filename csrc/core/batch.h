@@ -40,6 +40,14 @@ typedef struct cer_batch_source {
     size_t turns;
 } cer_batch_source;
 
+/* Rows as they are in the shard, for whoever makes a tensor of them. Those of a
+ * ragged column have their values, one after the other, with the tensor of the
+ * values, and their n_rows + 1 offsets with that of the lengths. */
+typedef struct cer_batch_raw {
+    uint8_t *data;
+    size_t bytes; /* 0: none; whoever places the batch sets it */
+} cer_batch_raw;
+
 typedef struct cer_batch {
     cer_owner owner;
     cer_batch_ring *ring;
@@ -51,11 +59,9 @@ typedef struct cer_batch {
      * has no memory here. NULL: none does. */
     const bool *late;
     bool only_head;
-    /* One a tensor: bytes of each row as it is in the shard, for whoever makes
-     * the tensor of them; they come before the late tensors, at raw[]. 0, or
-     * NULL: none. */
-    const size_t *raw_bytes;
-    uint8_t **raw;
+    /* One a tensor; where `with_raw` is set they come before the late ones. */
+    bool with_raw;
+    cer_batch_raw *raw;
     size_t head_bytes; /* up to the first late tensor; set by place */
     size_t n_tensors;
     cer_tensor *tensors;

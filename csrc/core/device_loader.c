@@ -165,13 +165,14 @@ place_like(cer_batch *b, const cer_batch *host, cer_error *err)
     b->n_rows = host->n_rows;
     b->with_rows = host->with_rows;
     b->late = host->late;
-    b->raw_bytes = host->raw_bytes;
+    b->with_raw = host->with_raw;
     b->only_head = false;
     for (size_t i = 0; i < b->n_tensors; i++) {
         cer_tensor *t = &b->tensors[i];
 
         memcpy(t->shape, host->tensors[i].shape, sizeof t->shape);
         memcpy(t->strides, host->tensors[i].strides, sizeof t->strides);
+        b->raw[i].bytes = host->raw[i].bytes;
     }
     return cer_batch_place(b, err);
 }
@@ -234,16 +235,22 @@ stage(cer_device_loader *l, cer_error *err)
 
 /* --- finishing ------------------------------------------------------------ */
 
-/* Where a batch's rows of a column are, and their numbers there. */
+/* Where a batch's rows of a column are, and their numbers there. Rows that came
+ * as they are lie one after the other; what is random goes by their numbers in
+ * the shard, which came with them. */
 static cer_status
 find_rows(cer_device_loader *l, size_t column, const cer_batch *b, void *stream,
           cer_kernel_batch *out, cer_error *err)
 {
+    const cer_loaded_column *c = &l->columns[column].is;
     cer_resident *r = l->parts[b->part].columns[column];
 
-    if (b->raw_bytes != NULL) {
-        out->src = b->raw[l->columns[column].is.tensor];
+    if (b->with_raw) {
+        out->src = b->raw[c->tensor].data;
+        if (c->ragged) /* its offsets came with the lengths */
+            out->offsets = (int64_t *)(void *)b->raw[c->tensor + 2].data;
         out->rows = l->identity->memory.data;
+        out->numbers = b->with_rows ? b->block.data : NULL;
         return cer_uses_join(&l->identity->uses, stream, err);
     }
     out->src = cer_resident_data(r);
@@ -456,10 +463,14 @@ streamed_way(const cer_device_loader *l)
 static cer_status
 reserve(cer_device_loader *l, cer_error *err)
 {
-    bool all_late = l->n_resident == l->n_order;
+    size_t n = cer_loader_window(l->plan) + COPIES;
+    cer_status status = CER_OK;
 
-    return cer_loader_reserve(l->plan, cer_loader_window(l->plan) + COPIES,
-                              all_late, err);
+    if (l->n_resident < l->n_order)
+        status = cer_loader_reserve(l->plan, n, streamed_way(l), err);
+    if (status == CER_OK && l->n_resident != 0)
+        status = cer_loader_reserve(l->plan, n, CER_PART_LATE, err);
+    return status;
 }
 
 cer_status
@@ -568,9 +579,8 @@ cer_device_loader_next(cer_device_loader *l, void *stream, cer_batch **out,
 /* --- making and closing --------------------------------------------------- */
 
 /* Whether a column that is not resident had better come as it is, for a kernel
- * to transform: where the kernel does more than copy, makes no less of it than
- * it was, and draws no random numbers, which are keyed by the numbers of rows.
- */
+ * to transform: where the kernel does more than copy, and makes no less of a
+ * row, or of a ragged one's value, than it was. */
 static bool
 comes_raw(const cer_device_loader *l, const device_column *c)
 {
@@ -579,8 +589,7 @@ comes_raw(const cer_device_loader *l, const device_column *c)
         &cer_shard_columns(cer_loader_part(l->plan, 0)->shard, &n)[c->is.index];
     const cer_row_type *out = cer_transform_output(c->is.transform);
 
-    return !c->is.ragged && !cer_transform_copies(c->is.transform) &&
-           !cer_transform_draws(c->is.transform) &&
+    return !cer_transform_copies(c->is.transform) &&
            out->bytes >= source->row_bytes;
 }
 

@@ -7,9 +7,8 @@
  *   resident   the part's column is in the device's memory; a kernel gathers
  * and transforms the batch's rows on the stream that will use them; streamed
  * the host gathers them into pinned memory, which is copied on a stream of its
- * own while others compute. They are transformed by a kernel, after the copy,
- * where that makes no less of them and draws no random numbers; else by the
- * host, as it gathers.
+ * own while others compute. They are transformed, or padded, by a kernel after
+ * the copy, where that makes no less of them; else by the host, as it gathers.
  *
  * Columns whose chain no kernel takes are streamed beside resident ones. One
  * copy a batch brings both what is streamed and the row numbers for the

@@ -102,6 +102,8 @@ typedef struct cer_kernel_batch {
     const void *src;          /* the column, or its values where ragged */
     const int64_t *offsets;   /* ragged: the column's */
     const uint32_t *rows;     /* of the column, n_rows of them */
+    const uint32_t *numbers;  /* of these in the shard, which key what is
+                                 random; NULL: `rows` */
     const uint8_t *constants; /* where the plan's were copied */
     void *dst;                /* as cer_transform_output says */
     uint8_t *mask;            /* ragged: these three */

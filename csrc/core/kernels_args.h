@@ -101,12 +101,13 @@ typedef struct cer_kernel_move {
 /* Images of height x width x channels whose pixels move. Kernels named planes
  * write channels first, an item being a group of pixels in a line; those named
  * pixels channels last, an item being a group of values. `aligned`: groups are
- * whole and may be written at once. The moves of row r are drawn from the
- * stream of (seed, epoch, first_row + r). */
+ * whole and may be written at once. The moves of row i of the batch are drawn
+ * from the stream of (seed, epoch, first_row + numbers[i]). */
 typedef struct cer_image_args {
     uint8_t *dst;
     const uint8_t *src;
     const uint32_t *rows;
+    const uint32_t *numbers;
     uint64_t row_bytes;
     uint64_t seed, epoch, first_row;
     uint32_t width;  /* of the source */

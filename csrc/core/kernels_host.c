@@ -75,7 +75,7 @@ run_image(const cer_image_args *a, cer_value_mode mode, bool planes)
         const uint8_t *src = row_of(a->src, a->row_bytes, a->rows[i]);
         uint8_t *dst = a->dst + i * n * bytes;
 
-        cer_draw_moves(a, a->rows[i], &drawn);
+        cer_draw_moves(a, a->numbers[i], &drawn);
         for (size_t k = 0; k < n; k++) {
             size_t pixel = planes ? k % pixels : k / c;
 

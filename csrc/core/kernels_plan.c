@@ -364,6 +364,7 @@ plan_image(const cer_kernel_plan *p, const cer_kernel_batch *b,
     a->dst = b->dst;
     a->src = b->src;
     a->rows = b->rows;
+    a->numbers = b->numbers == NULL ? b->rows : b->numbers;
     a->row_bytes = p->in_bytes;
     a->seed = b->key.seed;
     a->epoch = b->key.epoch;

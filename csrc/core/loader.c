@@ -30,6 +30,7 @@ typedef struct load_column {
     char *name;
     size_t index; /* in the shard */
     bool ragged;
+    size_t row_bytes; /* of a value where ragged */
     cer_transform *transform;
     size_t tensor; /* number of its first tensor */
 } load_column;
@@ -65,7 +66,7 @@ struct cer_loader {
     size_t max_rows;
     cer_part_way *ways; /* one a part */
     bool *late, *raw;   /* one a tensor: late in parts that go that way */
-    size_t *raw_bytes;  /* one a tensor */
+    bool raw_draws;     /* some column that is raw draws random numbers */
     size_t keep;        /* batches between passes, in use or not */
     worker *workers;    /* the threads, and at the end the one in next() */
     pid_t process;      /* that started the threads */
@@ -137,6 +138,31 @@ shape_ragged(const load_column *c, const cer_column *source, cer_batch *b)
     return CER_OK;
 }
 
+/* How much the rows are that come as they are. Without sources ragged ones
+ * count as empty. */
+static void
+measure_raw(const cer_loader *l, const cer_column *sources, cer_batch *b)
+{
+    for (size_t i = 0; i < l->n_columns; i++) {
+        const load_column *c = &l->columns[i];
+        cer_batch_raw *raw = &b->raw[c->tensor];
+
+        if (!b->with_raw || !l->raw[c->tensor])
+            continue;
+        if (!c->ragged) {
+            raw->bytes = b->n_rows * c->row_bytes;
+            continue;
+        }
+        raw[ROLE_LENGTH].bytes = (b->n_rows + 1) * sizeof(int64_t);
+        raw[ROLE_VALUES].bytes =
+            sources == NULL
+                ? 0
+                : cer_transform_ragged_bytes(c->transform,
+                                             sources[c->index].offsets, b->rows,
+                                             b->n_rows);
+    }
+}
+
 static cer_status
 shape_batch(const cer_loader *l, const cer_column *sources, cer_batch *b)
 {
@@ -153,8 +179,25 @@ shape_batch(const cer_loader *l, const cer_column *sources, cer_batch *b)
         cer_tensor_pack(&b->tensors[c->tensor + ROLE_VALUES]);
         cer_tensor_pack(&b->tensors[c->tensor + ROLE_MASK]);
     }
-    return status == CER_OK ? cer_batch_place(b, &b->error)
-                            : cer_fail(&b->error, status, NO_MEMORY);
+    if (status != CER_OK)
+        return cer_fail(&b->error, status, NO_MEMORY);
+    measure_raw(l, sources, b);
+    return cer_batch_place(b, &b->error);
+}
+
+static void
+gather_raw(const load_column *c, const cer_column *source, cer_batch *b)
+{
+    const cer_batch_raw *raw = &b->raw[c->tensor];
+
+    if (c->ragged)
+        cer_transform_gather_ragged(c->transform, raw[ROLE_VALUES].data,
+                                    (int64_t *)(void *)raw[ROLE_LENGTH].data,
+                                    source->data, source->offsets, b->rows,
+                                    b->n_rows);
+    else
+        cer_gather_rows(raw->data, source->data, c->row_bytes, b->rows,
+                        b->n_rows);
 }
 
 static void
@@ -175,9 +218,8 @@ fill_batch(const cer_loader *l, cer_batch *b, void *scratch)
         cer_tensor *t = &b->tensors[c->tensor];
 
         if (b->late != NULL && b->late[c->tensor]) {
-            if (b->raw_bytes != NULL)
-                cer_gather_rows(b->raw[c->tensor], source->data,
-                                source->row_bytes, b->rows, b->n_rows);
+            if (b->with_raw)
+                gather_raw(c, source, b);
             continue;
         }
         if (!c->ragged)
@@ -253,11 +295,11 @@ static void
 go_way(const cer_loader *l, cer_batch *b, cer_part_way way)
 {
     b->only_head = way != CER_PART_WHOLE;
-    b->with_rows = way == CER_PART_LATE;
+    b->with_raw = way == CER_PART_RAW;
+    b->with_rows = way == CER_PART_LATE || (b->with_raw && l->raw_draws);
     b->late = way == CER_PART_WHOLE ? NULL
               : way == CER_PART_RAW ? l->raw
                                     : l->late;
-    b->raw_bytes = way == CER_PART_RAW ? l->raw_bytes : NULL;
 }
 
 /* The next batch with its rows, to be filled; its table is ready. NULL: no
@@ -638,19 +680,17 @@ cer_loader_set_late(cer_loader *l, const bool *late, const bool *raw,
 {
     l->late = cer_calloc(l->n_tensors, sizeof *l->late);
     l->raw = cer_calloc(l->n_tensors, sizeof *l->raw);
-    l->raw_bytes = cer_calloc(l->n_tensors, sizeof *l->raw_bytes);
-    if (l->late == NULL || l->raw == NULL || l->raw_bytes == NULL)
+    if (l->late == NULL || l->raw == NULL)
         return cer_fail(err, CER_NOMEM, "out of memory for the loader");
     for (size_t i = 0; i < l->n_columns; i++) {
         const load_column *c = &l->columns[i];
-        size_t n;
 
-        for (size_t k = 0; k < (c->ragged ? 3 : 1); k++)
+        for (size_t k = 0; k < (c->ragged ? 3 : 1); k++) {
             l->late[c->tensor + k] = late[i];
-        l->raw[c->tensor] = raw[i];
-        if (raw[i])
-            l->raw_bytes[c->tensor] =
-                cer_shard_columns(l->parts[0].shard, &n)[c->index].row_bytes;
+            l->raw[c->tensor + k] = raw[i];
+        }
+        l->raw_draws =
+            l->raw_draws || (raw[i] && cer_transform_draws(c->transform));
     }
     return CER_OK;
 }
@@ -681,6 +721,7 @@ reserve_one(cer_loader *l, cer_part_way way, cer_error *err)
     b->n_rows = l->max_rows;
     for (size_t i = 0; i < b->n_tensors; i++)
         b->tensors[i].shape[0] = (int64_t)b->n_rows;
+    measure_raw(l, NULL, b);
     if (cer_batch_place(b, err) == CER_OK)
         return b;
     cer_owner_release(&b->owner);
@@ -841,6 +882,7 @@ find_column(const cer_loader *l, load_column *c, cer_error *err)
                             cer_shard_directory(l->parts[i].shard));
     }
     c->ragged = first->ragged;
+    c->row_bytes = first->row_bytes;
     return CER_OK;
 }
 
@@ -1070,7 +1112,6 @@ cer_loader_free(cer_loader *l)
     cer_free(l->ways);
     cer_free(l->late);
     cer_free(l->raw);
-    cer_free(l->raw_bytes);
     cer_free(l->kinds);
     cer_free(l->order);
     cer_free(l->tables[0].order);

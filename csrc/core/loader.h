@@ -64,12 +64,15 @@ const char *cer_loader_tensor_suffix(const cer_loader *loader, size_t tensor);
 /* What the batches of a part have of the columns that somebody else makes. */
 typedef enum cer_part_way {
     CER_PART_WHOLE, /* all: nobody else makes anything */
-    CER_PART_RAW, /* of columns that are raw the rows as they are, and shapes */
+    /* of columns that are raw the rows as they are, and shapes; row numbers
+     * where one of these columns draws random numbers */
+    CER_PART_RAW,
     CER_PART_LATE /* of columns that are late the shapes, and row numbers */
 } cer_part_way;
 
 /* Which columns somebody else makes: one bool a column, copied, before the
- * first pass. Ragged ones cannot be raw. Errors: CER_NOMEM. */
+ * first pass. Ragged ones that are raw come out no smaller than they were: then
+ * what is checked of the padded rows holds for them. Errors: CER_NOMEM. */
 cer_status cer_loader_set_late(cer_loader *loader, const bool *late,
                                const bool *raw, cer_error *err);
 /* Not during a pass that has the part. */

@@ -695,3 +695,35 @@ cer_transform_ragged(const cer_transform *t, void *dst, uint8_t *mask,
         to += length * t->out.bytes;
     }
 }
+
+size_t
+cer_transform_ragged_bytes(const cer_transform *t, const int64_t *offsets,
+                           const uint32_t *rows, size_t n)
+{
+    size_t all = 0;
+
+    for (size_t i = 0; i < n; i++)
+        all += row_length(t, offsets, rows[i]);
+    return all * t->in_bytes;
+}
+
+void
+cer_transform_gather_ragged(const cer_transform *t, uint8_t *dst,
+                            int64_t *starts, const uint8_t *src,
+                            const int64_t *offsets, const uint32_t *rows,
+                            size_t n)
+{
+    size_t start = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        size_t m = row_length(t, offsets, rows[i]);
+
+        if (i + ROWS_AHEAD < n)
+            ask_for_row(t, src, offsets, rows[i + ROWS_AHEAD]);
+        memcpy(dst + start * t->in_bytes, row_values(t, src, offsets, rows[i]),
+               m * t->in_bytes);
+        starts[i] = (int64_t)start;
+        start += m;
+    }
+    starts[n] = (int64_t)start;
+}

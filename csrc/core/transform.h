@@ -95,4 +95,15 @@ void cer_transform_ragged(const cer_transform *transform, void *dst,
                           const uint8_t *src, const int64_t *offsets,
                           const uint32_t *rows, size_t n);
 
+/* Ragged rows for whoever pads them later: what is left of them after the cut,
+ * as it is, one after the other. cer_transform_ragged_bytes says how much that
+ * is; starts has n + 1 offsets of the result. */
+size_t cer_transform_ragged_bytes(const cer_transform *transform,
+                                  const int64_t *offsets, const uint32_t *rows,
+                                  size_t n);
+void cer_transform_gather_ragged(const cer_transform *transform, uint8_t *dst,
+                                 int64_t *starts, const uint8_t *src,
+                                 const int64_t *offsets, const uint32_t *rows,
+                                 size_t n);
+
 #endif

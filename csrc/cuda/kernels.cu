@@ -253,7 +253,7 @@ draw_slots(const cer_image_args &a, const tile &here, cer_drawn *drawn)
     const uint64_t row = here.first_row + threadIdx.x;
 
     if (threadIdx.x < a.tiling.rows && row < a.tiling.n_rows)
-        cer_draw_moves(&a, a.rows[row], &drawn[threadIdx.x]);
+        cer_draw_moves(&a, a.numbers[row], &drawn[threadIdx.x]);
 }
 
 /* The values of a group of pixels of one channel, or of any pixels and

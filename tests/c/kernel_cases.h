@@ -24,6 +24,7 @@ typedef struct test_case {
     size_t n_ops;
     double mean[MAX_CHANNELS], std[MAX_CHANNELS];
     uint32_t rows[MAX_ROWS];
+    uint32_t *numbers; /* of the rows, for what is random; NULL: rows */
     size_t n_rows;
     size_t skew; /* values before the first of what is written */
     cer_row_key key;
@@ -232,6 +233,50 @@ choose(cer_rng *rng, test_case *c, int kind)
     c->key = (cer_row_key){cer_rng_next(rng), below(rng, 5), below(rng, 1000)};
 }
 
+/* The same batch of a column that has its rows only, one after the other, as a
+ * loader streams them. Its memory is the caller's. */
+static inline test_case
+streamed_case(const test_case *c, const cer_transform *t)
+{
+    test_case s = *c;
+    size_t skew = c->skew * cer_dtype_size(c->column.dtype);
+    size_t row_bytes = c->column.row_bytes, bytes = c->n_rows * row_bytes;
+    uint8_t *values;
+
+    if (c->column.ragged)
+        bytes = cer_transform_ragged_bytes(t, c->offsets, c->rows, c->n_rows);
+    s.memory = room(skew + bytes);
+    memset(s.memory, 0x5a, skew);
+    values = s.memory + skew;
+    s.column.data = values;
+    s.column_rows = c->n_rows;
+    s.numbers = room(c->n_rows * sizeof *s.numbers);
+    memcpy(s.numbers, c->rows, c->n_rows * sizeof *s.numbers);
+    for (size_t i = 0; i < c->n_rows; i++) {
+        s.rows[i] = (uint32_t)i;
+        if (!c->column.ragged)
+            memcpy(values + i * row_bytes,
+                   c->column.data + c->rows[i] * row_bytes, row_bytes);
+    }
+    if (c->column.ragged) {
+        s.offsets = room((c->n_rows + 1) * sizeof *s.offsets);
+        s.column.offsets = s.offsets;
+        cer_transform_gather_ragged(t, values, s.offsets, c->column.data,
+                                    c->offsets, c->rows, c->n_rows);
+        CHECK_EQ_INT(s.offsets[c->n_rows] * (int64_t)row_bytes, bytes);
+    }
+    return s;
+}
+
+static inline void
+free_streamed_case(const test_case *s)
+{
+    free(s->memory);
+    free(s->numbers);
+    if (s->column.ragged)
+        free(s->offsets);
+}
+
 /* --- what they give ------------------------------------------------------- */
 
 typedef struct batch {
@@ -363,7 +408,8 @@ typedef struct way {
     maker make;
 } way;
 
-/* False: the kernels do not take the chain. */
+/* Out of the whole column, and out of the batch's rows alone. False: the
+ * kernels do not take the chain. */
 static inline bool
 check_case(const test_case *c, int number, const way *ways, size_t n_ways,
            bool *seen)
@@ -373,6 +419,7 @@ check_case(const test_case *c, int number, const way *ways, size_t n_ways,
     cer_error err = {0};
     size_t length = 0;
     batch expected;
+    test_case streamed;
 
     if (cer_transform_new(&c->column, c->ops, c->n_ops, &t, &err) != CER_OK) {
         fprintf(stderr, "case %d: %s\n", number, err.message);
@@ -387,15 +434,19 @@ check_case(const test_case *c, int number, const way *ways, size_t n_ways,
     if (c->column.ragged)
         length = cer_transform_length(t, c->offsets, c->rows, c->n_rows);
     expected = make_as_loader(t, c, length);
-    for (size_t i = 0; i < n_ways; i++) {
-        batch got = ways[i].make(plan, t, c, length, seen);
+    streamed = streamed_case(c, t);
+    for (size_t i = 0; i < 2 * n_ways; i++) {
+        const test_case *from = i % 2 == 0 ? c : &streamed;
+        batch got = ways[i / 2].make(plan, t, from, length, seen);
 
         if (!same_batch(cer_transform_output(t), c, length, expected, got)) {
             check_failures++;
-            tell(c, number, ways[i].name);
+            tell(c, number, ways[i / 2].name);
+            fprintf(stderr, "  %s\n", i % 2 == 0 ? "resident" : "streamed");
         }
         free_batch(got);
     }
+    free_streamed_case(&streamed);
     free_batch(expected);
     cer_kernel_plan_free(plan);
     cer_transform_free(t);

@@ -73,6 +73,8 @@ typedef struct lazy_device {
     size_t calls, fail_at;  /* the call that fails; 0: none does */
     bool failed;
     size_t compared, wrong, kernels, freed_in_use, on_captured, syncs;
+    size_t brought;       /* bytes copied to the device */
+    atomic_size_t pinned; /* allocations of pinned memory */
 } lazy_device;
 
 static inline lazy_device *
@@ -242,6 +244,7 @@ lazy_alloc_pinned(cer_device *device, size_t bytes, void **out, cer_error *err)
     if (lazy_strikes(d) || (*out = cer_aligned_alloc(bytes)) == NULL)
         return cer_fail(err, CER_NOMEM, "out of memory");
     d->live++;
+    d->pinned++;
     return CER_OK;
 }
 
@@ -479,9 +482,9 @@ lazy_copy(cer_device *device, void *to, const void *from, size_t bytes,
 {
     lazy_device *d = lazy(device);
 
-    (void)kind;
     if (lazy_fails(d))
         return lazy_failure(err, "cudaMemcpyAsync");
+    d->brought += kind == CER_COPY_TO_DEVICE ? bytes : 0;
     lazy_put(
         d, stream,
         &(lazy_op){.kind = LAZY_COPY, .to = to, .from = from, .bytes = bytes},

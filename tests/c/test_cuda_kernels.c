@@ -93,6 +93,8 @@ make_on_device(const cer_kernel_plan *plan, const cer_transform *t,
         upload(c->offsets,
                col->ragged ? (c->column_rows + 1) * sizeof *c->offsets : 0);
     cer_device_block rows = upload(c->rows, c->n_rows * sizeof *c->rows);
+    cer_device_block numbers = upload(
+        c->numbers, c->numbers == NULL ? 0 : c->n_rows * sizeof *c->numbers);
     cer_device_block fixed = upload(constants, n_constants);
     cer_device_block values =
         upload_marked(b.values, out_skew + things * type->bytes);
@@ -103,6 +105,7 @@ make_on_device(const cer_kernel_plan *plan, const cer_transform *t,
                                         (in.data == NULL ? 0 : skew),
                                  .offsets = offsets.data,
                                  .rows = rows.data,
+                                 .numbers = numbers.data,
                                  .constants = fixed.data,
                                  .dst = (uint8_t *)values.data + out_skew,
                                  .mask = mask.data,
@@ -121,6 +124,7 @@ make_on_device(const cer_kernel_plan *plan, const cer_transform *t,
     fetch(b.mask, &mask, things);
     fetch(b.lengths, &lengths, c->n_rows * sizeof *b.lengths);
     cer_device_free(device, &fixed);
+    cer_device_free(device, &numbers);
     cer_device_free(device, &rows);
     cer_device_free(device, &offsets);
     cer_device_free(device, &in);

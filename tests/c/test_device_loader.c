@@ -56,7 +56,7 @@ add_op(chains *c, int column, cer_op op)
     c->ops[column][c->n[column]++] = op;
 }
 
-enum { CHAINS = 8 };
+enum { CHAINS = 9 };
 
 /* Several sets of chains: together every kind of step, type and layout. */
 static void
@@ -112,6 +112,14 @@ make_chains(chains *c, int which)
                 add_op(c, i, scale);
             }
         }
+    } else if (which == 8) { /* pictures as they are trained on */
+        add_op(c, 2, crop);
+        add_op(c, 2, flip);
+        add_op(c, 2, scale);
+        add_op(c, 2, normalize);
+        add_op(c, 2, to_chw);
+        add_op(c, 3, cast(CER_I64));
+        add_op(c, 3, pad);
     }
     finish_chains(c);
 }
@@ -122,6 +130,7 @@ typedef struct setting {
     cer_load_options load;
     cer_residence residence;
     int chains;
+    bool plain;  /* without the ragged column */
     int streams; /* of consumers; each batch is used on one or two of them */
     bool known;  /* kernels run on the consumer's stream */
     size_t limit;
@@ -144,6 +153,7 @@ static cer_part parts[LOADER_SHARDS];
 static cer_status
 open_scene(scene *s, const setting *set, cer_error *err)
 {
+    size_t n = set->plain ? 3 : 4;
     cer_status status = cer_depot_new(&s->device.base, &s->depot, err);
 
     make_chains(&s->chains, set->chains);
@@ -153,10 +163,10 @@ open_scene(scene *s, const setting *set, cer_error *err)
         cer_depot_set_limit(s->depot, set->limit);
     if (status == CER_OK)
         status = cer_device_loader_new(s->depot, set->residence, parts,
-                                       LOADER_SHARDS, s->chains.columns, 4,
+                                       LOADER_SHARDS, s->chains.columns, n,
                                        &set->load, &s->loader, err);
     if (status == CER_OK)
-        status = cer_loader_new(parts, LOADER_SHARDS, s->chains.columns, 4,
+        status = cer_loader_new(parts, LOADER_SHARDS, s->chains.columns, n,
                                 &set->load, &s->expected, err);
     return status;
 }
@@ -268,6 +278,9 @@ check_setting(const setting *set, uint32_t seed, unsigned eager)
         fprintf(stderr, "chains %d: %s\n", set->chains, err.message);
     }
     CHECK(s.batches != 0 || set->load.drop_last);
+    if (set->limit != 0) /* of chain 7 a kernel takes one column, which fits */
+        CHECK(s.resident > 0 &&
+              (s.resident < LOADER_SHARDS || set->chains == 7));
     CHECK_EQ_INT(s.device.syncs, 0);
     lazy_finish(&s.device);
     CHECK_EQ_INT(s.device.compared == 0, s.batches == 0);
@@ -288,17 +301,41 @@ plain_setting(int chain, cer_residence residence)
 
 /* --- tests ---------------------------------------------------------------- */
 
+static size_t
+bytes_of_shard(const cer_shard *shard)
+{
+    size_t n, bytes = 0;
+    const cer_column *columns = cer_shard_columns(shard, &n);
+
+    for (size_t i = 0; i < n; i++) {
+        bytes += cer_shard_values(shard, &columns[i]) * columns[i].row_bytes;
+        if (columns[i].ragged)
+            bytes += (cer_shard_rows(shard) + 1) * sizeof(int64_t);
+    }
+    return bytes;
+}
+
+/* Resident, streamed, and some of it resident: the shard that comes first. */
+static setting
+any_setting(int chain, int residence)
+{
+    setting set =
+        plain_setting(chain, residence == 1 ? CER_STREAMED : CER_RESIDENT_AUTO);
+
+    set.limit = residence == 2 ? bytes_of_shard(parts[visits[0]].shard) : 0;
+    return set;
+}
+
 static void
 bits_are_the_cpus(void)
 {
     for (int chain = 0; chain < CHAINS; chain++) {
-        for (int way = 0; way < 16; way++) {
-            setting set = plain_setting(chain, way & 1 ? CER_STREAMED
-                                                       : CER_RESIDENT_AUTO);
+        for (int way = 0; way < 24; way++) {
+            setting set = any_setting(chain, way / 8);
 
-            set.known = (way & 2) != 0;
-            set.load.threads = way & 4 ? 2 : 0;
-            check_setting(&set, (uint32_t)(chain * 100 + way), way & 8 ? 4 : 0);
+            set.known = (way & 1) != 0;
+            set.load.threads = way & 2 ? 2 : 0;
+            check_setting(&set, (uint32_t)(chain * 100 + way), way & 4 ? 4 : 0);
         }
     }
 }
@@ -320,11 +357,11 @@ every_option_of_a_pass(void)
 }
 
 /* What is streamed is transformed by a kernel where that makes it larger or is
- * as large, and the kernel needs no numbers of rows; else on the host. */
+ * as large; else on the host. */
 static void
 streamed_rows_come_as_they_are(void)
 {
-    static const size_t kernels_a_batch[CHAINS] = {0, 2, 0, 1, 1, 2, 1, 1};
+    static const size_t kernels_a_batch[CHAINS] = {1, 3, 1, 3, 2, 2, 2, 1, 2};
 
     for (int chain = 0; chain < CHAINS; chain++) {
         setting set = plain_setting(chain, CER_STREAMED);
@@ -338,6 +375,104 @@ streamed_rows_come_as_they_are(void)
         CHECK_EQ_INT(s.device.kernels, kernels_a_batch[chain] * s.batches);
         CHECK_EQ_STR(cer_device_loader_note(s.loader), "");
         CHECK_EQ_INT(cer_depot_resident_bytes(s.depot), 0);
+        close_scene(&s);
+    }
+}
+
+static size_t
+on_alignment(size_t bytes)
+{
+    return (bytes + CER_ALIGNMENT - 1) / CER_ALIGNMENT * CER_ALIGNMENT;
+}
+
+/* Of a batch of chain 8: what moves, or is padded, crosses as bytes of the
+ * shard. */
+static size_t
+raw_bytes_of(const cer_batch *b)
+{
+    const int64_t *lengths = b->tensors[5].data;
+    size_t n = b->n_rows, things = 0;
+
+    for (size_t i = 0; i < n; i++)
+        things += (size_t)lengths[i];
+    return on_alignment(n * sizeof(uint32_t)) + /* the numbers of its rows */
+           on_alignment(n * sizeof(int64_t)) +  /* id */
+           on_alignment(n * 3 * sizeof(float)) + on_alignment(n * IMG_BYTES) +
+           on_alignment(things * sizeof(int32_t)) +
+           on_alignment((n + 1) * sizeof(int64_t));
+}
+
+static void
+bytes_that_cross(void)
+{
+    for (int way = 0; way < 4; way++) {
+        setting set = plain_setting(8, CER_STREAMED);
+        scene s = {.depot = NULL};
+        cer_error err = {0};
+        size_t before, expected = 0;
+        cer_batch *b;
+
+        set.load.threads = way & 1 ? 2 : 0;
+        set.load.batch_size = way & 2 ? 9 : 64;
+        lazy_init(&s.device, 1, 0, PLENTY);
+        CHECK_EQ_INT(open_scene(&s, &set, &err), CER_OK);
+        before = s.device.brought;
+        CHECK_EQ_INT(run_passes(&s, &set, &err), CER_OK);
+        for (uint64_t epoch = 0; epoch < set.epochs; epoch++) {
+            CHECK_EQ_INT(
+                cer_loader_begin(s.expected, visits, 3, epoch, 0, &err),
+                CER_OK);
+            while (cer_loader_next(s.expected, &b, &err) == CER_OK &&
+                   b != NULL) {
+                expected += raw_bytes_of(b);
+                cer_owner_release(&b->owner);
+            }
+        }
+        CHECK_EQ_INT(s.device.brought - before, expected);
+        close_scene(&s);
+    }
+}
+
+/* One whole shard and its loader, for what needs no more. */
+static void
+open_plain(scene *s, setting set)
+{
+    cer_error err = {0};
+
+    lazy_init(&s->device, 7, 0, PLENTY);
+    if (open_scene(s, &set, &err) != CER_OK ||
+        cer_device_loader_begin(s->loader, visits, 3, 0, 0, &err) != CER_OK ||
+        cer_loader_begin(s->expected, visits, 3, 0, 0, &err) != CER_OK) {
+        fprintf(stderr, "%s\n", err.message);
+        abort();
+    }
+}
+
+/* For the largest batch of every way in the pass; then no thread makes any. */
+static void
+pinned_memory_is_made_when_a_pass_begins(void)
+{
+    for (int way = 0; way < 12; way++) {
+        setting set = any_setting(way & 1 ? 8 : 1, way / 4);
+        scene s = {.depot = NULL};
+        cer_error err = {0};
+
+        set.plain = true; /* ragged rows are counted as empty */
+        set.load.threads = way & 2 ? 2 : 0;
+        open_plain(&s, set);
+        for (int epoch = 0; epoch < 2; epoch++) {
+            size_t made = s.device.pinned;
+            bool more = true;
+
+            while (more)
+                CHECK_EQ_INT(run_batch(&s, &set, &more, &err), CER_OK);
+            CHECK_EQ_INT(s.device.pinned, made);
+            CHECK_EQ_INT(
+                cer_device_loader_begin(s.loader, visits, 3, 1, 0, &err),
+                CER_OK);
+            CHECK_EQ_INT(cer_loader_begin(s.expected, visits, 3, 1, 0, &err),
+                         CER_OK);
+        }
         close_scene(&s);
     }
 }
@@ -377,21 +512,6 @@ more_streams_than_are_remembered(void)
         }
         CHECK(s.device.syncs != 0); /* which of them it is, nobody knows */
         close_scene(&s);
-    }
-}
-
-/* One whole shard and its loader, for what needs no more. */
-static void
-open_plain(scene *s, setting set)
-{
-    cer_error err = {0};
-
-    lazy_init(&s->device, 7, 0, PLENTY);
-    if (open_scene(s, &set, &err) != CER_OK ||
-        cer_device_loader_begin(s->loader, visits, 3, 0, 0, &err) != CER_OK ||
-        cer_loader_begin(s->expected, visits, 3, 0, 0, &err) != CER_OK) {
-        fprintf(stderr, "%s\n", err.message);
-        abort();
     }
 }
 
@@ -565,20 +685,6 @@ nothing_is_put_on_a_captured_stream(void)
 
 /* --- memory --------------------------------------------------------------- */
 
-static size_t
-bytes_of_shard(const cer_shard *shard)
-{
-    size_t n, bytes = 0;
-    const cer_column *columns = cer_shard_columns(shard, &n);
-
-    for (size_t i = 0; i < n; i++) {
-        bytes += cer_shard_values(shard, &columns[i]) * columns[i].row_bytes;
-        if (columns[i].ragged)
-            bytes += (cer_shard_rows(shard) + 1) * sizeof(int64_t);
-    }
-    return bytes;
-}
-
 /* With a limit that some shards do not fit, those are streamed: the bits stay,
  * and the note says why. */
 static void
@@ -748,9 +854,9 @@ copies_of_tensors(void)
 static void
 every_call_fails_in_turn(void)
 {
-    for (int way = 0; way < 3; way++) {
-        setting set = plain_setting(
-            way == 2 ? 6 : 2, way == 1 ? CER_STREAMED : CER_RESIDENT_AUTO);
+    for (int way = 0; way < 5; way++) {
+        setting set = way < 3 ? any_setting(way == 2 ? 6 : 2, way % 2)
+                              : any_setting(8, way - 2);
         bool reached = true;
 
         set.epochs = 1;
@@ -864,9 +970,11 @@ clean_up(void)
 }
 
 CHECK_MAIN(prepare, bits_are_the_cpus, every_option_of_a_pass,
-           streamed_rows_come_as_they_are, more_streams_than_are_remembered,
-           consumers_without_order, default_streams_of_threads,
-           kept_batches_never_hang, a_batch_outlives_loader_and_depot,
+           streamed_rows_come_as_they_are, bytes_that_cross,
+           pinned_memory_is_made_when_a_pass_begins,
+           more_streams_than_are_remembered, consumers_without_order,
+           default_streams_of_threads, kept_batches_never_hang,
+           a_batch_outlives_loader_and_depot,
            nothing_is_put_on_a_captured_stream,
            shards_that_do_not_fit_are_streamed, shards_make_way_for_each_other,
            a_column_is_there_once, out_of_memory_says_what_is_held,

@@ -22,6 +22,7 @@ make_by_kernel(const cer_kernel_plan *plan, const cer_transform *t,
     const cer_kernel_batch io = {.src = c->column.data,
                                  .offsets = c->offsets,
                                  .rows = rows,
+                                 .numbers = c->numbers,
                                  .constants = copied,
                                  .dst = b.values +
                                         c->skew * cer_dtype_size(type->dtype),

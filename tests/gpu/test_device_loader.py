@@ -54,6 +54,16 @@ CHAINS: dict[str, dict[str, Any]] = {
         "v": [Normalize(1.5, 2.5), Cast("float64")],
         "t": [Cast("float32"), Scale(0.1)],
     },
+    "training": {
+        "x": [
+            RandomCrop((16, 15), padding=2),
+            RandomHorizontalFlip(),
+            Scale(1 / 255),
+            Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)),
+            ToCHW(),
+        ],
+        "t": [Pad(value=-1, max_length=6), Cast("float64")],
+    },
     "on the CPU": {
         "v": [step for _ in range(10) for step in (Cast("float64"), Scale(1.01), Cast("float32"))]
     },
@@ -124,8 +134,9 @@ def test_the_bits_are_the_cpus(data: Any, chain: str, residence: str, threads: i
 
 
 @pytest.mark.parametrize("residence", ["auto", "streamed"])
-def test_views_start_and_drop_last(data: Any, residence: str) -> None:
-    view = data.select(np.arange(ROWS - 1, 0, -3)).with_transforms(CHAINS["moves"])
+@pytest.mark.parametrize("chain", ["moves", "training"])
+def test_views_start_and_drop_last(data: Any, chain: str, residence: str) -> None:
+    view = data.select(np.arange(ROWS - 1, 0, -3)).with_transforms(CHAINS[chain])
     for options in (
         {"drop_last": True},
         {"shuffle": False, "epoch": 3},
@@ -160,7 +171,7 @@ def test_one_training_run_either_way(data: Any) -> None:
 @pytest.mark.parametrize("side", [False, True])
 def test_buffers_wait_for_a_slow_consumer(data: Any, residence: str, side: bool) -> None:
     """The host runs ahead of the device: no batch is written over before it was read."""
-    view = data.with_transforms(CHAINS["images"])
+    view = data.with_transforms(CHAINS["training"])
     want = [batch["x"].double().sum().item() for batch in view.batches(32, seed=5, threads=0)]
     stream = torch.cuda.Stream() if side else torch.cuda.current_stream()
     sums = []
@@ -321,7 +332,7 @@ def test_what_does_not_fit_is_streamed(
     data: Any, depot: _core.Depot, caplog: pytest.LogCaptureFixture
 ) -> None:
     depot.limit = data.nbytes // 2
-    view = data.with_transforms(CHAINS["moves"])
+    view = data.with_transforms(CHAINS["training"])
     with caplog.at_level(logging.WARNING, "cerebro.data"):
         found = [bits_of(batch) for batch in view.batches(64, seed=5, device="cuda")]
     assert found == expected(view)

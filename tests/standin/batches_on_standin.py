@@ -51,6 +51,16 @@ CHAINS: dict[str, dict[str, Any]] = {
         "v": [Normalize(1.5, 2.5), Cast("float64")],
         "t": [Cast("float32"), Scale(0.1)],
     },
+    "training": {
+        "x": [
+            RandomCrop((6, 5), padding=2),
+            RandomHorizontalFlip(),
+            Scale(1 / 255),
+            Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)),
+            ToCHW(),
+        ],
+        "t": [Pad(value=-1, max_length=6), Cast("float64")],
+    },
     "on the CPU": {
         "v": [step for _ in range(10) for step in (Cast("float64"), Scale(1.01), Cast("float32"))]
     },
@@ -382,6 +392,38 @@ def test_nothing_is_waited_for_on_the_host(tmp_path: Path, consumer: Consumer) -
     made.close()
 
 
+def on_alignment(nbytes: int) -> int:
+    return -(-nbytes // 256) * 256
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_what_is_streamed_crosses_as_it_is_on_disk(
+    tmp_path: Path, consumer: Consumer, threads: int
+) -> None:
+    """Pictures that are cropped, mirrored and made floats are bytes; ragged rows are not padded."""
+    pictures = np.random.default_rng(1).integers(0, 256, (40, 6, 5, 3), np.uint8)
+    words = [list(range(i % 9)) for i in range(40)]
+    flat = cerebro.data.shard({"x": pictures, "t": words}, tmp_path / "d", shards=1)
+    view = flat.with_transforms(CHAINS["training"])
+    made = loader(view, 20, residence="streamed", threads=threads)
+    made.begin([0], 0)
+    before = len(log())
+    for batch in made:
+        for tensor in batch.values():
+            consumer.take(tensor)
+        del batch, tensor
+    copied = [int(line.split()[2]) for line in log()[before:] if line.startswith("copy_to")]
+    host = view.batches(20, seed=5, framework="numpy")
+    lengths = [int(batch["t_length"].sum()) for batch in host]
+    assert copied == [
+        # The numbers of the rows, the pictures, what the rows of t hold, and where they begin.
+        sum(map(on_alignment, (20 * 4, 20 * 6 * 5 * 3, n * 8, 21 * 8)))
+        for n in lengths
+    ]
+    assert consumer.finish() == on_host(view, 20)
+    made.close()
+
+
 # --- memory ------------------------------------------------------------------------
 
 
@@ -416,12 +458,13 @@ def test_what_does_not_fit_is_streamed(
     data: Any, consumer: Consumer, caplog: pytest.LogCaptureFixture
 ) -> None:
     depots.depot("cuda:0").limit = data.nbytes // 2
+    view = data.with_transforms(CHAINS["training"])
     with caplog.at_level(logging.WARNING, "cerebro.data"):
-        for batch in data.batches(16, seed=5, framework="dlpack", device="cuda"):
+        for batch in view.batches(16, seed=5, framework="dlpack", device="cuda"):
             for tensor in batch.values():
                 consumer.take(tensor)
             del batch, tensor
-    assert consumer.finish() == on_host(data)
+    assert consumer.finish() == on_host(view)
     assert 0 < depots.depot("cuda:0").resident_bytes <= data.nbytes // 2
     assert "the others are streamed" in caplog.text and "may be resident" in caplog.text
 
