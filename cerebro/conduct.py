@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import shlex
 import sys
 import time
@@ -15,12 +14,12 @@ from typing import Any
 
 import cerebro.environment as environment
 from cerebro.coordinator import Coordinator
-from cerebro.devices import CPU, IN_WORKER, are_gpus, memory_of, seats
+from cerebro.devices import CPU, IN_WORKER, are_gpus, seats
 from cerebro.errors import RunError, text_of
 from cerebro.executors.base import Executor
 from cerebro.executors.inline import InlineExecutor
 from cerebro.executors.local import LocalExecutor
-from cerebro.executors.seats import DATA_SHARE
+from cerebro.executors.seats import with_shares
 from cerebro.interrupts import TERMINATED, Terminated, terminable, uninterrupted
 from cerebro.leftovers import sweep
 from cerebro.owner import Owner
@@ -205,34 +204,19 @@ def device_of(settings: Settings) -> str:
     """What workers call the device that they compute on: of several GPUs each sees its own."""
     if not are_gpus(settings.devices):
         return CPU
-    return settings.devices[0] if settings.workers == 0 else IN_WORKER
+    return settings.devices[0] if trains_here(settings) else IN_WORKER
 
 
-def live_bytes(settings: Settings) -> int:
-    """Memory for the models that a worker keeps alive, shared out.
-
-    Half of what is free of the host's, a quarter of a GPU's, half of which is for shards.
-    """
-    workers = max(1, settings.workers)
-    here = available_memory() // (2 * workers)
-    if not are_gpus(settings.devices):
-        return here
-    return min(here, data_bytes(settings) // 2)
-
-
-def data_bytes(settings: Settings) -> int:
-    """Memory of a GPU for the shards that a worker keeps there, shared out."""
-    if not are_gpus(settings.devices):
-        return 0
-    each = math.ceil(max(1, settings.workers) / len(settings.devices))
-    return int(DATA_SHARE * memory_of(settings.devices)) // each
+def trains_here(settings: Settings) -> bool:
+    """Whether this process itself trains."""
+    return settings.executor is None and settings.workers == 0
 
 
 def run_context(settings: Settings) -> RunContext:
     """What workers are told about the run."""
     workers = max(1, settings.workers)
     cores = environment.usable_cores()
-    return RunContext(
+    context = RunContext(
         build=settings.build,
         train=settings.train,
         validation=settings.validation,
@@ -248,8 +232,7 @@ def run_context(settings: Settings) -> RunContext:
         loader_threads=1 if cores > workers * settings.threads else 0,
         deterministic=settings.deterministic,
         live_models=settings.live_models,
-        live_bytes=live_bytes(settings),
-        data_bytes=data_bytes(settings),
+        live_bytes=available_memory() // (2 * workers),  # and what GPUs have, where these are
         unit_timeout=settings.unit_timeout,
         device=device_of(settings),
         state_dir=str(settings.state_dir.resolve()),
@@ -257,3 +240,4 @@ def run_context(settings: Settings) -> RunContext:
         log_dir=str((settings.folder / "trials").resolve()),
         torch_flags=environment.torch_flags(),
     )
+    return with_shares(context, seats(settings.devices, 1)) if trains_here(settings) else context

@@ -23,6 +23,8 @@ from cerebro.environment import installed, usable_cores
 from cerebro.errors import InputError, one_line
 
 CPU = "cpu"
+ALL = "cuda"
+"""All GPUs, wherever they are: what the record of a run on other machines says."""
 IN_WORKER = "cuda:0"
 """What a worker calls its GPU, the only one that it sees."""
 
@@ -160,7 +162,7 @@ def choose(devices: Any, found: Found | None = None) -> tuple[str, ...]:
     InputError
         If it names no device, or one that is not here.
     """
-    wanted = _names(devices)
+    wanted = named(devices)
     if wanted == [CPU]:
         return (CPU,)
     found = lookup() if found is None else found
@@ -181,8 +183,14 @@ def choose(devices: Any, found: Found | None = None) -> tuple[str, ...]:
     return tuple(wanted)
 
 
-def _names(devices: Any) -> list[str]:
-    """What ``devices=`` names, checked for its form alone."""
+def named(devices: Any) -> list[str]:
+    """Return what ``devices=`` names, checked for its form alone.
+
+    Raises
+    ------
+    InputError
+        If it names no device, or one twice.
+    """
     several = isinstance(devices, (list, tuple))
     items = devices if several else ["auto" if devices is None else devices]
     names = [item if isinstance(item, str) else _torch_name(item) for item in items]

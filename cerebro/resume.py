@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import cerebro.environment as environment
 from cerebro.conduct import Opened, conduct, run_context
-from cerebro.devices import CUBLAS_WORKSPACE, are_gpus
+from cerebro.devices import CPU, CUBLAS_WORKSPACE, are_gpus, recorded
 from cerebro.errors import InputError
 from cerebro.executors.base import Executor
 from cerebro.leftovers import sweep
@@ -29,7 +29,7 @@ from cerebro.saved_run import SavedRun
 from cerebro.searchers import set_up
 from cerebro.searchers.base import Searcher
 from cerebro.searchers.description import NoSearcher, make_again
-from cerebro.settings import Settings, check_executor, whole_number
+from cerebro.settings import Settings, check_executor, devices_of, whole_number
 from cerebro.space import Space
 from cerebro.store import (
     FILE,
@@ -146,7 +146,13 @@ def resume(
             callbacks=callbacks,
             progress=progress,
         )
-        settings = replace(settings, executor=check_executor(executor))
+        if executor is not None:
+            wanted = "auto" if are_gpus(recorded(saved.settings)) else CPU
+            settings = replace(
+                settings,
+                executor=check_executor(executor),
+                devices=devices_of(wanted, None, executor),
+            )
         return go_on(saved, owner, with_epochs(settings, wish), wish, None)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from cerebro.check import Check, raise_if_broken
 from cerebro.conduct import Ready, conduct, run_context
-from cerebro.devices import is_gpu, mixed
+from cerebro.devices import CPU, is_gpu, mixed
 from cerebro.errors import InputError
 from cerebro.executors.base import Executor
 from cerebro.live_trials import recordable
@@ -152,7 +152,8 @@ def search(
     devices
         Where models are trained: ``"auto"``, all GPUs that PyTorch can use here and the CPU where
         there is none; ``"cpu"``; ``"cuda"``, all GPUs; ``"cuda:1"``; or a list of GPUs. ``build``
-        finds it in ``info.device``; `cerebro.torch.Model` moves its network there.
+        finds it in ``info.device``; `cerebro.torch.Model` moves its network there. With `executor`
+        ``"auto"`` means the GPUs that its workers have, and ``"cpu"`` that they are not used.
     seed
         Seed of everything, at least 0.
     run
@@ -228,7 +229,8 @@ def search(
     if workers is None:
         workers = getattr(executor, "workers", None)
     the_devices = devices_of(devices, workers_per_device, executor)
-    the_workers = worker_count(workers, the_threads, the_devices, workers_per_device)
+    here = the_devices if executor is None else (CPU,)  # an executor counts its own
+    the_workers = worker_count(workers, the_threads, here, workers_per_device)
     settings = Settings(
         build=build,
         train=train,

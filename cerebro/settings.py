@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import numpy as np
 
 from cerebro.data import Dataset
-from cerebro.devices import CPU, choose, count_workers
+from cerebro.devices import ALL, CPU, are_gpus, choose, count_workers, named
 from cerebro.errors import InputError, one_line
 from cerebro.folds import Folds, KFold, Validation, is_splitter, make_folds
 from cerebro.metrics import metric_mode
@@ -269,19 +269,41 @@ def worker_count(
 
 
 def devices_of(devices: Any, workers_per_device: Any, executor: Any) -> tuple[str, ...]:
-    """Check where models are trained; an executor's own machines are its own affair."""
-    automatic = devices is None or (isinstance(devices, str) and devices == "auto")
+    """Check where models are trained; an executor knows its own machines' devices."""
+    wanted = named(devices)
     if executor is not None:
-        if not automatic and choose(devices) != (CPU,):
-            raise InputError(
-                f"devices={devices!r} are of this machine, and executor= trains on others: leave "
-                "out one of them"
-            )
-        return (CPU,)
+        return _devices_of_executor(wanted, devices, workers_per_device, executor)
     chosen = choose(devices)
-    if workers_per_device is not None and chosen == (CPU,) and not automatic:
+    if workers_per_device is not None and chosen == (CPU,) and wanted != ["auto"]:
         raise InputError("workers_per_device is for GPUs, and devices='cpu': give workers= instead")
     return chosen
+
+
+def _devices_of_executor(
+    wanted: list[str], devices: Any, workers_per_device: Any, executor: Any
+) -> tuple[str, ...]:
+    """Where an executor's workers train: on their GPUs, if they have some, unless on the CPU."""
+    theirs: tuple[str, ...] = getattr(executor, "devices", (CPU,))
+    if workers_per_device is not None:
+        raise InputError(
+            "workers_per_device is for GPUs of this machine, and executor= has workers of its own: "
+            "to a cerebro.ray.Executor give resources={'GPU': 0.5} for two on each GPU"
+        )
+    if wanted == ["auto"]:
+        return theirs
+    if wanted == [CPU]:
+        return (CPU,)
+    if wanted != [ALL]:
+        raise InputError(
+            f"devices={devices!r} are of this machine, and executor= trains on others: give "
+            "'auto', 'cuda' or 'cpu'"
+        )
+    if not are_gpus(theirs):
+        raise InputError(
+            "devices='cuda', and the workers of executor= have no GPUs: "
+            "cerebro.ray.Executor(resources={'GPU': 1}) asks for one each"
+        )
+    return theirs
 
 
 def seconds_per_unit(unit_timeout: float | None, workers: int, executor: Any) -> float | None:

@@ -53,7 +53,8 @@ class Executor(Protocol):
         """End the run: no worker goes on with it. `kill` does not wait for units in flight."""
 
     # An executor may also have `cancel(worker)`, which ends the worker's unit at its
-    # next batch with `UnitFailed` of the kind "cancelled", and be a `PlacingExecutor`.
+    # next batch with `UnitFailed` of the kind "cancelled", and be a `PlacingExecutor`. Where its
+    # workers have GPUs, `devices` names these, or is ("cuda",): each worker sees its own as cuda:0.
 
 
 class PlacingExecutor(Executor, Protocol):

@@ -33,7 +33,7 @@ from typing import Any, Literal
 import cloudpickle
 
 from cerebro import _core, memory
-from cerebro.devices import Device
+from cerebro.devices import CPU, Device
 from cerebro.errors import InputError, WorkerError, text_of
 from cerebro.executors.base import Wake
 from cerebro.executors.channel import BrokenMessage
@@ -44,7 +44,7 @@ from cerebro.executors.process import (
     signal_of,
     warm_workers,
 )
-from cerebro.executors.seats import SeatedShards, fits_devices
+from cerebro.executors.seats import SeatedShards, fits_devices, with_shares
 from cerebro.executors.vigil import BEAT_SECONDS, Vigil
 from cerebro.sources import sent_whole
 from cerebro.unit import (
@@ -153,7 +153,7 @@ class LocalExecutor:
     # --- the protocol ----------------------------------------------------
 
     def start(self, context: RunContext) -> list[int]:
-        self._context = packed(context)
+        self._context = packed(with_shares(context, self._seats))
         self._unit_timeout = context.unit_timeout
         self._selector = selectors.DefaultSelector()
         self._clock = _core.BeatPage()
@@ -234,6 +234,12 @@ class LocalExecutor:
         if self._clock is not None:
             self._clock.stop()
             self._clock = None
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The GPUs that workers sit at, or the CPU."""
+        names = [device.name for device in self._seats if device is not None]
+        return tuple(dict.fromkeys(names)) or (CPU,)
 
     def processes(self) -> dict[int, int]:
         """Return the process id of each worker."""

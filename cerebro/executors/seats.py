@@ -9,6 +9,7 @@ scheduler knows it as exclusive placement. Validation data are read by all, and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -74,6 +75,18 @@ def stay(
     together = max(map(gpus.count, gpus))
     mine = together * (train.nbytes / len(gpus) + _bytes_of(validation))
     return mine <= DATA_SHARE * min(device.memory for device in gpus)
+
+
+def with_shares(context: RunContext, seats: Sequence[Device | None]) -> RunContext:
+    """Tell workers what of their GPU's memory shards and live models may take.
+
+    Half of it is for shards and a quarter for models, shared out among those who sit there.
+    """
+    gpus = [device for device in seats if device is not None]
+    if not gpus:
+        return context
+    data = min(int(DATA_SHARE * device.memory) // gpus.count(device) for device in gpus)
+    return replace(context, data_bytes=data, live_bytes=min(context.live_bytes, data // 2))
 
 
 def kept_bytes(

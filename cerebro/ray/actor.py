@@ -23,11 +23,19 @@ from typing import Any
 import numpy as np
 
 import cerebro.environment as environment
-from cerebro import _core
+from cerebro import _core, devices
 from cerebro.data import Dataset
 from cerebro.data.manifest import read_manifest
 from cerebro.data.placed import PlacedDataset
-from cerebro.errors import CerebroError, CorruptDataError, InputError, WorkerError, text_of
+from cerebro.devices import Device, is_gpu
+from cerebro.errors import (
+    CerebroError,
+    CorruptDataError,
+    DeviceError,
+    InputError,
+    WorkerError,
+    text_of,
+)
 from cerebro.executors.local import LocalExecutor
 from cerebro.folds import Folds
 from cerebro.ray.cache import Cache, cache_folder
@@ -76,7 +84,11 @@ class WorkerActor:
     # --- before a run ------------------------------------------------------
 
     def report(
-        self, threads: int, token: tuple[str, str], data: Sequence[tuple[Sequence[str], str]]
+        self,
+        threads: int,
+        token: tuple[str, str],
+        data: Sequence[tuple[Sequence[str], str]],
+        on_gpu: bool = False,
     ) -> NodeReport:
         """Say what node this is.
 
@@ -86,9 +98,17 @@ class WorkerActor:
             A file that the coordinator has made beside the run's folder, and its text.
         data
             For each data set the paths where it may be, and its checksum.
+        on_gpu
+            Whether the worker is to use a GPU, which is then looked for.
         """
         import ray
 
+        gpu = no_gpu = ""
+        if on_gpu:
+            try:
+                gpu = given_gpu().label
+            except DeviceError as error:
+                no_gpu = text_of(error)
         return NodeReport(
             node=ray.get_runtime_context().get_node_id(),
             host=os.uname().nodename,
@@ -98,6 +118,8 @@ class WorkerActor:
             environment=environment.describe(threads),
             reads_run=_has_text(*token),
             at=tuple(_find_data(paths, checksum) for paths, checksum in data),
+            gpu=gpu,
+            no_gpu=no_gpu,
         )
 
     def begin_data(self, manifest: bytes) -> list[int]:
@@ -161,7 +183,11 @@ class WorkerActor:
             **settings,
         )
         self._log_dir, self._state_dir = Path(context.log_dir), Path(context.state_dir)
-        self._local = LocalExecutor(1, threads, fresh=True)
+        seat = None
+        if is_gpu(context.device):
+            gpu = given_gpu()
+            seat = replace(gpu, memory=int(gpu.memory * begin.gpu_share))
+        self._local = LocalExecutor(1, threads, fresh=True, seats=[seat])
         (self._inner,) = self._local.start(context)
 
     # --- units -------------------------------------------------------------
@@ -294,6 +320,24 @@ class WorkerActor:
             left = f"\n... {len(text) - MAX_LOG_BYTES} bytes ...\n".encode()
             text = text[:half] + left + text[-half:]
         return text
+
+
+def given_gpu() -> Device:
+    """Return the GPU that Ray has given this actor: mostly it makes others invisible.
+
+    Raises
+    ------
+    DeviceError
+        If it cannot be used.
+    """
+    import ray
+
+    found = devices.lookup()
+    given = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+    index = int(given[0]) if len(found.devices) > 1 and given and given[0].isdigit() else 0
+    if index >= len(found.devices):
+        raise DeviceError(found.problem or f"there is no GPU {index}")
+    return found.devices[index]
 
 
 def _open_data(data: DataAt) -> Dataset:

@@ -8,7 +8,7 @@ import signal
 import socket
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -239,15 +239,14 @@ def spread(
     total = sum(room.values())
     wanted = total if workers is None else workers
     if total == 0 or wanted > total:
-        asked = ", ".join(f"{need:g} {name}" for name, need in needs.items())
         there = "; ".join(
             ", ".join(f"{node.resources.get(name, 0.0):g} {name}" for name in needs)
             for node in nodes
         )
         raise InputError(
-            f"{max(wanted, 1)} worker(s) with {asked} each do not fit on the cluster, whose "
-            f"{len(nodes)} node(s) have {there}: ask for fewer workers= or resources=, or start "
-            "more nodes before the search"
+            f"{max(wanted, 1)} worker(s) with {asked_for(needs)} each do not fit on the cluster, "
+            f"whose {len(nodes)} node(s) have {there}: ask for fewer workers= or resources=, or "
+            "start more nodes before the search"
         )
     order = sorted(nodes, key=lambda node: node.id != first)
     chosen: list[Node] = []
@@ -257,6 +256,11 @@ def spread(
                 room[node.id] -= 1
                 chosen.append(node)
     return chosen
+
+
+def asked_for(needs: Mapping[str, float]) -> str:
+    """A worker's resources, for people."""
+    return ", ".join(f"{need:g} {name}" for name, need in needs.items())
 
 
 def cause_of(error: BaseException) -> str:

@@ -41,8 +41,8 @@ class Spec:
         The actor's.
     work
         A pickled `Work`, which only the engine opens: proxies import nothing for it.
-    cpus
-        Cores that the workers take.
+    cpus, gpus
+        Cores and GPUs that its workers take.
     folder
         The run's; None: beside Tune's experiment.
     """
@@ -56,6 +56,7 @@ class Spec:
     path: tuple[str, ...]
     variables: dict[str, str | None]
     """Of the environment, those that change bits: Ray sets some of its own."""
+    gpus: int = 0
 
 
 class Engine:
@@ -182,7 +183,7 @@ def engine_of(spec: Spec, *, owner: bool) -> Any:
     Raises
     ------
     InputError
-        If it would have more workers than its node has cores.
+        If it would have more workers than its node has cores, or more GPUs.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -197,11 +198,12 @@ def engine_of(spec: Spec, *, owner: bool) -> Any:
         except ValueError:
             del _held[name]
     if owner:
-        _check_cores(spec, node)
+        _check_room(spec, node)
     actor = ray.remote(Engine).options(
         name=spec.name,
         get_if_exists=True,
         num_cpus=spec.cpus,
+        num_gpus=spec.gpus,
         max_restarts=3,
         max_task_retries=3,  # a repeated call is answered from the record
         max_concurrency=CALLS,
@@ -211,11 +213,17 @@ def engine_of(spec: Spec, *, owner: bool) -> Any:
     return engine
 
 
-def _check_cores(spec: Spec, node: str) -> None:
+def _check_room(spec: Spec, node: str) -> None:
     import ray
 
-    known = [n for n in ray.nodes() if n["NodeID"] == node]
-    cores = int(known[0]["Resources"].get("CPU", 0)) if known else spec.cpus
+    known = [n["Resources"] for n in ray.nodes() if n["NodeID"] == node]
+    there = known[0] if known else {"CPU": spec.cpus, "GPU": spec.gpus}
+    cores, gpus = (int(there.get(name, 0)) for name in ("CPU", "GPU"))
+    if spec.gpus > gpus:
+        raise InputError(
+            f"cerebro.ray.trainable: its workers are to train on {spec.gpus} GPU(s), and Ray has "
+            f"{gpus} on this node: give devices='cpu', or ray.init(num_gpus=)"
+        )
     if spec.cpus > cores:
         raise InputError(
             f"cerebro.ray.trainable: its workers need {spec.cpus} CPUs, and Ray has {cores} on "

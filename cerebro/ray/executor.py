@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from cerebro.devices import ALL, CPU
 from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
 from cerebro.executors.base import Wake
 from cerebro.executors.local import packed as pickled
@@ -37,7 +38,7 @@ from cerebro.ray.connection import (
 )
 from cerebro.ray.fetching import StoreFull, fetch_to_file
 from cerebro.ray.hands import Call, Hand
-from cerebro.ray.hiring import START_SECONDS, Hired, Hiring, check_resources
+from cerebro.ray.hiring import GPU, START_SECONDS, Hired, Hiring, check_resources
 from cerebro.ray.mailbox import Mailbox
 from cerebro.ray.messages import Answer, Begin, DataAt, NodeReport, StateIn, Traffic
 from cerebro.ray.placement import Pace, Placement
@@ -85,8 +86,9 @@ class Executor:
         How many, dealt over the nodes in turn; None: as many as fit. New nodes are used when
         they come, up to this number.
     resources
-        Ray resources of each worker, such as ``{"GPU": 1}``; ``"CPU"`` is the search's
-        ``threads`` unless given.
+        Ray resources of each worker; ``"CPU"`` is the search's ``threads`` unless given. With
+        ``{"GPU": 1}`` each worker trains on the GPU that Ray gives it, which it sees alone, as
+        ``cuda:0``; with ``{"GPU": 0.5}`` two of them share one.
     replicas
         On how many nodes each shard is to lie. With more than one, the loss of a node needs
         no copying, and slow nodes get less work at once.
@@ -99,6 +101,8 @@ class Executor:
     ----------
     traffic
         What was moved, in bytes; see `cerebro.ray.messages.Traffic`.
+    devices
+        ``("cuda",)`` where its workers have GPUs, else ``("cpu",)``.
 
     Raises
     ------
@@ -138,6 +142,10 @@ class Executor:
         """Pickled or copied it is one that has not been used."""
         given = self._address, self.workers, self._resources, self._replicas, self._shared_path
         return type(self), given
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return (ALL if GPU in self._resources else CPU,)
 
     def _reset(self) -> None:
         self.traffic = Traffic()
@@ -338,6 +346,7 @@ class Executor:
             if context.validation is None
             else DataAt({**context.validation.spec(), "path": report.at[1] or ""}, False),
             folds=self._folds,
+            gpu_share=self._resources.get(GPU, 0.0),
             shares_run=self._shares_run,
             path=tuple(sys.path),
             directory=os.getcwd(),  # noqa: PTH109

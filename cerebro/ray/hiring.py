@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import cerebro.environment as environment
+from cerebro.devices import is_gpu
 from cerebro.errors import InputError
 from cerebro.ray.actor import WorkerActor
-from cerebro.ray.connection import Node, cause_of
+from cerebro.ray.connection import Node, asked_for, cause_of
 from cerebro.ray.likeness import differences
 from cerebro.ray.messages import NodeReport
 from cerebro.ray.supply import Supply
 from cerebro.unit import Note, RunContext
 
+GPU = "GPU"
+"""What Ray calls GPUs."""
 START_SECONDS = 120.0
 """How long a node may take to start a worker."""
 
@@ -44,7 +47,7 @@ class Hiring:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         needs = dict(self._needs)
-        options = {"num_cpus": needs.pop("CPU"), "num_gpus": needs.pop("GPU", 0)}
+        options = {"num_cpus": needs.pop("CPU"), "num_gpus": needs.pop(GPU, 0)}
         actor = ray.remote(concurrency_groups={"control": 2})(WorkerActor).options(
             **options,
             resources=needs or None,
@@ -70,7 +73,9 @@ class Hiring:
         ray = self._ray
         with run_token(self._context) as token:
             asked = [
-                actor.report.remote(self._context.threads, token, supply.asked(node))
+                actor.report.remote(
+                    self._context.threads, token, supply.asked(node), is_gpu(self._context.device)
+                )
                 for node, actor in hired
             ]
             _, late = ray.wait(asked, num_returns=len(asked), timeout=START_SECONDS)
@@ -78,8 +83,8 @@ class Hiring:
             node = hired[asked.index(late[0])][0]
             raise InputError(
                 f"node {node.address} ({node.id[:8]}) has not started a worker in "
-                f"{START_SECONDS:g} s: are its {self._needs['CPU']:g} CPU(s) in use by others? Ask "
-                "for fewer workers=, or free some"
+                f"{START_SECONDS:g} s: is its {asked_for(self._needs)} in use by others? Ask for "
+                "fewer workers=, or free some"
             )
         reports = []
         for (node, _), answer in zip(hired, asked, strict=True):
@@ -102,7 +107,7 @@ class Hiring:
             Naming a node, what differs, and what to do.
         """
         here = environment.describe(self._context.threads)
-        notes = []
+        notes = self._check_gpus(reports)
         for name, report in {r.name: r for r in reports}.items():
             refused, noted = differences(here, report.environment)
             if refused:
@@ -114,6 +119,25 @@ class Hiring:
                 text = f"node {name} is not quite like this one: {'; '.join(noted)}"
                 notes.append(Note("node differs", text))
         return notes
+
+    def _check_gpus(self, reports: Sequence[NodeReport]) -> list[Note]:
+        """Each worker that Ray has given a GPU must be able to use it."""
+        if not is_gpu(self._context.device):
+            return []
+        for report in reports:
+            if report.no_gpu:
+                raise InputError(
+                    f"node {report.name}: Ray gives each worker a GPU, and it cannot be used there "
+                    f"({report.no_gpu}): give devices='cpu', or resources= of nodes that have some"
+                )
+        kinds = sorted({report.gpu for report in reports})
+        if len(kinds) < 2:
+            return []
+        text = (
+            f"the GPUs are of different kinds ({', '.join(kinds)}): a trial's states depend on "
+            "which of them train it"
+        )
+        return [Note("node differs", text)]
 
 
 def check_resources(resources: Any) -> dict[str, float]:
@@ -131,6 +155,11 @@ def check_resources(resources: Any) -> dict[str, float]:
         raise InputError(
             f"resources must be a mapping of Ray's resource names to positive numbers, such as "
             f"{{'GPU': 1}}, not {resources!r}"
+        )
+    if resources.get(GPU, 0) > 1:
+        raise InputError(
+            f"resources={resources!r}: a worker uses one GPU, or a part of one: give {{'GPU': 1}}, "
+            "and as many workers as there are GPUs"
         )
     return {name: float(need) for name, need in resources.items()}
 

@@ -26,6 +26,10 @@ class NodeReport:
     """Whether it sees the run's folder under the same path."""
     at: tuple[str | None, ...] = ()
     """Where it can read each data set that it was asked about, None: nowhere."""
+    gpu: str = ""
+    """What the maker calls the GPU that Ray has given the worker, if it is to use one;"""
+    no_gpu: str = ""
+    """or why it cannot."""
 
     @property
     def name(self) -> str:
@@ -63,6 +67,8 @@ class Begin:
     """Workers on this node, which share its memory and cores."""
     folds: Mapping[str, Any] | None = None
     """Of the training data, as of `Folds.to_json`."""
+    gpu_share: float = 0.0
+    """What of a GPU Ray has given the worker."""
 
 
 @dataclass(frozen=True)

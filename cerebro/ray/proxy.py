@@ -20,6 +20,7 @@ import ray
 from ray import tune
 from ray.exceptions import RayActorError
 
+from cerebro.devices import CPU, are_gpus, named
 from cerebro.environment import THREAD_VARIABLES, VARIABLES, usable_cores
 from cerebro.errors import InputError, RunError
 from cerebro.executors.local import packed
@@ -30,8 +31,10 @@ from cerebro.settings import (
     MAX_THREADS,
     check_build,
     check_columns,
+    devices_of,
     views_of,
     whole_number,
+    worker_count,
 )
 from cerebro.space import json_value
 
@@ -62,6 +65,8 @@ def trainable(
     epochs: int | None = None,
     run: str | os.PathLike[str] | None = None,
     executor: Executor | None = None,
+    devices: Any = "auto",
+    workers_per_device: int | None = None,
     **options: Any,
 ) -> type[tune.Trainable]:
     """Make what ``tune.Tuner(...)`` is given, for Cerebro to train its trials.
@@ -79,7 +84,7 @@ def trainable(
         ``cerebro_trial`` (Cerebro's number of the trial) and ``state_hash``.
     workers
         Worker processes; default: one per `threads` cores of this machine, as far as Ray has
-        them.
+        them, or on GPUs `workers_per_device` for each.
     epochs
         Epochs of a trial, if that is known: it is then done, and ``info.epochs`` says so. None:
         Tune ends trials, and a ``build`` that asks for ``info.epochs`` or ``info.total_steps``
@@ -90,6 +95,12 @@ def trainable(
     executor
         A `cerebro.ray.Executor`: the workers are then its actors, on all nodes of the cluster,
         instead of processes of this machine.
+    devices
+        ``"auto"``: all GPUs of this machine, as far as Ray has them, and the CPU where there is
+        none; ``"cuda"``: all GPUs; ``"cpu"``. Ray chooses which GPUs the engine gets. With
+        `executor` as for `cerebro.search`.
+    workers_per_device
+        As for `cerebro.search`.
     options
         More arguments of `cerebro.search`: ``seed``, ``eval_batch_size``, ``drop_last``,
         ``max_retries``, ``unit_timeout``, ``stagger``, ``live_models``, ``deterministic``,
@@ -125,14 +136,20 @@ def trainable(
             "long they train is for Tune to say"
         )
     threads = whole_number("threads", threads, 1, MAX_THREADS) or 1
-    count = whole_number("workers", workers, 1, optional=True) or _default_workers(threads)
     if executor is not None and not isinstance(executor, Executor):
         raise InputError(f"executor must be a cerebro.ray.Executor, not {executor!r}")
     if executor is not None and workers is not None:
         raise InputError("workers= or executor=, which has workers of its own: give one of them")
     epochs = whole_number("epochs", epochs, 1, optional=True)
     options = {"batch_size": batch_size, **options}
-    work = Work(build, train, held_out, count, threads, epochs, options, executor)
+    whole_number("workers", workers, 1, optional=True)
+    gpus = 0
+    if executor is None:
+        gpus, count = _places(devices, workers, workers_per_device, threads)
+    else:
+        devices_of(devices, workers_per_device, executor)
+        options["devices"], count = devices, 1
+    work = Work(build, train, held_out, count, threads, epochs, options, executor, gpus)
     name = f"cerebro-{uuid.uuid4().hex}"
     spec = Spec(
         name=name,
@@ -143,17 +160,36 @@ def trainable(
         cwd=str(Path.cwd()),
         path=tuple(sys.path),
         variables={name: os.environ.get(name) for name in (*VARIABLES, *THREAD_VARIABLES)},
+        gpus=gpus,
     )
     title = getattr(build, "__name__", "cerebro").strip("<>")
     return type(title, (Proxy,), {"spec": spec, "__module__": __name__, "__doc__": build.__doc__})
 
 
-def _default_workers(threads: int) -> int:
-    """One worker for every `threads` cores that this process, and Ray, has."""
-    cores = usable_cores()
-    if ray.is_initialized():
-        cores = min(cores, int(ray.cluster_resources().get("CPU", cores)))
-    return max(1, cores // threads)
+def _places(
+    devices: Any, workers: int | None, workers_per_device: int | None, threads: int
+) -> tuple[int, int]:
+    """Return how many GPUs and how many workers the engine has."""
+    wanted = named(devices)
+    if any(":" in name for name in wanted):
+        raise InputError(
+            f"devices={devices!r}: which GPUs the engine of cerebro.ray.trainable gets is for Ray "
+            "to say: give 'auto', 'cuda' or 'cpu'"
+        )
+    chosen = devices_of(devices, workers_per_device, None)
+    if are_gpus(chosen) and wanted == ["auto"]:
+        chosen = chosen[: _of_ray("GPU", len(chosen))] or (CPU,)
+    if not are_gpus(chosen) and workers is None:
+        workers = max(1, _of_ray("CPU", usable_cores()) // threads)
+    count = worker_count(workers, threads, chosen, workers_per_device)
+    return len(chosen) if are_gpus(chosen) else 0, count
+
+
+def _of_ray(resource: str, here: int) -> int:
+    """What there is of a resource here, as far as Ray has it, if that is known already."""
+    if not ray.is_initialized():
+        return here
+    return min(here, int(ray.cluster_resources().get(resource, 0)))
 
 
 class Proxy(tune.Trainable):  # type: ignore[misc]
@@ -253,9 +289,9 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
         entered = self._engine.enter.remote(self._id, self._folder())
         while not ray.wait([entered], timeout=PATIENCE_SECONDS)[0]:
             logger.warning(
-                "the engine of cerebro.ray.trainable waits for %d CPUs of this Ray cluster, which "
-                "others use: end them, or give workers=",
-                self.spec.cpus,
+                "the engine of cerebro.ray.trainable waits for %d CPUs and %d GPUs of this Ray "
+                "cluster, which others use: end them, or give workers=",
+                *(self.spec.cpus, self.spec.gpus),
             )
         ray.get(entered)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cerebro.devices import CPU, Found, lookup, seats
 from cerebro.errors import InputError, text_of
 from cerebro.executors.local import LocalExecutor
 from cerebro.protocol import Info
@@ -40,6 +41,27 @@ class Work:
     """More arguments of `cerebro.search`."""
     executor: Any = None
     """What has the workers; None: `workers` processes of this machine."""
+    gpus: int = 0
+    """How many of this machine they sit at."""
+
+    def own_executor(self) -> Any:
+        """What has the workers of one run.
+
+        Raises
+        ------
+        InputError
+            If there are fewer GPUs than Ray has given this process.
+        """
+        if self.executor is not None:
+            return copy.copy(self.executor)
+        found = lookup() if self.gpus else Found()
+        if len(found.devices) < self.gpus:
+            raise InputError(
+                f"Ray gives the engine of cerebro.ray.trainable {self.gpus} GPU(s), and "
+                f"{len(found.devices)} can be used there ({found.problem}): give devices='cpu'"
+            )
+        names = found.names[: self.gpus] or [CPU]
+        return LocalExecutor(self.workers, self.threads, seats=seats(names, self.workers))
 
 
 class Session:
@@ -115,8 +137,8 @@ class Session:
     def _search(self) -> None:
         why = "the run of the engine is over"
         work, requested = self._work, self._requested
-        executor = copy.copy(work.executor) or LocalExecutor(work.workers, work.threads)
         try:
+            executor = work.own_executor()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # nobody would see them
                 search(

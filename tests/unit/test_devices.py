@@ -9,8 +9,9 @@ import pytest
 from cerebro import devices
 from cerebro.devices import Device, Found, choose, count_workers
 from cerebro.errors import InputError
-from cerebro.executors.seats import SeatedShards, fits_devices
+from cerebro.executors.seats import SeatedShards, fits_devices, with_shares
 from cerebro.settings import devices_of, worker_count
+from cerebro.unit import RunContext
 
 TWO = Found(
     (Device("cuda:0", "GPU A", 80, "0"), Device("cuda:1", "GPU B", 60, "1")),
@@ -107,8 +108,17 @@ def test_arguments_that_do_not_fit(monkeypatch):
     assert devices_of("auto", 2, None) == GPUS
     assert devices_of("auto", None, object()) == ("cpu",)
     assert devices_of("cpu", None, object()) == ("cpu",)
-    with pytest.raises(InputError, match="executor= trains on others"):
+    gpus = SimpleNamespace(devices=("cuda",))
+    assert devices_of("auto", None, gpus) == devices_of("cuda", None, gpus) == ("cuda",)
+    assert devices_of(None, None, gpus) == ("cuda",)
+    assert devices_of("cpu", None, gpus) == ("cpu",)
+    with pytest.raises(InputError, match=r"workers of executor= have no GPUs: .*{'GPU': 1}"):
         devices_of("cuda", None, object())
+    for executor in (gpus, object()):
+        with pytest.raises(InputError, match="executor= trains on others: give 'auto'"):
+            devices_of("cuda:1", None, executor)
+        with pytest.raises(InputError, match="workers_per_device is for GPUs of this machine"):
+            devices_of("auto", 2, executor)
     with pytest.raises(InputError, match="workers_per_device is for GPUs"):
         devices_of("cpu", 2, None)
 
@@ -227,6 +237,16 @@ def context(*, nbytes=100, shards=4, validation=0, stagger=True):
         validation=SimpleNamespace(nbytes=validation),
         stagger=stagger,
     )
+
+
+def test_what_workers_may_take_of_their_gpus():
+    a, b = TWO.devices
+    plain = RunContext(build=print, train=None, state_dir="", epoch_dir="", log_dir="",
+                       live_bytes=18)  # fmt: skip
+    assert with_shares(plain, [None, None]) is plain
+    for seats, data, live in [([a], 40, 18), ([b], 30, 15), ([a, b, a], 20, 10), ([a, b], 30, 15)]:
+        given = with_shares(plain, seats)
+        assert (given.data_bytes, given.live_bytes) == (data, live)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,57 @@
+"""GPUs that are there by name only, on nodes of Ray: what actors and workers see of them.
+
+Ray deals out GPUs that it is told of. That an actor finds the one that it was given is pretended,
+by a hook that runs in each process that Ray starts.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from cerebro import devices
+from cerebro.devices import Device, Found
+
+LABEL, MEMORY = "GPU A", 8 * 10**9
+
+
+def find() -> Found:
+    """As many as ``CUDA_VISIBLE_DEVICES`` says."""
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    found = tuple(Device(f"cuda:{i}", LABEL, MEMORY, name) for i, name in enumerate(visible))
+    return Found(found, "" if found else "no NVIDIA driver is loaded")
+
+
+def pretend() -> None:
+    """The hook."""
+    devices.lookup = find
+
+
+class Model:
+    """Fits a number, and prints where it is."""
+
+    framework = "numpy"
+
+    def __init__(self, config, info):
+        self.rate, self.value = config["rate"], np.zeros(1)
+        print("device", info.device, repr(os.environ.get("CUDA_VISIBLE_DEVICES")))
+        print("cublas", os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
+
+    def train_batch(self, batch):
+        error = self.value - batch["x"].mean()
+        self.value = self.value - self.rate * error
+        return {"loss": float(error[0] ** 2)}
+
+    def eval_batch(self, batch):
+        return {"loss": float((self.value[0] - batch["x"].mean()) ** 2)}
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = np.array(state["value"])
+
+
+def build(config, info):
+    return Model(config, info)

@@ -1,0 +1,217 @@
+"""Searches on Ray's GPUs: each worker has the one that Ray gives it, alone."""
+
+from __future__ import annotations
+
+import warnings
+from types import SimpleNamespace
+
+import pytest
+
+ray = pytest.importorskip("ray")
+
+import gpus_by_name  # noqa: E402
+
+import cerebro  # noqa: E402
+from cerebro import devices, environment  # noqa: E402
+from cerebro.devices import Found  # noqa: E402
+from cerebro.errors import InputError  # noqa: E402
+from cerebro.ray.hiring import Hiring  # noqa: E402
+from cerebro.ray.messages import NodeReport  # noqa: E402
+
+SPACE = {"rate": [0.1, 0.2, 0.3, 0.4]}
+
+
+@pytest.fixture(scope="module")
+def two_gpus():
+    """A node with two of them."""
+    ray.init(
+        address="local",
+        num_cpus=3,
+        num_gpus=2,
+        include_dashboard=False,
+        object_store_memory=100_000_000,
+        logging_level="ERROR",
+        log_to_driver=False,
+        runtime_env={"worker_process_setup_hook": "gpus_by_name.pretend"},
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def none_here(monkeypatch):
+    """The coordinator's machine has no GPU."""
+    found = Found(problem="no NVIDIA driver is loaded")
+    monkeypatch.setattr(devices, "lookup", lambda: found)
+
+
+def search(data, run, **options):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="the model computes on the CPU")
+        return cerebro.search(
+            gpus_by_name.build, SPACE, data, epochs=2, validation=0.2, searcher="grid",
+            batch_size=16, run=run, progress=False, **options,
+        )  # fmt: skip
+
+
+def hashes(result):
+    return [[epoch["state_hash"] for epoch in trial.history] for trial in result.trials]
+
+
+def printed(result):
+    return {line for trial in result.trials for line in trial.log.splitlines()}
+
+
+@pytest.fixture(scope="module")
+def expected(data, tmp_path_factory):
+    return hashes(search(data, tmp_path_factory.mktemp("runs") / "here", workers=0))
+
+
+def test_each_worker_sees_the_gpu_that_ray_gives_it(two_gpus, data, tmp_path, expected):
+    executor = cerebro.ray.Executor(workers=2, resources={"GPU": 1})
+    assert executor.devices == ("cuda",)
+    result = search(data, tmp_path / "run", executor=executor)
+    assert hashes(result) == expected
+    assert printed(result) == {"device cuda:0 '0'", "device cuda:0 '1'", "cublas :4096:8"}
+    assert result.saved.settings["devices"] == ("cuda",)
+    assert result.environment["device"] == "cuda"
+
+
+def test_two_workers_share_a_gpu(two_gpus, data, tmp_path, expected):
+    executor = cerebro.ray.Executor(workers=3, resources={"GPU": 0.5})
+    result = search(data, tmp_path / "run", executor=executor, devices="cuda")
+    assert hashes(result) == expected
+    assert {"device cuda:0 '0'", "device cuda:0 '1'"} <= printed(result)
+    assert {unit["worker"] for unit in result.saved.units()} == {0, 1, 2}
+
+
+def test_gpus_that_are_not_to_be_used(two_gpus, data, tmp_path, expected):
+    executor = cerebro.ray.Executor(workers=1, resources={"GPU": 1})
+    result = search(data, tmp_path / "run", executor=executor, devices="cpu")
+    assert hashes(result) == expected
+    assert "device cpu '0'" in printed(result)
+    assert result.saved.settings["devices"] == ("cpu",)
+
+
+def test_workers_that_asked_for_no_gpu_train_on_the_cpu(two_gpus, data, tmp_path, expected):
+    result = search(data, tmp_path / "run", executor=cerebro.ray.Executor(workers=1))
+    assert hashes(result) == expected
+    assert {line.split()[1] for line in printed(result) if "device" in line} == {"cpu"}
+
+
+@pytest.mark.parametrize("workers, need", [(3, 1), (5, 0.5)])
+def test_more_workers_than_there_are_gpus(two_gpus, data, tmp_path, workers, need):
+    executor = cerebro.ray.Executor(workers=workers, resources={"GPU": need, "CPU": 0.1})
+    with pytest.raises(InputError, match=rf"{workers} worker.s. with 0.1 CPU, {need:g} GPU each"):
+        search(data, tmp_path / "run", executor=executor)
+
+
+def test_a_run_goes_on_elsewhere_and_comes_back(two_gpus, data, tmp_path):
+    def resumed(epochs, **options):
+        return cerebro.resume(
+            tmp_path / "run", gpus_by_name.build, epochs=epochs, progress=False, **options
+        )
+
+    gpus = {"workers": 1, "resources": {"GPU": 1}}
+    search(data, tmp_path / "run", executor=cerebro.ray.Executor(**gpus))
+    with pytest.warns(UserWarning, match=r"another environment.*device was cuda, is cpu"):
+        here = resumed(3, workers=0)
+    assert "device cpu None" in printed(here)
+    there = resumed(4, executor=cerebro.ray.Executor(**gpus))
+    assert [trial.epoch for trial in there.trials] == [4] * 4
+    assert there.saved.settings["devices"] == ("cpu",)  # where it was the last time
+    assert not cerebro.replay(there, 1, gpus_by_name.build).first_difference
+
+
+def test_a_tuner_trains_on_the_gpus(two_gpus, data, tmp_path, expected, monkeypatch):
+    """The engine has as many as the Tuner's machine, chosen by Ray."""
+    pytest.importorskip("pandas")
+    from ray import tune
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(devices, "lookup", gpus_by_name.find)
+    options = {"validation": 0.2, "batch_size": 16, "epochs": 2}
+    trainable = cerebro.ray.trainable(gpus_by_name.build, data, **options)
+    results = tune.Tuner(
+        trainable,
+        param_space={"rate": tune.grid_search(SPACE["rate"])},
+        run_config=tune.RunConfig(storage_path=str(tmp_path), name="exp", verbose=0),
+    ).fit()
+    assert len(results) == 4 and not results.num_errors
+    run = cerebro.open(tmp_path / "exp" / "cerebro", build=gpus_by_name.build)
+    assert printed(run) == {"device cuda:0 '0'", "device cuda:0 '1'", "cublas :4096:8"}
+    assert run.saved.settings["devices"] == ("cuda:0", "cuda:1")
+    assert sorted(trial.config["rate"] for trial in run.trials) == SPACE["rate"]
+    assert [trial.epoch for trial in run.trials] == [2] * 4
+
+
+@pytest.mark.parametrize(
+    ("options", "gpus", "cpus"),
+    [
+        ({}, 2, 2),
+        ({"devices": "cuda", "workers_per_device": 3, "threads": 2}, 2, 12),
+        ({"devices": "cpu", "workers": 3}, 0, 3),
+        ({"workers": 1}, 2, 1),
+    ],
+)
+def test_what_an_engine_asks_ray_for(two_gpus, data, monkeypatch, options, gpus, cpus):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    monkeypatch.setattr(devices, "lookup", gpus_by_name.find)
+    spec = cerebro.ray.trainable(gpus_by_name.build, data, batch_size=16, **options).spec
+    assert (spec.gpus, spec.cpus) == (gpus, cpus)
+
+
+def test_gpus_that_an_engine_cannot_have(two_gpus, data, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    monkeypatch.setattr(devices, "lookup", gpus_by_name.find)
+
+    def trainable(**options):
+        return cerebro.ray.trainable(gpus_by_name.build, data, batch_size=16, **options)
+
+    with pytest.raises(InputError, match=r"which GPUs the engine .* gets is for Ray to say"):
+        trainable(devices="cuda:1")
+    with pytest.raises(InputError, match=r"train on 3 GPU.s., and Ray has 2 on this node"):
+        trainable(devices="cuda").default_resource_request({})
+    assert trainable().spec.gpus == 2  # as far as Ray has them
+    with pytest.raises(InputError, match="workers_per_device is for GPUs of this machine"):
+        trainable(executor=cerebro.ray.Executor(), workers_per_device=2)
+
+
+# --- what nodes say -----------------------------------------------------------------
+
+
+def reports(*gpus):
+    return [
+        NodeReport(str(n), f"host-{n}", "", 1, 1, environment.describe(1), True, (), *gpu)
+        for n, gpu in enumerate(gpus)
+    ]
+
+
+def hiring(device="cuda:0"):
+    return Hiring(ray, SimpleNamespace(device=device, threads=1), {"CPU": 1.0, "GPU": 1.0})
+
+
+def test_a_gpu_that_cannot_be_used_is_refused_by_its_nodes_name():
+    found = reports(("GPU A",), ("", "PyTorch 2.9 is built without CUDA"))
+    with pytest.raises(InputError, match=r"node host-1 .*built without CUDA.*devices='cpu'"):
+        hiring().check(found)
+    assert hiring("cpu").check(found) == []
+
+
+def test_gpus_of_different_kinds_are_noted():
+    (note,) = hiring().check(reports(("GPU A",), ("GPU B",), ("GPU A",)))
+    assert "of different kinds (GPU A, GPU B)" in note.text
+    assert hiring().check(reports(("GPU A",), ("GPU A",))) == []
+
+
+@pytest.mark.parametrize("need", [2, 1.5])
+def test_a_worker_has_one_gpu(need):
+    with pytest.raises(InputError, match=r"a worker uses one GPU, or a part of one: give {'GPU'"):
+        cerebro.ray.Executor(resources={"GPU": need})
+
+
+def test_an_executor_says_whether_it_has_gpus():
+    assert cerebro.ray.Executor(resources={"GPU": 0.25}).devices == ("cuda",)
+    assert cerebro.ray.Executor(resources={"fast": 1}).devices == ("cpu",)
