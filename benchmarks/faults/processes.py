@@ -40,7 +40,8 @@ def has_mark(pid: int, mark: str) -> bool:
 def command_of(pid: int) -> str:
     """A process's command line; nothing if it is gone."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        text = Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+        return text.replace("\0", " ").strip()
     except OSError:
         return ""
 
