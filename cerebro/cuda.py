@@ -173,9 +173,32 @@ def device(name: str) -> _core.Device:
     if name != "cpu":
         open_runtime()
     opened = _core.Device(name)
+    if name != "cpu":
+        _opened.append(name)
     if name != "cpu" and "torch" in sys.modules and start_torch():
         opened.set_allocator(_torch_allocate, _torch_release)
     return opened
+
+
+_opened: list[str] = []
+
+
+def describe_opened() -> dict[str, Any] | None:
+    """Describe the GPU that this process computes on itself, without a framework; None without one.
+
+    As `cerebro.environment.cuda` does of PyTorch's.
+    """
+    if not _opened:
+        return None
+    about = describe_devices()[int(_opened[-1].partition(":")[2])]
+    cudnn = find_cudnn()
+    return {
+        "device": about["name"],
+        "capability": "{}.{}".format(*about["capability"]),
+        "multiprocessors": about["multiprocessors"],
+        "runtime": version_text(open_runtime()["version"]),
+        "cudnn": None if cudnn is None else cudnn["version"],
+    }
 
 
 def start_torch() -> bool:

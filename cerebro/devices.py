@@ -12,10 +12,11 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ ALL = "cuda"
 IN_WORKER = "cuda:0"
 """What a worker calls its GPU, the only one that it sees."""
 
+CUBLAS_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 CUBLAS_WORKSPACE = ":4096:8"
 """With which cuBLAS gives equal bits for equal inputs; it is read when CUDA starts."""
 
@@ -45,7 +47,14 @@ try:
     else:
         for index in range(torch.cuda.device_count()):
             its = torch.cuda.get_device_properties(index)
-            found.append([its.name, its.total_memory])
+            about = {
+                "device": its.name,
+                "capability": f"{its.major}.{its.minor}",
+                "multiprocessors": its.multi_processor_count,
+                "runtime": torch.version.cuda,
+                "cudnn": torch.backends.cudnn.version(),
+            }
+            found.append([its.name, its.total_memory, about])
         if not found:
             problem = "PyTorch finds no GPU that it can use"
 except Exception as error:
@@ -68,12 +77,16 @@ class Device:
         Bytes, all of them.
     visible
         ``CUDA_VISIBLE_DEVICES`` of a process that is to see it alone.
+    about
+        What computes there, as `cerebro.environment.cuda` says of a process that has started
+        CUDA; empty if it is not known.
     """
 
     name: str
     label: str = ""
     memory: int = 0
     visible: str = ""
+    about: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
@@ -119,8 +132,8 @@ def _lookup(visible: str | None) -> Found:
         return Found(problem=f"looking for GPUs failed: {one_line(str(error), 200)}")
     return Found(
         tuple(
-            Device(f"cuda:{index}", str(label), int(memory), visible_alone(index, visible))
-            for index, (label, memory) in enumerate(rows)
+            Device(f"cuda:{index}", str(label), int(memory), visible_alone(index, visible), *about)
+            for index, (label, memory, *about) in enumerate(rows)
         ),
         str(problem),
     )
@@ -193,6 +206,10 @@ def named(devices: Any) -> list[str]:
     """
     several = isinstance(devices, (list, tuple))
     items = devices if several else ["auto" if devices is None else devices]
+    if not items:
+        raise InputError(
+            f"devices={devices!r} names no device: give 'auto', 'cpu', or GPUs such as 'cuda:0'"
+        )
     names = [item if isinstance(item, str) else _torch_name(item) for item in items]
     for name in names:
         kind, colon, index = name.partition(":")
@@ -204,7 +221,7 @@ def named(devices: Any) -> list[str]:
                 f"GPUs, not {devices!r}"
             )
     names = [f"cuda:{int(name[5:])}" if ":" in name else name for name in names]
-    if not names or len(set(names)) < len(names):
+    if len(set(names)) < len(names):
         raise InputError(f"devices={devices!r} must name each device once")
     return names
 
@@ -292,8 +309,14 @@ def variables(device: Device) -> dict[str, str]:
     """What a worker's environment needs before CUDA starts in it."""
     return {
         "CUDA_VISIBLE_DEVICES": device.visible,
-        "CUBLAS_WORKSPACE_CONFIG": os.environ.get("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE),
+        CUBLAS_VARIABLE: os.environ.get(CUBLAS_VARIABLE, CUBLAS_WORKSPACE),
     }
+
+
+def computing_with(devices: Sequence[str]) -> Mapping[str, Any]:
+    """What computes on the first of these GPUs; empty if that is not known here."""
+    found = [device.about for device in lookup().devices if device.name == devices[0]]
+    return found[0] if found else {}
 
 
 def memory_of(devices: Sequence[str]) -> int:
@@ -305,14 +328,27 @@ def memory_of(devices: Sequence[str]) -> int:
 def using(device: str) -> Iterator[None]:
     """Compute on a device in this process, which leaves its current one as it was.
 
-    What cuBLAS reads when CUDA starts is set before.
+    What cuBLAS reads when it starts is set before.
+
+    Warns
+    -----
+    UserWarning
+        If CUDA has started without it.
     """
     if not is_gpu(device):
         yield
         return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
     import torch
 
+    if CUBLAS_VARIABLE not in os.environ:
+        if torch.cuda.is_initialized():
+            warnings.warn(
+                f"CUDA has started in this process without {CUBLAS_VARIABLE}={CUBLAS_WORKSPACE}, "
+                "which workers have: products of matrices may have other last bits than theirs. "
+                "Set it before anything is computed on a GPU to have the same",
+                stacklevel=4,
+            )
+        os.environ[CUBLAS_VARIABLE] = CUBLAS_WORKSPACE
     with torch.cuda.device(device):
         yield
 

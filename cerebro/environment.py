@@ -16,7 +16,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata, util
 from pathlib import Path
@@ -38,6 +38,14 @@ PACKAGES = (
     "pyarrow",
     "pillow",
     "cloudpickle",
+)
+
+# NVIDIA's libraries, whose packages can be exchanged without PyTorch's: another version is
+# another choice of kernels. And what brings them for JAX.
+CUDA_LIBRARIES = ("cublas", "cudnn", "cufft", "curand", "cusolver", "cusparse", "cuda-runtime")
+CUDA_PACKAGES = (
+    *(f"nvidia-{name}{cuda}" for name in CUDA_LIBRARIES for cuda in ("", "-cu12", "-cu13")),
+    *(f"jax-cuda{major}-plugin" for major in (12, 13)),
 )
 
 # Variables by which libraries choose other kernels or orders, and so other bits.
@@ -294,6 +302,26 @@ def cuda() -> dict[str, Any] | None:
     }
 
 
+def jax_backend() -> str | None:
+    """Return what JAX computes on in this process, such as "gpu"; None where it has not started."""
+    jax = sys.modules.get("jax")
+    bridge = sys.modules.get("jax._src.xla_bridge")  # to ask JAX itself would start it
+    has_started = getattr(bridge, "backends_are_initialized", None)
+    if jax is None or has_started is None or not has_started():
+        return None
+    return str(jax.default_backend())
+
+
+def uses_gpu(record: Mapping[str, Any]) -> bool:
+    """Whether a process computes on a GPU, by what `describe` says of it."""
+    return "cuda" in record or record.get("jax_backend") in ("gpu", "cuda", "rocm")
+
+
+def _versions(names: Iterable[str]) -> dict[str, str]:
+    found = {name: package_version(name) for name in names}
+    return {name: version for name, version in found.items() if version is not None}
+
+
 def describe(threads: int | None = None, device: str = "cpu") -> dict[str, Any]:
     """Describe this process for a run's record.
 
@@ -307,21 +335,27 @@ def describe(threads: int | None = None, device: str = "cpu") -> dict[str, Any]:
     Returns
     -------
     dict
-        JSON-able: ``cerebro python packages system libc cpu gpu device cuda cores threads blas
-        torch torch_capability torch_libraries variables``; ``cuda`` only where it has started.
+        JSON-able: ``cerebro python packages system libc cpu gpu device cuda cuda_packages
+        jax_backend cores threads blas torch torch_capability torch_libraries variables``;
+        ``cuda`` and ``jax_backend`` only where they have started.
     """
-    started = None if device == "cpu" else cuda()
-    versions = {name: package_version(name) for name in PACKAGES}
+    more: dict[str, Any] = {}
+    if device != "cpu":
+        more["cuda_packages"] = _versions(CUDA_PACKAGES)
+        if (started := cuda()) is not None:
+            more["cuda"] = started
+    if (backend := jax_backend()) is not None:
+        more["jax_backend"] = backend
     return {
         "cerebro": version(),
         "python": f"{platform.python_implementation()} {platform.python_version()}",
-        "packages": {name: v for name, v in versions.items() if v is not None},
+        "packages": _versions(PACKAGES),
         "system": f"{platform.system()} {platform.machine()}",
         "libc": " ".join(platform.libc_ver()).strip(),
         "cpu": dict(cpu()),
         "gpu": gpu(),
         "device": "cpu" if device == "cpu" else "cuda",
-        **({} if started is None else {"cuda": started}),
+        **more,
         "cores": usable_cores(),
         "threads": threads,
         "blas": numpy_blas(),

@@ -89,6 +89,7 @@ class Model:
         inputs: str = "x",
         target: str = "y",
     ) -> None:
+        self.cpu_only = device == "cpu"
         self._shape = _whole_numbers("shape", shape, 3)
         self._lr = _number("lr", lr, 0.0, math.inf)
         self._momentum = _number("momentum", momentum, 0.0, 1.0)

@@ -62,6 +62,8 @@ class Model(Protocol):
 
     ``framework``
         What batches are made of: "torch", "numpy", "jax" or "dlpack" (default).
+    ``cpu_only``
+        True if it never computes on a GPU: with ``devices="auto"`` a search is on the CPU then.
     ``loads_in_place``
         True if a state may be copied into the tensors that `state_dict` returns
         (they are the model's own and nobody else's), which spares new memory.

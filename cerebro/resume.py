@@ -14,7 +14,14 @@ from typing import Any, Literal
 
 import cerebro.environment as environment
 from cerebro.conduct import Opened, conduct, run_context
-from cerebro.devices import CPU, CUBLAS_WORKSPACE, are_gpus, recorded
+from cerebro.devices import (
+    CPU,
+    CUBLAS_VARIABLE,
+    CUBLAS_WORKSPACE,
+    are_gpus,
+    computing_with,
+    recorded,
+)
 from cerebro.errors import InputError
 from cerebro.executors.base import Executor
 from cerebro.leftovers import sweep
@@ -233,8 +240,10 @@ def go_on(
     flags = saved.environment.get("torch", {})
     context = replace(run_context(settings), torch_flags=flags)
     now = environment.describe(settings.threads, settings.devices[0])
-    if are_gpus(settings.devices):  # what is set where CUDA starts, which is not here
-        now["variables"].setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
+    if are_gpus(settings.devices):  # what is there and set where CUDA starts, which is not here
+        now["variables"].setdefault(CUBLAS_VARIABLE, CUBLAS_WORKSPACE)
+        if about := computing_with(settings.devices):
+            now["cuda"] = dict(about)
     lines = environment.differences(saved.environment, now)
     # Workers are given the flags that the run was begun with.
     lines = [line for line in lines if not line.startswith("torch.")]

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
 from cerebro.check import Check, raise_if_broken
 from cerebro.conduct import Ready, conduct, run_context
-from cerebro.devices import CPU, is_gpu, mixed
+from cerebro.devices import CPU, are_gpus, here, is_gpu, mixed, named, recorded, seats
+from cerebro.environment import uses_gpu
 from cerebro.errors import InputError
 from cerebro.executors.base import Executor
+from cerebro.executors.local import LocalExecutor
 from cerebro.live_trials import recordable
 from cerebro.new_run import make_run, slots_folder
 from cerebro.result import Result
 from cerebro.resume import resume_search
 from cerebro.room import check_room, plan_of
+from cerebro.saved_run import SavedRun
 from cerebro.searchers import make_searcher, set_up
 from cerebro.searchers.base import DONE, Searcher, expected_trials, suggestion_problem
 from cerebro.searchers.description import describe
@@ -150,10 +155,11 @@ def search(
     threads
         Compute threads per worker, inline too. They change the bits.
     devices
-        Where models are trained: ``"auto"``, all GPUs that PyTorch can use here and the CPU where
-        there is none; ``"cpu"``; ``"cuda"``, all GPUs; ``"cuda:1"``; or a list of GPUs. ``build``
-        finds it in ``info.device``; `cerebro.torch.Model` moves its network there. With `executor`
-        ``"auto"`` means the GPUs that its workers have, and ``"cpu"`` that they are not used.
+        Where models are trained: ``"auto"``, all GPUs that PyTorch can use here, and the CPU where
+        there is none or the model says that it is ``cpu_only``, as those of scikit-learn do;
+        ``"cpu"``; ``"cuda"``, all GPUs; ``"cuda:1"``; or a list of GPUs. ``build`` finds it in
+        ``info.device``; `cerebro.torch.Model` moves its network there. With `executor` ``"auto"``
+        means the GPUs that its workers have, and ``"cpu"`` that they are not used.
     seed
         Seed of everything, at least 0.
     run
@@ -229,8 +235,11 @@ def search(
     if workers is None:
         workers = getattr(executor, "workers", None)
     the_devices = devices_of(devices, workers_per_device, executor)
-    here = the_devices if executor is None else (CPU,)  # an executor counts its own
-    the_workers = worker_count(workers, the_threads, here, workers_per_device)
+    by_itself = executor is None and named(devices) == ["auto"]
+    if goes_on and by_itself and are_gpus(the_devices):  # where the run was begun
+        the_devices = here(recorded(SavedRun(folder).settings))
+    counted = the_devices if executor is None else (CPU,)  # an executor counts its own
+    the_workers = worker_count(workers, the_threads, counted, workers_per_device)
     settings = Settings(
         build=build,
         train=train,
@@ -271,15 +280,26 @@ def search(
         searcher_class=describe(the_searcher),
         points=check_points(points),
     )
-    if (text := mixed(the_devices)) is not None:
-        warnings.warn(text, stacklevel=2)
     if goes_on:
+        _warn_if_mixed(the_devices)
         return resume_search(settings, the_searcher)
-    return run_search(settings, the_space, the_searcher)
+    chosen_for = None
+    if by_itself and workers_per_device is None:
+        chosen_for = worker_count(workers, the_threads)
+    return run_search(settings, the_space, the_searcher, chosen_for)
 
 
-def run_search(settings: Settings, space: Space, the_searcher: Searcher) -> Result:
-    """Run a search whose arguments have been checked."""
+def run_search(
+    settings: Settings, space: Space, the_searcher: Searcher, cpu_workers: int | None = None
+) -> Result:
+    """Run a search whose arguments have been checked.
+
+    Parameters
+    ----------
+    cpu_workers
+        How many workers there are to be if the model is only of use on the CPU, and training goes
+        there for that; None: it goes where `settings` say.
+    """
     set_up(the_searcher, space, settings)
     first = the_searcher.suggest()
     if first is None or first is DONE:
@@ -296,6 +316,9 @@ def run_search(settings: Settings, space: Space, the_searcher: Searcher) -> Resu
             "no validation data: trials are ranked by training metrics (give validation=)",
             stacklevel=3,
         )
+    if cpu_workers is not None and is_for_cpu(settings, config):
+        settings = replace(settings, devices=(CPU,), workers=cpu_workers)
+    _warn_if_mixed(settings.devices)
     return conduct(
         settings,
         run_context(settings),
@@ -304,6 +327,30 @@ def run_search(settings: Settings, space: Space, the_searcher: Searcher) -> Resu
         first=first,
         prepare=partial(prepare, settings=settings, searcher=the_searcher, config=config),
     )
+
+
+def _warn_if_mixed(devices: Sequence[str]) -> None:
+    if (text := mixed(devices)) is not None:
+        warnings.warn(text, stacklevel=4)
+
+
+def is_for_cpu(settings: Settings, config: Mapping[str, Any]) -> bool:
+    """Whether a configuration's model says that it never computes on a GPU (``cpu_only``).
+
+    It is built in a worker of a GPU, which stays warm for the search.
+    """
+    if not are_gpus(settings.devices) or settings.workers == 0:
+        return False
+    executor = LocalExecutor(1, settings.threads, seats=seats(settings.devices, 1))
+    with tempfile.TemporaryDirectory(prefix="cerebro-check-") as folder:
+        context = replace(run_context(settings), state_dir=folder, epoch_dir=folder, log_dir=folder)
+        try:
+            (worker,) = executor.start(context)
+            executor.submit(worker, CheckTask(config, build_only=True))
+            (event,) = executor.wait(None)
+        finally:
+            executor.close()
+    return isinstance(event, CheckDone) and event.cpu_only
 
 
 def prepare(
@@ -317,17 +364,29 @@ def prepare(
 ) -> Ready:
     """Try the first configuration, and whether there is room for the states of all."""
     ready, state_bytes, seen = check_first(executor, workers, context, config)
-    if is_gpu(context.device) and seen is not None and "cuda" not in seen:
-        warnings.warn(
-            f"the model computes on the CPU, and {len(workers)} worker(s) have a GPU each: put it "
-            "on info.device, or give devices='cpu' for a worker per core",
-            stacklevel=2,
-        )
+    if seen is not None and settings.workers > 0:
+        _warn_if_misplaced(context.device, seen, len(workers))
     if state_bytes:
         trials = expected_trials(searcher, settings.n_trials)
         plan = plan_of(settings, state_bytes, trials=trials, adaptive=searcher.adaptive)
         check_room(settings, plan)
     return ready, seen
+
+
+def _warn_if_misplaced(device: str, seen: Mapping[str, Any], workers: int) -> None:
+    """Say that workers compute elsewhere than on the device that they have."""
+    if is_gpu(device) and not uses_gpu(seen):
+        warnings.warn(
+            f"the model computes on the CPU, and {workers} worker(s) have a GPU each: put it on "
+            "info.device, or give devices='cpu' for a worker per core",
+            stacklevel=3,
+        )
+    if not is_gpu(device) and uses_gpu(seen):
+        warnings.warn(
+            f"JAX computes on a GPU, which {workers} worker(s) share, though they are the CPU's: "
+            "give devices='cuda' for a worker per GPU, or set JAX_PLATFORMS=cpu",
+            stacklevel=3,
+        )
 
 
 def check_first(

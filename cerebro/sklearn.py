@@ -102,6 +102,7 @@ class Model:
     """
 
     framework = "numpy"
+    cpu_only = True
 
     def __init__(
         self,

@@ -227,6 +227,8 @@ class CheckDone:
     """What the worker computes with; see `cerebro.environment.describe`."""
     not_exact: tuple[str, ...] = ()
     """Operations of the model that have no deterministic version on its device."""
+    cpu_only: bool = False
+    """Whether the model says that it never computes on a GPU."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from cerebro import _core, environment, generators, growth, memory
+from cerebro import _core, cuda, environment, generators, growth, memory
 from cerebro.data import depots
 from cerebro.data.batches import make_loader
 from cerebro.device_batches import MovedBatches
@@ -528,8 +528,11 @@ class UnitRunner:
         try:
             with self._output_of(None), self._computing(not_exact):
                 if task.build_only:
-                    self.build(0, task.config)
-                    return CheckDone(self.worker, (), environment=self._describe())
+                    model = self.build(0, task.config).model
+                    cpu_only = bool(getattr(model, "cpu_only", False))
+                    return CheckDone(
+                        self.worker, (), environment=self._describe(), cpu_only=cpu_only
+                    )
                 found = try_out(self, task.config, not_exact)
             return replace(found, environment=self._describe(), not_exact=tuple(sorted(not_exact)))
         except BaseException as error:
@@ -539,7 +542,11 @@ class UnitRunner:
 
     def _describe(self) -> dict[str, Any]:
         """What this worker computes with, now that the model has imported what it needs."""
-        return environment.describe(self.context.threads, self.context.device)
+        record = environment.describe(self.context.threads, self.context.device)
+        if is_gpu(self.context.device) and "cuda" not in record:
+            with contextlib.suppress(DeviceError):
+                record |= {"cuda": own} if (own := cuda.describe_opened()) is not None else {}
+        return record
 
     def close(self) -> None:
         """Release models, loaders and mapped files, and memory of the GPU that is kept for more."""

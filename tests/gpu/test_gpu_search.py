@@ -106,6 +106,84 @@ def test_what_computed_is_on_record(one):
     assert one.saved.settings["devices"] == ("cuda:0",)
 
 
+def test_the_program_that_looks_says_what_workers_say(one):
+    """By which `resume` compares them, without starting CUDA."""
+    assert devices.computing_with(("cuda:0",)) == one.environment["cuda"]
+
+
+def test_cublas_without_its_setting_is_warned_of(one):
+    script = (
+        "import sys, warnings, torch, cerebro\n"
+        "torch.ones(2, 2, device='cuda') @ torch.ones(2, 2, device='cuda')\n"
+        "result = cerebro.open(sys.argv[1])\n"
+        "with warnings.catch_warnings(record=True) as told:\n"
+        "    warnings.simplefilter('always')\n"
+        "    found = result.best.evaluate()\n"
+        "    result.best.evaluate()\n"
+        "print(sum('without CUBLAS_WORKSPACE_CONFIG' in str(w.message) for w in told))\n"
+    )
+    here = os.path.dirname(small_cnns.__file__)  # noqa: PTH120
+    variables = {k: v for k, v in os.environ.items() if k != "CUBLAS_WORKSPACE_CONFIG"}
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(one.path)],
+        cwd=here, env=variables, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == "1"
+
+
+def test_a_plan_and_a_check_are_of_the_gpu(data):
+    its = torch.cuda.get_device_properties(0)
+    plan = cerebro.plan(small_cnns.SPACE, data, epochs=1, n_trials=4, devices="cuda:0")
+    assert (plan.workers, plan.devices) == (1, ("cuda:0",))
+    assert plan.device_bytes == its.total_memory
+    assert plan.resident_bytes == data.nbytes
+    found = cerebro.check(small_cnns.build, small_cnns.SPACE, data, validation=0.25)
+    assert found.ok and (found.device, found.not_exact) == ("cuda:0", [])
+    assert "val_accuracy" in found.metrics
+
+
+def test_a_model_of_the_cpu_is_trained_there(data, tmp_path):
+    pytest.importorskip("sklearn")
+
+    def build(config):
+        from sklearn.linear_model import SGDClassifier
+
+        return cerebro.sklearn.Model(SGDClassifier(loss="log_loss"))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = cerebro.search(
+            build, {}, data, epochs=1, validation=0.25, n_trials=1, batch_size=32, workers=1,
+            run=tmp_path / "run", progress=False,
+        )  # fmt: skip
+    assert result.saved.settings["devices"] == ("cpu",)
+
+
+def test_jax_on_the_gpu_is_known():
+    pytest.importorskip("jax")
+    script = (
+        "import jax\nfrom cerebro import environment\njax.numpy.zeros(1)\n"
+        "print(jax.default_backend(), environment.uses_gpu(environment.describe()))\n"
+    )
+    variables = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=variables, capture_output=True, text=True, check=True, timeout=280,
+    )  # fmt: skip
+    backend, known = done.stdout.split()[-2:]
+    assert known == str(backend == "gpu")
+
+
+def test_an_actor_of_ray_trains_on_its_gpu(one, data, tmp_path):
+    pytest.importorskip("ray")
+    executor = cerebro.ray.Executor(workers=1, resources={"GPU": 1})
+    result = search(tmp_path / "run", data, executor=executor, devices="auto")
+    assert hashes(result) == hashes(one)
+    assert result.environment["cuda"] == one.environment["cuda"]
+    assert result.saved.settings["devices"] == ("cuda",)
+
+
 # --- graphs ---------------------------------------------------------------------
 
 
@@ -190,6 +268,14 @@ def test_an_operation_without_a_deterministic_version_marks_the_trial(data, tmp_
     (name,) = result.trials[0].not_exact
     assert "bicubic" in name
     assert cerebro.open(tmp_path / "run").trials[0].not_exact == [name]
+
+
+def test_a_check_names_it(data):
+    found = cerebro.check(build_bicubic, {}, data, batch_size=32)
+    (name,) = found.not_exact
+    assert found.ok and "bicubic" in name and str(found).startswith("not exact on cuda:0: ")
+    with pytest.raises(cerebro.InputError, match="bicubic"):
+        cerebro.check(build_bicubic, {}, data, batch_size=32, deterministic=True)
 
 
 def test_deterministic_true_refuses_it_by_name(data, tmp_path):

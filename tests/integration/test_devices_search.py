@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import os
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import cerebro
-from cerebro import devices, generators
+from cerebro import devices, environment, generators
 from cerebro.devices import Device, Found
+from cerebro.environment import usable_cores
 from cerebro.errors import InputError
+from cerebro.executors.process import warm_workers
 from cerebro.report.summary import render_trial
 
 GPUS = Found((Device("cuda:0", "GPU A", 10**9, "3"), Device("cuda:1", "GPU A", 10**9, "5")))
@@ -80,11 +83,11 @@ def data(tmp_path):
     return cerebro.shard({"x": x}, tmp_path / "data", shards=SHARDS, progress=False)
 
 
-def search(data, run, *, ends=(), **options):
+def search(data, run, *, ends=(), model=None, **options):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="the model computes on the CPU")
         return cerebro.search(
-            build,
+            model or build,
             {"rate": [0.1, 0.2, 0.3, 0.4], **({"end": list(ends)} if ends else {})},
             data,
             epochs=EPOCHS,
@@ -167,6 +170,95 @@ def test_a_model_on_the_cpu_is_told(two_gpus, data, tmp_path):
             build, {"rate": 0.1}, data, epochs=1, validation=0.2, batch_size=4, n_trials=1,
             run=tmp_path / "run", progress=False, devices="cuda",
         )  # fmt: skip
+
+
+class OnTheCpu(Line):
+    cpu_only = True
+
+
+@pytest.fixture
+def own_workers():
+    """Workers that a test's models change are nobody else's."""
+    warm_workers.close()
+    yield
+    warm_workers.close()
+
+
+def search_quietly(build, data, run, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return cerebro.search(
+            build, {"rate": [0.1, 0.2]}, data, epochs=1, validation=0.2, searcher="grid",
+            batch_size=4, run=run, progress=False, **options,
+        )  # fmt: skip
+
+
+def test_a_model_of_the_cpu_stays_there_unless_gpus_are_asked_for(two_gpus, data, tmp_path):
+    result = search_quietly(OnTheCpu, data, tmp_path / "auto", threads=2)
+    settings = result.saved.settings
+    assert (settings["devices"], settings["workers"]) == (("cpu",), max(1, usable_cores() // 2))
+    assert all("device cpu None" in trial.log for trial in result.trials)
+    assert result.environment["device"] == "cpu"
+    again = search_quietly(OnTheCpu, data, tmp_path / "auto", threads=2, if_exists="resume")
+    assert again.saved.settings["devices"] == ("cpu",)
+    few = search_quietly(OnTheCpu, data, tmp_path / "few", workers=1)
+    assert (few.saved.settings["devices"], few.saved.settings["workers"]) == (("cpu",), 1)
+    for options in ({"devices": "cuda"}, {"workers_per_device": 1}):
+        with pytest.warns(UserWarning, match="computes on the CPU, and 2 worker"):
+            asked = cerebro.search(
+                OnTheCpu, {"rate": 0.1}, data, epochs=1, validation=0.2, batch_size=4, n_trials=1,
+                run=tmp_path / "-".join(options), progress=False, **options,
+            )  # fmt: skip
+        assert asked.saved.settings["devices"] == ("cuda:0", "cuda:1")
+
+
+def test_models_of_scikit_learn_are_of_the_cpu(two_gpus, data, tmp_path):
+    pytest.importorskip("sklearn")
+
+    def build(config):
+        from sklearn.cluster import MiniBatchKMeans
+
+        return cerebro.sklearn.Model(MiniBatchKMeans(2, random_state=0), inputs="x")
+
+    result = search_quietly(build, data, tmp_path / "run", workers=1)
+    assert result.saved.settings["devices"] == ("cpu",)
+    assert cerebro.native.Model((1, 4, 4), 2).cpu_only
+
+
+class ByJax(Line):
+    """Says what JAX does that has taken a GPU."""
+
+    def __init__(self, config, info):
+        super().__init__(config, info)
+        environment.jax_backend = lambda: "gpu"
+
+
+def test_jax_on_the_gpu_is_no_model_of_the_cpu(own_workers, two_gpus, data, tmp_path):
+    result = search_quietly(ByJax, data, tmp_path / "gpus", devices="cuda")
+    assert result.environment["jax_backend"] == "gpu"
+    with pytest.warns(UserWarning, match=r"JAX computes on a GPU, which 1 worker\(s\) share"):
+        search(data, tmp_path / "cpu", devices="cpu", workers=1, model=ByJax)
+
+
+class Recorded(Line):
+    """Has CUDA started, by what the record says."""
+
+    def __init__(self, config, info):
+        super().__init__(config, info)
+        about = {"device": "GPU A", "runtime": "12.8", "cudnn": 91002}
+        environment.cuda = lambda: about
+
+
+def test_what_computes_is_compared_before_a_run_goes_on(
+    own_workers, two_gpus, monkeypatch, data, tmp_path
+):
+    run = tmp_path / "run"
+    search(data, run, model=Recorded)
+    first, second = GPUS.devices
+    now = replace(first, about={"device": "GPU A", "runtime": "13.0", "cudnn": 91300})
+    monkeypatch.setattr(devices, "lookup", lambda: Found((now, second)))
+    with pytest.warns(UserWarning, match=r"cuda.cudnn was 91002, is 91300; cuda.runtime was 12.8"):
+        cerebro.resume(run, Recorded, epochs=EPOCHS + 1, progress=False)
 
 
 def test_gpus_of_two_kinds_are_not_exact_together(monkeypatch, data, tmp_path):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import warnings
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -70,7 +73,15 @@ def test_what_names_no_device(wanted):
         choose(wanted, TWO)
 
 
-@pytest.mark.parametrize("wanted", [[], ["cuda:0", "cuda:0"], ["cuda:1", "cuda:01"]])
+@pytest.mark.parametrize("wanted", [[], ()])
+def test_no_device_at_all(wanted):
+    with pytest.raises(
+        InputError, match=r"^devices=[\[(][])] names no device: give 'auto', 'cpu', or"
+    ):
+        choose(wanted, TWO)
+
+
+@pytest.mark.parametrize("wanted", [["cuda:0", "cuda:0"], ["cuda:1", "cuda:01"]])
 def test_each_device_once(wanted):
     with pytest.raises(InputError, match="each device once"):
         choose(wanted, TWO)
@@ -185,6 +196,7 @@ def test_a_driver_and_no_visible_device(monkeypatch, tmp_path):
     [
         ('[[["X", 80], ["Y", 40]], ""]', [("cuda:0", "X", 80, "4"), ("cuda:1", "Y", 40, "6")]),
         ('a banner\n[[], "PyTorch finds no GPU that it can use"]', "PyTorch finds no GPU"),
+        ('[[["X", 80, {"cudnn": 91300}]], ""]', [("cuda:0", "X", 80, "4")]),
         ("", "looking for GPUs failed"),
         ("nonsense", "looking for GPUs failed"),
     ],
@@ -200,6 +212,7 @@ def test_what_the_program_that_looks_prints(monkeypatch, tmp_path, printed, foun
         assert result.devices == () and found in result.problem
     else:
         assert result.devices == tuple(Device(*row) for row in found)
+        assert result.devices[0].about == ({"cudnn": 91300} if "cudnn" in printed else {})
 
 
 def test_the_program_that_looks_runs_here():
@@ -213,6 +226,34 @@ def test_the_program_that_looks_runs_here():
     )
     rows, problem = json.loads(done.stdout)
     assert rows or problem
+
+
+def test_what_computes_on_a_gpu(monkeypatch):
+    known = Found((Device("cuda:0", about={"cudnn": 1}), Device("cuda:1", about={"cudnn": 2})))
+    monkeypatch.setattr(devices, "lookup", lambda: known)
+    assert devices.computing_with(("cuda:1", "cuda:0")) == {"cudnn": 2}
+    assert devices.computing_with(("cuda:5",)) == devices.computing_with(("cuda",)) == {}
+
+
+@pytest.mark.parametrize("started", [False, True])
+@pytest.mark.parametrize("variable", [None, ":16:8"])
+def test_cublas_that_has_begun_otherwise_is_warned_of(monkeypatch, started, variable):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: started)
+    monkeypatch.setattr(torch.cuda, "device", lambda name: nullcontext())
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", variable or "")
+    if variable is None:
+        monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            with devices.using("cuda:0"):
+                assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == (variable or ":4096:8")
+        with devices.using("cpu"):
+            pass
+    texts = [str(warning.message) for warning in told]
+    assert len(texts) == (1 if started and variable is None else 0)
+    assert all("has started in this process without CUBLAS_WORKSPACE_CONFIG" in t for t in texts)
 
 
 # --- shards at seats -------------------------------------------------------------

@@ -148,3 +148,72 @@ def test_libraries_in_torch_are_named() -> None:
     assert found
     for version in found.values():
         assert version in torch.__config__.show()
+
+
+# --- what computes ------------------------------------------------------------------
+
+
+class Bridge:
+    """JAX's, of which it can be asked whether it has started."""
+
+    started = True
+
+    def backends_are_initialized(self) -> bool:
+        return self.started
+
+
+class Jax:
+    @staticmethod
+    def default_backend() -> str:
+        return "gpu"
+
+
+def test_jax_is_asked_only_when_it_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    bridge = Bridge()
+    monkeypatch.setitem(sys.modules, "jax", Jax)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", bridge)  # type: ignore[arg-type]
+    assert environment.jax_backend() == environment.describe()["jax_backend"] == "gpu"
+    assert environment.uses_gpu(environment.describe())
+    bridge.started = False
+    assert environment.jax_backend() is None
+    assert "jax_backend" not in environment.describe()
+    monkeypatch.delitem(sys.modules, "jax._src.xla_bridge")
+    assert environment.jax_backend() is None
+
+
+def test_jax_itself_answers() -> None:
+    pytest.importorskip("jax")
+    program = """
+import json, jax
+from cerebro import environment
+found = [environment.jax_backend()]
+jax.numpy.zeros(1)
+print(json.dumps([*found, environment.jax_backend(), jax.default_backend()]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    before, after, said = json.loads(done.stdout)
+    assert before is None and after == said
+
+
+@pytest.mark.parametrize(
+    ("record", "uses"),
+    [({}, False), ({"cuda": {}}, True), ({"jax_backend": "cpu"}, False),
+     ({"jax_backend": "gpu"}, True)],
+)  # fmt: skip
+def test_who_uses_a_gpu(record: dict[str, object], uses: bool) -> None:
+    assert environment.uses_gpu(record) is uses
+
+
+def test_versions_of_nvidias_packages_are_of_runs_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"nvidia-cublas-cu12": "12.8.4.1", "nvidia-cudnn-cu12": "9.10.2"}
+    monkeypatch.setattr(environment, "package_version", known.get)
+    assert environment.describe(1, "cuda:0")["cuda_packages"] == known
+    assert "cuda_packages" not in environment.describe(1)
+    before = {"cuda_packages": {"nvidia-cublas-cu12": "12.8.3.1"}}
+    assert environment.differences(before, environment.describe(1, "cuda:0")) == [
+        "cuda_packages.nvidia-cublas-cu12 was 12.8.3.1, is 12.8.4.1",
+        "cuda_packages.nvidia-cudnn-cu12 was absent, is 9.10.2",
+    ]
+    assert environment.differences(before, environment.describe(1)) == []
