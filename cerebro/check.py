@@ -16,8 +16,9 @@ import numpy as np
 
 from cerebro import _core, generators
 from cerebro.device_values import run_batches
-from cerebro.devices import CPU, IN_WORKER, choose, is_gpu, seats
+from cerebro.devices import CPU, IN_WORKER, choose, is_gpu, named, seats
 from cerebro.errors import InputError, StateError
+from cerebro.protocol import is_cpu_only
 from cerebro.unit import CheckDone, CheckTask
 
 if TYPE_CHECKING:
@@ -142,6 +143,8 @@ def check(
         raise StateError(f"the worker was lost while it tried the model: {event}")
     if event.error is not None:
         raise InputError(event.error)
+    if event.cpu_only and named(devices) == ["auto"]:  # as a search decides
+        device = CPU
     problems, metrics, operations = map(list, (event.problems, event.metrics, event.not_exact))
     return Check(problems, metrics, dict(config), device, operations)
 
@@ -163,8 +166,13 @@ def try_out(
     runner.context.check_files()
     straight = _Rehearsal(runner, config)
     problems, metrics = _hop_problems(runner, config, straight, not_exact)
-    size = memoryview(straight.packed()).nbytes
-    return CheckDone(runner.worker, tuple(problems), metrics=tuple(metrics), state_bytes=size)
+    return CheckDone(
+        runner.worker,
+        tuple(problems),
+        metrics=tuple(metrics),
+        state_bytes=memoryview(straight.packed()).nbytes,
+        cpu_only=is_cpu_only(straight.live.model),
+    )
 
 
 def _hop_problems(

@@ -140,7 +140,8 @@ def plan(
         makespan is told in passes over the training data.
     space, data, epochs, n_trials, validation, searcher, metric, mode, points, width, workers, \
 threads, seed, stagger, live_models, devices, workers_per_device
-        As of `cerebro.search`.
+        As of `cerebro.search`; which models are only of use on the CPU is not known here: give
+        ``devices="cpu"`` for them.
 
     Returns
     -------

@@ -146,6 +146,11 @@ def framework_of(model: object) -> str:
     return getattr(model, "framework", "dlpack")
 
 
+def is_cpu_only(model: object) -> bool:
+    """Return whether the model says that it never computes on a GPU."""
+    return bool(getattr(model, "cpu_only", False))
+
+
 def whole_pass(model: object) -> Callable[[Iterable[dict[str, Any]]], Mapping[str, Any]] | None:
     """Return `model.evaluate` if validation must go through it, else None.
 

@@ -44,7 +44,7 @@ from cerebro.errors import (
     one_line,
     text_of,
 )
-from cerebro.protocol import Info, check_model, whole_pass
+from cerebro.protocol import Info, check_model, is_cpu_only, whole_pass
 from cerebro.recipe import accepts_info
 from cerebro.state_files import epoch_state_file, read_state, unpublished
 from cerebro.storage import ExhaustedError, StorageError, is_full, storing
@@ -529,10 +529,8 @@ class UnitRunner:
             with self._output_of(None), self._computing(not_exact):
                 if task.build_only:
                     model = self.build(0, task.config).model
-                    cpu_only = bool(getattr(model, "cpu_only", False))
-                    return CheckDone(
-                        self.worker, (), environment=self._describe(), cpu_only=cpu_only
-                    )
+                    seen, for_cpu = self._describe(), is_cpu_only(model)
+                    return CheckDone(self.worker, (), environment=seen, cpu_only=for_cpu)
                 found = try_out(self, task.config, not_exact)
             return replace(found, environment=self._describe(), not_exact=tuple(sorted(not_exact)))
         except BaseException as error:

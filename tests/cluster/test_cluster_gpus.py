@@ -15,6 +15,7 @@ import cerebro  # noqa: E402
 from cerebro import devices, environment  # noqa: E402
 from cerebro.devices import Found  # noqa: E402
 from cerebro.errors import InputError  # noqa: E402
+from cerebro.ray.actor import given_gpu  # noqa: E402
 from cerebro.ray.hiring import Hiring  # noqa: E402
 from cerebro.ray.messages import NodeReport  # noqa: E402
 
@@ -204,6 +205,28 @@ def test_gpus_of_different_kinds_are_noted():
     (note,) = hiring().check(reports(("GPU A",), ("GPU B",), ("GPU A",)))
     assert "of different kinds (GPU A, GPU B)" in note.text
     assert hiring().check(reports(("GPU A",), ("GPU A",))) == []
+
+
+@pytest.mark.parametrize(
+    ("visible", "given", "found"),
+    [
+        ("4", ["4"], "cuda:0"),  # Ray has made the others invisible
+        ("0,1,2", ["1"], "cuda:1"),  # and here not
+        ("0,1,2", [], "cuda:0"),
+        ("GPU-a", ["GPU-a"], "cuda:0"),
+        ("0,1", ["7"], "there is no GPU 7"),
+        ("", ["0"], "no NVIDIA driver is loaded"),
+    ],
+)
+def test_which_gpu_is_an_actors(monkeypatch, visible, given, found):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(devices, "lookup", gpus_by_name.find)
+    context = SimpleNamespace(get_accelerator_ids=lambda: {"GPU": given})
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+    try:
+        assert given_gpu().name == found
+    except cerebro.DeviceError as error:
+        assert str(error) == found
 
 
 @pytest.mark.parametrize("need", [2, 1.5])

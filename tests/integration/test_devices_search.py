@@ -203,6 +203,8 @@ def test_a_model_of_the_cpu_stays_there_unless_gpus_are_asked_for(two_gpus, data
     assert again.saved.settings["devices"] == ("cpu",)
     few = search_quietly(OnTheCpu, data, tmp_path / "few", workers=1)
     assert (few.saved.settings["devices"], few.saved.settings["workers"]) == (("cpu",), 1)
+    assert cerebro.check(OnTheCpu, {"rate": 0.1}, data).device == "cpu"
+    assert cerebro.check(OnTheCpu, {"rate": 0.1}, data, devices="cuda").device == "cuda:0"
     for options in ({"devices": "cuda"}, {"workers_per_device": 1}):
         with pytest.warns(UserWarning, match="computes on the CPU, and 2 worker"):
             asked = cerebro.search(
