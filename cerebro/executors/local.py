@@ -62,6 +62,8 @@ from cerebro.unit import (
 SILENCE_SECONDS = 10.0
 DUMP_SECONDS = 0.25
 """A worker writes down where a late unit is before it is killed."""
+CHECK_SECONDS = 5.0
+"""What the check of the first configuration may take beyond three times `unit_timeout`."""
 
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 """Of these `faulthandler` writes a traceback."""
@@ -294,7 +296,7 @@ class LocalExecutor:
         if self._unit_timeout is None or isinstance(task, WarmTask):
             return None
         # A check builds several models and trains a few batches in several ways.
-        scale, more = (3, 5.0) if isinstance(task, CheckTask) else (1, DUMP_SECONDS)
+        scale, more = (3, CHECK_SECONDS) if isinstance(task, CheckTask) else (1, DUMP_SECONDS)
         return scale * self._unit_timeout + more
 
     # --- the event loop --------------------------------------------------

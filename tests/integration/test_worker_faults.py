@@ -305,7 +305,8 @@ def test_the_time_of_imports_is_not_a_units(data, calm, tmp_path):
     assert events(result.path) == []
 
 
-def test_the_first_configuration_takes_too_long(data, tmp_path):
+def test_the_first_configuration_takes_too_long(data, tmp_path, monkeypatch):
+    monkeypatch.setattr("cerebro.executors.local.CHECK_SECONDS", 0.25)
     extra = """
         class Slow(Model):
             def train_batch(self, batch):

@@ -76,6 +76,33 @@ def test_torch_flags_travel() -> None:
         environment.set_torch_flags(before)
 
 
+def test_torch_is_imported_only_for_flags_that_it_does_not_begin_with() -> None:
+    pytest.importorskip("torch")
+    code = (
+        "import sys; from cerebro import environment\n"
+        "first = environment.FIRST_TORCH_FLAGS\n"
+        "environment.set_torch_flags(dict(first))\n"
+        "assert 'torch' not in sys.modules\n"
+        "environment.set_torch_flags({**first, 'matmul_precision': 'high'})\n"
+        "assert environment.torch_flags() == {**first, 'matmul_precision': 'high'}\n"
+        "environment.set_torch_flags(first)\n"
+        "assert environment.torch_flags() == first"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_torch_begins_with_is_known_and_setting_it_imports_nothing() -> None:
+    pytest.importorskip("torch")
+    code = (
+        "import sys, torch; from cerebro import environment\n"
+        "before = set(sys.modules)\n"
+        "assert environment.torch_flags() == environment.FIRST_TORCH_FLAGS\n"
+        "environment.set_torch_flags(environment.FIRST_TORCH_FLAGS)\n"
+        "assert not {name for name in set(sys.modules) - before if name.startswith('torch')}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_no_flags_set_nothing() -> None:
     environment.set_torch_flags({})
 
