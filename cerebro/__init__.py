@@ -63,7 +63,7 @@ from cerebro.space import Space, choice, integer, loguniform, normal, uniform, w
 from cerebro.stopping import EarlyStopping
 
 if TYPE_CHECKING:
-    from cerebro import native, optuna, ray, sklearn, testing, torch
+    from cerebro import jax, native, optuna, ray, sklearn, testing, torch
 
 __version__ = version()
 
@@ -103,6 +103,7 @@ __all__ = [
     "choice",
     "images",
     "integer",
+    "jax",
     "loguniform",
     "native",
     "normal",
@@ -124,7 +125,7 @@ __all__ = [
     "when",
 ]
 
-_LAZY = ("native", "optuna", "ray", "sklearn", "testing", "torch")
+_LAZY = ("jax", "native", "optuna", "ray", "sklearn", "testing", "torch")
 
 
 def __getattr__(name: str) -> Any:

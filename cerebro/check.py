@@ -391,8 +391,9 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
                 continue
         return
     module = type(value).__module__
-    # A graph's buffers are no state: whether a step is replayed changes nothing.
-    if module.startswith(("cerebro._core", "cerebro._torch_graph", "builtins", "numpy.random")):
+    # How a step is run is no state: a graph that is replayed, a program that was compiled.
+    ours = ("cerebro._core", "cerebro._torch_graph", "cerebro._jax_program")
+    if module.startswith((*ours, "builtins", "numpy.random")):
         return
     for attribute, child in sorted(getattr(value, "__dict__", {}).items()):
         # Torch keeps a module's parts in three mappings; users know them by name.
@@ -426,7 +427,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 def as_bytes(value: Any) -> bytes:
-    if isinstance(value, (np.ndarray, np.generic)):
+    if not hasattr(value, "detach"):  # of NumPy or JAX
         return np.asarray(value).tobytes()
     tensor = value.detach().cpu().contiguous()
     return bytes(tensor.reshape(-1).view(_byte_type(tensor)).numpy().tobytes())

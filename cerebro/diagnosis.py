@@ -18,6 +18,7 @@ from cerebro.report import format as fmt
 EXTRAS = {
     "torch": ("PyTorch models", ("torch",)),
     "sklearn": ("scikit-learn models", ("sklearn",)),
+    "jax": ("JAX models", ("jax", "optax")),
     "parquet": ("Parquet and Arrow files, pandas tables", ("pyarrow", "pandas")),
     "images": ("folders of pictures", ("PIL",)),
     "plots": ("pictures of runs", ("matplotlib",)),

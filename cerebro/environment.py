@@ -31,6 +31,7 @@ PACKAGES = (
     "torchvision",
     "jax",
     "jaxlib",
+    "optax",
     "scikit-learn",
     "scipy",
     "mkl",
@@ -75,7 +76,8 @@ VARIABLES = (
 )
 
 # Set to `threads` in workers; in the caller's process they are as they are.
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# The last one is XLA's, which reads it when JAX first computes in a process.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC")
 
 # What PyTorch's description of its own build says about its libraries.
 TORCH_LIBRARIES = {
@@ -300,6 +302,23 @@ def flags_of_run(flags: Mapping[str, Any]) -> Iterator[None]:
         yield
     finally:
         set_torch_flags(before)
+
+
+@contextmanager
+def xla_threads(threads: int) -> Iterator[None]:
+    """Have JAX begin with so many threads, if it begins to compute within this block.
+
+    It cannot be told afterwards, and they change the bits.
+    """
+    before = os.environ.get("NPROC")
+    os.environ["NPROC"] = str(threads)
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("NPROC", None)
+        else:
+            os.environ["NPROC"] = before
 
 
 def _torch_capability() -> str | None:

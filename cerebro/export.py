@@ -37,8 +37,10 @@ def export(
 def _safetensors(trial: Trial, model: Any, target: Path) -> None:
     net = getattr(model, "net", None)
     if net is None:
-        # The whole state, as in the run's own files: tensors under their paths.
-        target.write_bytes(_core.pack_state(model.state_dict()))
+        # As in the run's own files, tensors under their paths: the whole state, where the model
+        # does not say what of it are weights.
+        weights = getattr(model, "weights", model.state_dict)
+        target.write_bytes(_core.pack_state(weights()))
         return
     try:
         import safetensors.torch
@@ -48,6 +50,8 @@ def _safetensors(trial: Trial, model: Any, target: Path) -> None:
 
 
 def _torch(trial: Trial, model: Any, target: Path) -> None:
+    if getattr(model, "framework", None) == "jax":
+        raise InputError("format 'torch' has no arrays of JAX: use format='safetensors'")
     try:
         import torch
     except ImportError as error:
@@ -59,7 +63,8 @@ def _torch(trial: Trial, model: Any, target: Path) -> None:
 def _onnx(trial: Trial, model: Any, target: Path) -> None:
     net = getattr(model, "net", None)
     if net is None:
-        raise InputError(f"onnx needs a cerebro.torch.Model, not {type(model).__name__}")
+        kind = f"{type(model).__module__}.{type(model).__qualname__}"
+        raise InputError(f"onnx needs a cerebro.torch.Model, not a {kind}")
     try:
         importlib.import_module("onnx")
         importlib.import_module("onnxscript")

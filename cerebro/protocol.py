@@ -136,6 +136,8 @@ def _hint(model: object) -> str:
         return "; wrap the network: cerebro.torch.Model(net, optimizer=..., loss=...)"
     if hasattr(model, "partial_fit"):
         return "; wrap the estimator: cerebro.sklearn.Model(estimator)"
+    if hasattr(model, "apply") and hasattr(model, "init"):
+        return "; wrap the module: cerebro.jax.Model(net.apply, params, optimizer=..., loss=...)"
     if isinstance(model, tuple):
         return "; return one object, such as cerebro.torch.Model(net, optimizer=..., loss=...)"
     return ""

@@ -11,7 +11,7 @@ import sys
 
 LIBRARIES = (
     *("cloudpickle", "jax", "matplotlib", "numpy", "optuna", "pandas", "PIL", "pyarrow", "ray"),
-    *("rich", "safetensors", "scipy", "sklearn", "torch", "torchvision"),
+    *("optax", "rich", "safetensors", "scipy", "sklearn", "torch", "torchvision"),
 )
 """All of them packages: a single file is something else."""
 

@@ -15,21 +15,30 @@ everything that later training depends on.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import torch
 
 from cerebro import _torch_graph, _torch_place, _torch_state
+from cerebro.columns import (
+    Batch,
+    Columns,
+    check_batch,
+    check_metrics,
+    column_names,
+    loss_of,
+    make_getter,
+    named_functions,
+    rows_of,
+    rows_of_all,
+    weighted_mean,
+)
 from cerebro.device_batches import moved
 from cerebro.devices import build_device
 from cerebro.errors import InputError, StateError
 
-Batch = dict[str, Any]
-Columns = str | Sequence[str] | Mapping[str, str]
 # Values by metric, loss with its graph (or None), output, target.
 _Objective = Callable[[Batch], tuple[dict[str, Any], Any, Any, Any]]
 
@@ -145,8 +154,8 @@ class Model:
             raise InputError(f"net must be a torch.nn.Module, not {net!r}")
         self.net = net
         self._loss = loss
-        self._metrics = _named("metrics", metrics)
-        self._epoch_metrics = _named("epoch_metrics", epoch_metrics)
+        self._metrics = named_functions("metrics", metrics)
+        self._epoch_metrics = named_functions("epoch_metrics", epoch_metrics)
         self._inputs, self._target = inputs, target
         self._step = step
         self._augment = augment
@@ -186,18 +195,12 @@ class Model:
             )
         if state not in ("all", "trainable"):
             raise InputError(f"state must be 'all' or 'trainable', not {state!r}")
-        if self._step is not None and (self._loss, self._metrics) != (None, {}):
-            raise InputError("step replaces loss and metrics: return them from step instead")
-        if self._step is not None and self._epoch_metrics:
-            raise InputError("epoch_metrics need outputs, which step does not return: give loss")
+        check_metrics(self._loss, self._step, self._metrics, self._epoch_metrics)
         for name, value in (("step", self._step), ("augment", self._augment), ("loss", self._loss)):
             if value is not None and not callable(value):
                 raise InputError(f"{name} must be callable, not {value!r}")
-        _column_names("inputs", self._inputs)
-        _column_names("target", self._target)
-        both = self._metrics.keys() & self._epoch_metrics.keys()
-        if both or "loss" in {**self._metrics, **self._epoch_metrics}:
-            raise InputError(f"two metrics are called {next(iter(both), 'loss')!r}")
+        column_names("inputs", self._inputs)
+        column_names("target", self._target)
 
     # --- training and evaluation ----------------------------------------------
 
@@ -286,14 +289,14 @@ class Model:
         kept: list[tuple[Any, Any]] = []
         for batch in self._batches(data, batch_size):
             values, output, target = self._evaluate_batch(batch)
-            rows.append(_rows(batch))
+            rows.append(rows_of(batch))
             for name, value in values.items():
                 names.setdefault(name, []).append(value)
             if self._epoch_metrics:
                 kept.append((output, target))
         if not rows:
             raise InputError("there are no rows to evaluate")
-        result = {name: _mean(values, rows) for name, values in names.items()}
+        result = {name: weighted_mean(values, rows, _floats) for name, values in names.items()}
         if self._epoch_metrics:
             outputs = _concatenated([output for output, _ in kept])
             targets = _concatenated([target for _, target in kept])
@@ -543,7 +546,7 @@ class Model:
             return self._step_objective
         if self._target is None:
             return self._targetless_objective
-        get_target, forward, no_grad = _make_getter(self._target), self._forward, self._no_grad
+        get_target, forward, no_grad = make_getter(self._target), self._forward, self._no_grad
         loss_function, metrics = self._loss, list(self._metrics.items())
         needs_target = bool(metrics or self._epoch_metrics)
 
@@ -551,7 +554,7 @@ class Model:
             output = forward(batch)
             if loss_function is None:
                 target = get_target(batch) if needs_target else None
-                loss = _loss_of(output)
+                loss = loss_of(output)
             else:
                 target = get_target(batch)
                 loss = loss_function(output, target)
@@ -566,7 +569,7 @@ class Model:
 
     def _targetless_objective(self, batch: Batch) -> tuple[dict[str, Any], Any, Any, Any]:
         output = self._forward(batch)
-        loss = _loss_of(output) if self._loss is None else self._loss(output)
+        loss = loss_of(output) if self._loss is None else self._loss(output)
         values = {"loss": loss.detach()}
         with self._no_grad:
             for name, metric in self._metrics.items():
@@ -620,10 +623,7 @@ class Model:
 
     def _sliced(self, columns: Mapping[str, Any], batch_size: int) -> Iterator[Batch]:
         arrays = {name: torch.as_tensor(column) for name, column in columns.items()}
-        lengths = {name: len(array) for name, array in arrays.items()}
-        if len(set(lengths.values())) > 1:
-            raise InputError(f"the columns have different numbers of rows: {lengths}")
-        for start in range(0, next(iter(lengths.values()), 0), batch_size):
+        for start in range(0, rows_of_all(arrays), batch_size):
             yield {name: array[start : start + batch_size] for name, array in arrays.items()}
 
     def _placed(self, batch: Batch) -> Batch:
@@ -633,87 +633,24 @@ class Model:
 
     def _explain_missing_column(self, batch: Batch, with_target: bool = True) -> None:
         """Raise InputError if a KeyError came from a column that the batch lacks."""
-        wanted = [("inputs", name) for name in _column_names("inputs", self._inputs)]
-        if with_target and self._target is not None:
-            wanted += [("target", name) for name in _column_names("target", self._target)]
-        for what, name in wanted if self._step is None else []:
-            if isinstance(batch, Mapping) and name not in batch:
-                raise InputError(
-                    f"{what} names the column {name!r}, but the data has {', '.join(batch)}"
-                ) from None
-
-
-def _column_names(what: str, columns: Any) -> list[str]:
-    if isinstance(columns, str):
-        return [columns]
-    if columns is None and what == "target":
-        return []
-    names: list[Any] = []
-    if isinstance(columns, Mapping):
-        names = list(columns.values())
-    elif isinstance(columns, (list, tuple)):
-        names = list(columns)
-    if not names or not all(isinstance(name, str) for name in names):
-        raise InputError(f"{what} must be a column's name, a list or a mapping, not {columns!r}")
-    return names
-
-
-def _make_getter(columns: Columns) -> Callable[[Batch], Any]:
-    if isinstance(columns, str):
-        return itemgetter(columns)
-    if isinstance(columns, Mapping):
-        pairs = list(columns.items())
-        return lambda batch: {key: batch[column] for key, column in pairs}
-    names = list(columns)
-    if len(names) == 1:
-        return lambda batch: (batch[names[0]],)
-    return itemgetter(*names)
+        if self._step is None:
+            check_batch(batch, self._inputs, self._target if with_target else None)
 
 
 def _make_forward(net: Any, inputs: Columns) -> Callable[[Batch], Any]:
     """Return the function that calls the network with a batch's columns."""
     if isinstance(inputs, str):
         return lambda batch: net(batch[inputs])
-    get = _make_getter(inputs)
+    get = make_getter(inputs)
     if isinstance(inputs, Mapping):
         return lambda batch: net(**get(batch))
     return lambda batch: net(*get(batch))
-
-
-def _loss_of(output: Any) -> Any:
-    loss = getattr(output, "loss", None)
-    if loss is None and isinstance(output, Mapping):
-        loss = output.get("loss")
-    if loss is None:
-        raise InputError(
-            f"loss=None takes the loss from the network's output, but a {type(output).__name__} "
-            "has none: give loss, or make the network compute it"
-        )
-    return loss
 
 
 def _detached(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(_detached(item) for item in value)
     return value.detach() if isinstance(value, torch.Tensor) else value
-
-
-def _rows(batch: Batch) -> int:
-    return len(next(iter(batch.values())))
-
-
-def _mean(values: list[Any], rows: list[int]) -> float:
-    """Return the weighted mean of a metric over batches, summed in float64 in their order."""
-    pairs = [
-        value if isinstance(value, tuple) else (value, count)
-        for value, count in zip(values, rows, strict=True)
-    ]
-    total = weights = 0.0
-    means, counts = _floats([mean for mean, _ in pairs]), _floats([count for _, count in pairs])
-    for value, weight in zip(means, counts, strict=True):
-        total += value * weight
-        weights += weight
-    return total / weights if weights else math.nan
 
 
 def _floats(values: list[Any]) -> list[float]:
@@ -761,14 +698,6 @@ def _find_metric(step: str, metrics: Mapping[str, Any]) -> float:
         f"scheduler_step={step!r} needs the metric {name!r}, but the epoch has "
         f"{', '.join(metrics) or 'none'}"
     )
-
-
-def _named(what: str, functions: Any) -> dict[str, Callable[..., Any]]:
-    if functions is None:
-        return {}
-    if not isinstance(functions, Mapping) or not all(callable(f) for f in functions.values()):
-        raise InputError(f"{what} must be a mapping of names to functions, not {functions!r}")
-    return dict(functions)
 
 
 def _check_clip_norm(clip_norm: float | None) -> float | None:

@@ -589,7 +589,8 @@ def build_model(
         had_torch = "torch" in sys.modules
         generators.seed_all(info.seed, had_torch)
         settings = compute_settings(context.threads, context.deterministic, info.device)
-        with settings, building_on(info.device):
+        xla = environment.xla_threads(context.threads)
+        with settings, xla, building_on(info.device):
             model = (
                 context.build(dict(config), info)
                 if accepts_info(context.build)

@@ -169,6 +169,19 @@ def test_thread_variables_count_where_they_say_something_else(
     assert {k: v for k, v in variables.items() if k in environment.THREAD_VARIABLES} == kept
 
 
+@pytest.mark.parametrize("own", [None, "5"])
+def test_xla_hears_of_threads_while_a_model_is_built(
+    monkeypatch: pytest.MonkeyPatch, own: str | None
+) -> None:
+    monkeypatch.delenv("NPROC", raising=False)
+    if own is not None:
+        monkeypatch.setenv("NPROC", own)
+    with pytest.raises(KeyError), environment.xla_threads(3):
+        assert os.environ["NPROC"] == "3"
+        raise KeyError
+    assert os.environ.get("NPROC") == own
+
+
 def test_libraries_in_torch_are_named() -> None:
     torch = pytest.importorskip("torch")
     found = environment.torch_libraries()

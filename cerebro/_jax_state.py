@@ -1,0 +1,169 @@
+"""States of JAX's models, in and out: trees of arrays as dictionaries that name every array.
+
+Taking a state copies nothing where the arrays are in host memory: NumPy's views of them hold
+their memory, which then no compiled step writes into. Loading copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cerebro.errors import InputError, StateError
+
+Path = tuple[str, ...]
+HINT = "build must make the same model from the same configuration"
+
+
+def named_leaves(tree: Any) -> list[tuple[Path, Any]]:
+    """Return a tree's leaves with their paths, as people would write them: layers, 0, kernel."""
+    found = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return [(tuple(map(_part, path)) or ("value",), leaf) for path, leaf in found]
+
+
+def _part(entry: Any) -> str:
+    for attribute in ("key", "name", "idx"):
+        if hasattr(entry, attribute):
+            return str(getattr(entry, attribute))
+    return str(entry)
+
+
+def owned(what: str, tree: Any, device: Any) -> Any:
+    """Return a copy of a tree on a device, which shares no memory with anything.
+
+    Raises
+    ------
+    InputError
+        If it has something that is no array, or two of one name.
+    """
+    named = named_leaves(tree)
+    paths = [path for path, _ in named]
+    if len(set(paths)) < len(paths):
+        twice = next(path for path in paths if paths.count(path) > 1)
+        raise InputError(f"{what} has two arrays that are called {'/'.join(twice)}: rename one")
+    arrays = [_array(what, path, leaf) for path, leaf in named]
+    return jax.tree.unflatten(jax.tree.structure(tree), _put(arrays, device))
+
+
+def _array(what: str, path: Path, leaf: Any) -> Any:
+    """Return a copy of a leaf in host memory; of a random key, its words with how to read them."""
+    if is_key(leaf):
+        return _Key(np.array(jax.random.key_data(leaf)), jax.random.key_impl(leaf))
+    array = None if callable(leaf) else np.array(leaf)
+    if array is None or array.dtype.kind in "OUSMm":
+        raise InputError(
+            f"{what} has a {type(leaf).__name__} at {'/'.join(path)}, which is no array: keep it "
+            "out (with equinox: equinox.partition)"
+        )
+    return array
+
+
+class _Key:
+    """The words of a random key in host memory."""
+
+    def __init__(self, words: Any, kind: Any) -> None:
+        self.words = words
+        self.kind = kind
+
+
+def _put(arrays: list[Any], device: Any) -> list[Any]:
+    """Bring arrays from host memory to a device, in one go."""
+    words = [array.words if isinstance(array, _Key) else array for array in arrays]
+    placed = jax.device_put(words, device)
+    return [
+        jax.random.wrap_key_data(there, impl=array.kind) if isinstance(array, _Key) else there
+        for array, there in zip(arrays, placed, strict=True)
+    ]
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether a leaf is a random key with a type of its own, `jax.random.key`'s."""
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+# --- states ---------------------------------------------------------------------
+
+
+def to_state(tree: Any) -> dict[str, Any]:
+    """Return a tree as nested dictionaries of NumPy arrays."""
+    state: dict[str, Any] = {}
+    for path, leaf in named_leaves(tree):
+        inner = state
+        for part in path[:-1]:
+            inner = inner.setdefault(part, {})
+        inner[path[-1]] = to_host(leaf)
+    return state
+
+
+def to_host(leaf: Any) -> Any:
+    """Return an array as NumPy's: random keys as their words, types of one byte that states
+    cannot hold (float8) as bytes."""
+    array = np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
+    return array if _is_held(array.dtype) else array.view(np.uint8)
+
+
+def _is_held(dtype: Any) -> bool:
+    return dtype.kind in "biufc" or dtype == jnp.bfloat16
+
+
+def from_state(what: str, tree: Any, state: Any, device: Any, *, retyped: bool = False) -> Any:
+    """Return a tree like `tree` with the arrays of a state.
+
+    Parameters
+    ----------
+    what
+        The part of the state, for errors.
+    tree
+        Says structure, shapes and types.
+    state
+        What `to_state` has returned; its arrays are copied.
+    device
+        Where the new ones shall be.
+    retyped
+        Whether they may be of other types than those of `tree`, which they then keep.
+
+    Raises
+    ------
+    StateError
+        If names, shapes or types differ, naming the first array.
+    """
+    found = dict(_walk(state if isinstance(state, Mapping) else {}, ()))
+    named = named_leaves(tree)
+    missing = [path for path, _ in named if path not in found]
+    if missing:
+        raise StateError(f"the state has no {what}/{'/'.join(missing[0])}: {HINT}")
+    unknown = found.keys() - {path for path, _ in named}
+    if unknown:
+        raise StateError(
+            f"the state has {what}/{'/'.join(min(unknown))}, which the model has not: {HINT}"
+        )
+    arrays = [
+        _fitting(f"{what}/{'/'.join(path)}", leaf, found[path], retyped) for path, leaf in named
+    ]
+    return jax.tree.unflatten(jax.tree.structure(tree), _put(arrays, device))
+
+
+def _walk(state: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, Any]]:
+    for name, value in state.items():
+        if isinstance(value, Mapping):
+            yield from _walk(value, (*path, name))
+        else:
+            yield (*path, name), value
+
+
+def _fitting(name: str, leaf: Any, value: Any, retyped: bool) -> Any:
+    """Return a copy of a state's array, which must be as the model's own is."""
+    words = jax.random.key_data(leaf) if is_key(leaf) else leaf
+    array = np.array(value)
+    if not _is_held(words.dtype) and array.dtype == np.uint8:
+        array = array.view(words.dtype)
+    if array.shape != words.shape or not (retyped or array.dtype == words.dtype):
+        raise StateError(
+            f"{name}: the state has {array.dtype} of shape {array.shape}, the model {words.dtype} "
+            f"of shape {words.shape}: {HINT}"
+        )
+    return _Key(array, jax.random.key_impl(leaf)) if is_key(leaf) else array

@@ -1,0 +1,118 @@
+"""JAX models in a search: in this process, in workers, killed, replayed, cloned, exported."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jax")
+pytest.importorskip("optax")
+
+import resumable_jax
+from resumable import hashes
+
+import cerebro
+from cerebro import _core
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory):
+    """Keep compiled programs on the disk, for this process and its workers, as the guide says."""
+    import jax
+
+    folder = str(tmp_path_factory.mktemp("compiled"))
+    before = jax.config.jax_compilation_cache_dir
+    least = jax.config.jax_persistent_cache_min_compile_time_secs
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", folder)
+        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        jax.config.update("jax_compilation_cache_dir", folder)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        yield
+    jax.config.update("jax_compilation_cache_dir", before)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    x = np.random.default_rng(0).normal(size=(150, 3)).astype("float32")
+    folder = tmp_path_factory.mktemp("data") / "set"
+    cerebro.shard({"x": x, "y": x.sum(1)}, folder, shards=2, progress=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    return resumable_jax.search(tmp_path_factory.mktemp("runs") / "whole", data)
+
+
+def test_inline_and_in_workers_the_bits_are_the_same(whole, data, tmp_path):
+    inline = resumable_jax.search(tmp_path / "inline", data, workers=0)
+    assert inline.status == whole.status == "finished"
+    assert hashes(inline) == hashes(whole)
+    assert cerebro.replay(inline, 1, resumable_jax.build).identical
+
+
+def test_killed_then_resumed(whole, data, tmp_path):
+    folder = tmp_path / "run"
+    command = [sys.executable, resumable_jax.__file__, folder, data, "5"]
+    killed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    result = cerebro.resume(folder, workers=1, progress=False)
+    assert result.status == "finished"
+    assert hashes(result) == hashes(whole)
+
+
+def test_a_trial_is_loaded_evaluated_and_exported(whole, tmp_path):
+    best = whole.best
+    model = best.load()
+    assert isinstance(model, cerebro.jax.Model)
+    assert model.params["out"].dtype == "bfloat16"
+    assert best.evaluate() == pytest.approx(
+        {name.removeprefix("val_"): v for name, v in best.metrics.items() if "val_" in name}
+    )
+    x = np.ones((5, 3), dtype="float32")
+    np.testing.assert_array_equal(best.predict({"x": x}), model.predict(x))
+    saved = _core.unpack_state(best.export(tmp_path / "net.safetensors").read_bytes(), "numpy")
+    assert saved.keys() == {"params", "variables"}
+    assert saved["params"]["hidden"].tobytes() == np.asarray(model.params["hidden"]).tobytes()
+    with pytest.raises(cerebro.InputError, match=r"onnx needs a cerebro\.torch\.Model, not a cere"):
+        best.export(tmp_path / "net.onnx", format="onnx")
+    with pytest.raises(cerebro.InputError, match="has no arrays of JAX: use format='safetensors'"):
+        best.export(tmp_path / "net.pt", format="torch")
+
+
+def test_clones_go_on_with_settings_of_their_own(data, tmp_path):
+    result = resumable_jax.search(
+        tmp_path / "pbt",
+        data,
+        workers=0,
+        n_trials=2,
+        searcher=cerebro.PBT(population=2, quantile=0.5),
+    )
+    clone = next(trial for trial in result.trials if trial.parent is not None)
+    rate = clone.load("last").optimizer_state.hyperparams["learning_rate"]
+    assert float(rate) == np.float32(clone.config["lr"])
+    assert cerebro.replay(result, clone.number, resumable_jax.build).identical
+
+
+def forgetful(config, info):
+    model = resumable_jax.build(config, info)
+    train, model.offset = model.train_batch, 0.0
+
+    def shifted(batch):
+        model.offset += 0.5
+        return train({**batch, "y": batch["y"] + model.offset})
+
+    model.train_batch = shifted
+    return model
+
+
+def test_check_finds_what_is_not_in_the_state(data):
+    found = cerebro.check(forgetful, resumable_jax.SPACE, cerebro.Dataset(data), batch_size=25)
+    assert "training went on differently: state_dict()['params']" in found.problems[0]
+    assert "model.offset is lost by a hop: it is not in state_dict()" in found.problems
