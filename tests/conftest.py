@@ -44,16 +44,23 @@ def _same_signals() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+def _shared_library(library: Path, *arguments: str | Path) -> Path:
+    """Compile a library for a process that a test starts; warnings are errors."""
+    command = ["cc", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o", library, *arguments]
+    subprocess.run(list(map(str, command)), check=True)
+    return library
+
+
+STANDIN_FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-ffp-contract=off")
+
+
 @pytest.fixture(scope="session")
 def disk_shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A library for LD_PRELOAD that watches what reaches the disk; see its source."""
     if sys.platform != "linux" or shutil.which("cc") is None:
         pytest.skip("needs Linux and a C compiler to stand between a process and its disk")
     source = Path(__file__).parent / "shims" / "disk.c"
-    library = tmp_path_factory.mktemp("shim") / "disk.so"
-    command = ["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", str(source)]
-    subprocess.run([*command, "-o", str(library), "-ldl"], check=True)
-    return library
+    return _shared_library(tmp_path_factory.mktemp("shim") / "disk.so", "-O1", source, "-ldl")
 
 
 @pytest.fixture(scope="session")
@@ -64,13 +71,10 @@ def cudart_standin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not core or shutil.which("cc") is None:
         pytest.skip("needs the C sources and a C compiler to stand in for the CUDA runtime")
     library = tmp_path_factory.mktemp("standin") / "libcudart_standin.so"
-    command = ["cc", "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-fvisibility=hidden", "-O1"]
-    command += ["-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
-    command += [f"-I{root / 'csrc' / 'core'}", f"-I{root / 'csrc' / 'third_party'}"]
-    sources = [str(root / "tests" / "standin" / "cudart.c"), *map(str, core)]
+    folders = [f"-I{root / 'csrc' / folder}" for folder in ("core", "third_party")]
+    source = Path(__file__).parent / "standin" / "cudart.c"
     libraries = ["-lpthread", "-lm"] + (["-ldl"] if sys.platform == "linux" else [])
-    subprocess.run([*command, *sources, "-o", str(library), *libraries], check=True)
-    return library
+    return _shared_library(library, "-O1", *STANDIN_FLAGS, *folders, source, *core, *libraries)
 
 
 @pytest.fixture(scope="session")
@@ -79,8 +83,6 @@ def cudnn_standin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("cc") is None:
         pytest.skip("needs a C compiler to stand in for cuDNN")
     library = tmp_path_factory.mktemp("standin") / "libcudnn_standin.so"
-    command = ["cc", "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-fvisibility=hidden", "-O2"]
-    command += ["-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
-    source = Path(__file__).parent / "standin" / "cudnn.c"
-    subprocess.run([*command, str(source), "-o", str(library)], check=True)
-    return library
+    return _shared_library(
+        library, "-O2", *STANDIN_FLAGS, Path(__file__).parent / "standin" / "cudnn.c"
+    )

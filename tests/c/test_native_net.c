@@ -1,62 +1,8 @@
 /* The native network: its gradients, its bits, and what it refuses. */
-#include "native_net.h"
-
 #include <math.h>
 #include <stdlib.h>
 
-#include "check.h"
-#include "rng.h"
-
-enum { ROWS = 7, SIDE_Y = 9, SIDE_X = 6, CLASSES = 3 };
-
-static const cer_native_net_sizes sizes = {2, SIDE_Y, SIDE_X, {3, 5}, CLASSES};
-
-typedef struct batch {
-    float pictures[ROWS * 2 * SIDE_Y * SIDE_X];
-    int64_t labels[ROWS];
-} batch;
-
-static void
-fill(float *values, size_t n, uint64_t key)
-{
-    cer_rng rng;
-
-    cer_rng_seed(&rng, key, CER_RNG_SEARCH, 0, 0);
-    for (size_t i = 0; i < n; i++)
-        values[i] = (float)(2 * cer_rng_double(&rng) - 1);
-}
-
-static cer_tensor
-part_of(const cer_native_net *net, cer_native_net_kind kind, int part)
-{
-    cer_tensor tensor;
-
-    cer_native_net_tensor(net, kind, (cer_native_net_part)part, &tensor);
-    return tensor;
-}
-
-static cer_native_net *
-make_net(void)
-{
-    cer_native_net *net = NULL;
-
-    CHECK_EQ_INT(cer_native_net_new(&sizes, &net, NULL), CER_OK);
-    for (int part = 0; part < CER_NATIVE_NET_PART_COUNT; part++) {
-        cer_tensor tensor = part_of(net, CER_NATIVE_NET_VALUES, part);
-
-        CHECK(tensor.data != NULL);
-        fill(tensor.data, cer_tensor_elements(&tensor), (uint64_t)part + 1);
-    }
-    return net;
-}
-
-static void
-make_batch(batch *out)
-{
-    fill(out->pictures, sizeof out->pictures / sizeof(float), 1);
-    for (int64_t i = 0; i < ROWS; i++)
-        out->labels[i] = i % CLASSES;
-}
+#include "random_net.h"
 
 static void
 parts_have_names_and_shapes(void)

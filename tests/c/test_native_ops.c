@@ -4,17 +4,7 @@
 #include <math.h>
 
 #include "check.h"
-#include "rng.h"
-
-static void
-fill(float *values, size_t n, uint64_t key)
-{
-    cer_rng rng;
-
-    cer_rng_seed(&rng, key, CER_RNG_SEARCH, 0, 0);
-    for (size_t i = 0; i < n; i++)
-        values[i] = (float)(2 * cer_rng_double(&rng) - 1);
-}
+#include "random_values.h"
 
 #define CHECK_NEAR(left, right, most)                                          \
     CHECK(fabs((double)(left) - (double)(right)) <= (most))

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dlpack_structs import capsule_name, capsule_pointer, describe
 
 from cerebro import _core
 
@@ -141,48 +142,6 @@ def test_columns_start_on_256_bytes(tmp_path: Path) -> None:
 
 # --- the capsule ----------------------------------------------------------------
 
-_name = ctypes.pythonapi.PyCapsule_GetName
-_name.restype, _name.argtypes = ctypes.c_char_p, [ctypes.py_object]
-_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-
-
-class DLTensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-class Legacy(ctypes.Structure):
-    _fields_ = (("tensor", DLTensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
-
-
-class Versioned(ctypes.Structure):
-    _fields_ = (
-        ("major", ctypes.c_uint32),
-        ("minor", ctypes.c_uint32),
-        ("context", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-        ("flags", ctypes.c_uint64),
-        ("tensor", DLTensor),
-    )
-
-
-def describe(capsule: object) -> tuple[Any, DLTensor]:
-    name = _name(capsule)
-    kind = Legacy if name == b"dltensor" else Versioned
-    managed = ctypes.cast(_pointer(capsule, name), ctypes.POINTER(kind)).contents
-    return managed, managed.tensor
-
 
 @pytest.fixture
 def tensor(tmp_path: Path) -> Any:
@@ -200,7 +159,7 @@ def test_capsules_say_everything(tensor: Any) -> None:
         ((2, 0), b"dltensor_versioned"),
     ]:
         capsule = tensor.__dlpack__(stream=None, max_version=version, dl_device=None, copy=None)
-        assert _name(capsule) == name
+        assert capsule_name(capsule) == name
         managed, view = describe(capsule)
         assert (view.device_type, view.device_id) == (1, 0)
         assert (view.code, view.bits, view.lanes) == (0, 16, 1)
@@ -324,8 +283,7 @@ def test_a_deleter_called_twice_frees_once(tmp_path: Path) -> None:
         for version in (None, (1, 0)):
             capsule = batch["x"].__dlpack__(max_version=version)
             managed, _ = describe(capsule)
-            pointer = ctypes.c_void_p(_pointer(capsule, _name(capsule)))
-            ctypes.CFUNCTYPE(None, ctypes.c_void_p)(managed.deleter)(pointer)
+            managed.deleter(capsule_pointer(capsule, capsule_name(capsule)))
             del capsule
         assert np.asarray(batch["x"]).shape == (2, 2)
     assert made.buffers == 2

@@ -13,46 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dlpack_structs import I64, DLTensor, Legacy, Versioned
 
 from cerebro import _core
 from cerebro.errors import StateError
 
-I64 = ctypes.c_int64
 FLOAT32 = (2, 32, 1)
 MEMORY = np.arange(64, dtype=np.float32)
-
-
-class Tensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(I64)),
-        ("strides", ctypes.POINTER(I64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-
-
-class Managed(ctypes.Structure):
-    _fields_ = (("tensor", Tensor), ("context", ctypes.c_void_p), ("deleter", Deleter))
-
-
-class Versioned(ctypes.Structure):
-    _fields_ = (
-        ("major", ctypes.c_uint32),
-        ("minor", ctypes.c_uint32),
-        ("context", ctypes.c_void_p),
-        ("deleter", Deleter),
-        ("flags", ctypes.c_uint64),
-        ("tensor", Tensor),
-    )
 
 
 new_capsule = ctypes.pythonapi.PyCapsule_New
@@ -82,7 +49,7 @@ class Liar:
             None if dims is None else (I64 * len(dims))(*dims) for dims in (shape, strides)
         ]
         pointers = [None if d is None else ctypes.cast(d, ctypes.POINTER(I64)) for d in self._dims]
-        tensor = Tensor(
+        tensor = DLTensor(
             memory.ctypes.data if data == -1 else data,
             *device,
             len(shape or ()) if ndim is None else ndim,
@@ -94,7 +61,7 @@ class Liar:
         self.version = version
         self.requested: Any = None
         if version is None:
-            self.managed: Any = Managed(tensor)
+            self.managed: Any = Legacy(tensor)
         else:
             self.managed = Versioned(*version, flags=flags, tensor=tensor)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device_chains import chains
 
 import cerebro.data
 from cerebro import _core
@@ -19,11 +20,6 @@ from cerebro.data import depots
 from cerebro.data.batches import make_loader
 from cerebro.errors import DeviceError, InputError
 from cerebro.transforms import (
-    Cast,
-    Normalize,
-    Pad,
-    RandomCrop,
-    RandomHorizontalFlip,
     Scale,
     ToCHW,
 )
@@ -37,37 +33,7 @@ pytestmark = [
 ROWS = 1003
 LONG_SLEEP = 20_000_000  # cycles: about 10 ms, many times what a batch takes
 
-CHAINS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "images": {
-        "x": [Scale(1 / 255), Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)), ToCHW()],
-        "v": [Cast("float16"), Scale(3.0)],
-        "t": [Pad(value=-1, max_length=5, multiple_of=4)],
-    },
-    "moves": {
-        "x": [RandomCrop((14, 12), padding=2), RandomHorizontalFlip(), ToCHW(), Scale(1 / 255)],
-        "v": [Cast("bfloat16")],
-        "y": [Cast("float32")],
-    },
-    "last": {
-        "x": [RandomHorizontalFlip(0.3), RandomCrop(9), Cast("float16")],
-        "v": [Normalize(1.5, 2.5), Cast("float64")],
-        "t": [Cast("float32"), Scale(0.1)],
-    },
-    "training": {
-        "x": [
-            RandomCrop((16, 15), padding=2),
-            RandomHorizontalFlip(),
-            Scale(1 / 255),
-            Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)),
-            ToCHW(),
-        ],
-        "t": [Pad(value=-1, max_length=6), Cast("float64")],
-    },
-    "on the CPU": {
-        "v": [step for _ in range(10) for step in (Cast("float64"), Scale(1.01), Cast("float32"))]
-    },
-}
+CHAINS = chains(moved=(14, 12), last=9, trained=(16, 15))
 
 
 @pytest.fixture(scope="module")

@@ -17,13 +17,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device_chains import chains
+from dlpack_structs import describe
 
 import cerebro.data
 from cerebro import _core, cuda
 from cerebro.data import depots
 from cerebro.data.batches import make_loader
 from cerebro.errors import DeviceError, InputError
-from cerebro.transforms import Cast, Normalize, Pad, RandomCrop, RandomHorizontalFlip, Scale, ToCHW
 from cerebro.worker import make_batches
 
 ROWS = 203
@@ -34,37 +35,7 @@ DTYPES = [
     *["float16", "float32", "float64"],
 ]
 
-CHAINS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "images": {
-        "x": [Scale(1 / 255), Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)), ToCHW()],
-        "v": [Cast("float16"), Scale(3.0)],
-        "t": [Pad(value=-1, max_length=5, multiple_of=4)],
-    },
-    "moves": {
-        "x": [RandomCrop((5, 4), padding=2), RandomHorizontalFlip(), ToCHW(), Scale(1 / 255)],
-        "v": [Cast("bfloat16")],
-        "y": [Cast("float32")],
-    },
-    "last": {
-        "x": [RandomHorizontalFlip(0.3), RandomCrop(3), Cast("float16")],
-        "v": [Normalize(1.5, 2.5), Cast("float64")],
-        "t": [Cast("float32"), Scale(0.1)],
-    },
-    "training": {
-        "x": [
-            RandomCrop((6, 5), padding=2),
-            RandomHorizontalFlip(),
-            Scale(1 / 255),
-            Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)),
-            ToCHW(),
-        ],
-        "t": [Pad(value=-1, max_length=6), Cast("float64")],
-    },
-    "on the CPU": {
-        "v": [step for _ in range(10) for step in (Cast("float64"), Scale(1.01), Cast("float32"))]
-    },
-}
+CHAINS = chains(moved=(5, 4), last=3, trained=(6, 5))
 
 runtime = ctypes.CDLL(os.environ[cuda.OVERRIDE])
 runtime.standin_left.restype = ctypes.c_size_t
@@ -85,37 +56,6 @@ runtime.cudaMemcpyAsync.argtypes = (
 
 def checked(code: int) -> None:
     assert code == 0
-
-
-class DLTensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-_is_valid = ctypes.pythonapi.PyCapsule_IsValid
-_is_valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
-BEHIND_THE_FLAGS = 32  # of a DLManagedTensorVersioned
-
-
-def described(capsule: object) -> DLTensor:
-    """What a capsule says; good as long as the capsule is."""
-    if _is_valid(capsule, b"dltensor"):
-        address = _pointer(capsule, b"dltensor")
-    else:
-        address = _pointer(capsule, b"dltensor_versioned") + BEHIND_THE_FLAGS
-    return ctypes.cast(address, ctypes.POINTER(DLTensor)).contents
 
 
 class Consumer:
@@ -140,7 +80,7 @@ class Consumer:
     def take(self, tensor: _core.Tensor) -> None:
         assert tensor.__dlpack_device__() == (2, 0)
         capsule = self.ask(tensor)
-        view = described(capsule)
+        _, view = describe(capsule)
         assert (view.device_type, view.device_id, view.byte_offset) == (2, 0, 0)
         assert tuple(view.shape[: view.ndim]) == tensor.shape
         memory = ctypes.c_void_p()
@@ -280,7 +220,7 @@ def test_without_pinned_memory_the_bits_are_the_same(
         ]
         assert runtime.standin_left(b"pinned") == 0
         depots.depot("cuda:0").device.synchronize()
-        found = [ctypes.string_at(described(x).data or 0, n) if n else b"" for n, x in kept]
+        found = [ctypes.string_at(describe(x)[1].data or 0, n) if n else b"" for n, x in kept]
         assert found == on_host(view, epoch=epoch)
         del kept
     assert caplog.text.count("no pinned host memory (cuda:0: cudaHostAlloc: cudaError") == 1
@@ -326,7 +266,7 @@ def test_every_kind_of_stream(data: Any, consumer: Consumer) -> None:
             assert x.__dlpack__(stream=stream, max_version=version) is not None
         copied = x.__dlpack__(stream=stream, copy=True)
         depots.depot("cuda:0").device.synchronize()
-        view = described(copied)
+        _, view = describe(copied)
         assert view.device_type == 2
         assert ctypes.string_at(view.data or 0, x.nbytes) == want
         del copied, view

@@ -1,0 +1,18 @@
+/* random_values.h -- values by chance, the same every time. */
+#ifndef RANDOM_VALUES_H
+#define RANDOM_VALUES_H
+
+#include "rng.h"
+
+/* Fills with values from -1 to 1, which depend on the key alone. */
+static inline void
+fill(float *values, size_t n, uint64_t key)
+{
+    cer_rng rng;
+
+    cer_rng_seed(&rng, key, CER_RNG_SEARCH, 0, 0);
+    for (size_t i = 0; i < n; i++)
+        values[i] = (float)(2 * cer_rng_double(&rng) - 1);
+}
+
+#endif
