@@ -9,6 +9,7 @@ import pytest
 
 import cerebro.data
 from cerebro import _core
+from cerebro.device_values import run_batches
 from cerebro.errors import InputError, StateError
 from cerebro.protocol import Info, check_model, whole_pass
 
@@ -346,6 +347,50 @@ def test_evaluation_changes_nothing_and_counts_rows():
         jax.jit(lambda x, y: cross_entropy(apply(weights(), x), y))(*made[0].values())
     )
     assert state_hash(model) == before
+
+
+class Later:
+    """A number that notes when it is read."""
+
+    def __init__(self, value, events):
+        self.value, self.events = value, events
+
+    def __float__(self):
+        self.events.append(f"read {self.value}")
+        return float(self.value)
+
+
+class Told:
+    """A model that returns such numbers."""
+
+    def __init__(self, framework, events):
+        self.framework, self.events = framework, events
+
+    def train_batch(self, batch):
+        self.events.append("step")
+        return {"loss": Later(batch["n"], self.events), "pair": (Later(5, []), 2.0)}
+
+
+class Source:
+    """Three batches of 2 rows."""
+
+    last_rows = 2
+
+    def __len__(self):
+        return 3
+
+    def __iter__(self):
+        return iter([{"n": n} for n in range(3)])
+
+
+def test_the_runner_reads_metrics_when_a_pass_is_over():
+    later, at_once = [], []
+    done = run_batches(Source(), Told("jax", later).train_batch)
+    assert later == ["step"] * 3 + ["read 0", "read 1", "read 2"]
+    assert run_batches(Source(), Told("numpy", at_once).train_batch).sums == done.sums
+    assert at_once == ["step", "read 0", "step", "read 1", "step", "read 2"]
+    assert done.sums == {"loss": (6.0, 6.0), "pair": (30.0, 6.0)}
+    assert (done.rows, done.batches) == (6, 3)
 
 
 def test_predictions_come_in_the_order_of_the_rows(tmp_path):
