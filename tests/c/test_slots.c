@@ -473,20 +473,22 @@ links_are_not_followed(void)
     cer_slots_close(slots);
 }
 
-/* Packs without end; every byte of the state at position p is p mod 256. */
+/* Packs until it is killed, or its parent was; every byte of the state at
+ * position p is p mod 256. */
 static void
-pack_for_ever(const char *stem, uint64_t position)
+pack_for_ever(const char *stem, uint64_t position, pid_t parent)
 {
     cer_slots *slots;
 
     if (cer_slots_open(stem, false, &slots, NULL) != CER_OK)
         _exit(1);
-    for (;;) {
+    while (getppid() == parent) {
         position++;
         if (pack(slots, 0, position, 30000 + position % 5 * 4096,
                  (int)(position % 256), NULL) != CER_OK)
             _exit(1);
     }
+    _exit(1);
 }
 
 static void
@@ -498,10 +500,10 @@ a_killed_process_leaves_a_whole_state(void)
     uint32_t random = 12345;
 
     for (int round = 0; round < 40; round++) {
-        pid_t child = fork();
+        pid_t parent = getpid(), child = fork();
 
         if (child == 0)
-            pack_for_ever(scratch("killed"), last);
+            pack_for_ever(scratch("killed"), last, parent);
         while (!cer_slots_committed(slots, &info) || info.position < last + 3)
             continue;
         random = random * 1664525 + 1013904223;

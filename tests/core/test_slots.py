@@ -360,14 +360,15 @@ def test_wrong_arguments(stem: Path) -> None:
 
 
 PACKER = """
-import sys
+import os, sys
 import numpy as np
 from cerebro import _core
 
 slots = _core.Slots(sys.argv[1], False)
 position = int(sys.argv[2])
+parent = os.getppid()
 print("ready", flush=True)
-while True:
+while os.getppid() == parent:
     position += 1
     n = 20000 + 777 * (position % 3)
     w = np.full(n, position)
