@@ -574,6 +574,8 @@ def test_a_worker_is_missed_although_its_child_holds_the_socket(data, calm, tmp_
                 if child == 0:
                     os.setsid()  # not killed with the worker's group
                     time.sleep(1000)
+                while os.getpgid(child) != child:
+                    time.sleep(0.001)
                 say(child)
                 os.kill(os.getpid(), signal.SIGKILL)
         """
