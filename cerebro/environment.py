@@ -472,17 +472,23 @@ def file_system(path: str | os.PathLike[str]) -> str:
     while not place.exists():
         place = place.parent
     try:
-        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+        table = Path("/proc/self/mountinfo").read_bytes()
     except OSError:
         return "unknown"
     best, kind = "", "unknown"
-    for line in mounts:
-        left, _, right = line.partition(" - ")
-        mount = left.split()[4].encode().decode("unicode_escape")  # blanks are \040
+    for mount, mounted in mounts(table):
         inside = place == Path(mount) or Path(mount) in place.resolve().parents
         if inside and len(mount) >= len(best):
-            best, kind = mount, right.split()[0]
+            best, kind = mount, mounted
     return kind
+
+
+def mounts(table: bytes) -> Iterator[tuple[str, str]]:
+    """Read ``/proc/self/mountinfo``: the place of every mount and the type of its file system."""
+    for line in table.splitlines():
+        left, _, right = line.partition(b" - ")
+        place = re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), left.split()[4])
+        yield os.fsdecode(place), os.fsdecode(right.split()[0])
 
 
 def is_network_file_system(path: str | os.PathLike[str]) -> bool:

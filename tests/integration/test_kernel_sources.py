@@ -10,6 +10,7 @@ import importlib.util
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -54,14 +55,13 @@ def test_nothing_is_contracted() -> None:
     assert "div.full" not in own and "div.approx" not in own and ".ftz" not in own
 
 
-def test_the_ptx_is_current(make_ptx: ModuleType) -> None:
-    try:
-        nvrtc = make_ptx.find_nvrtc()
-    except make_ptx.MissingCompilerError as error:
-        pytest.skip(str(error))
-    made = make_ptx.compile_ptx(nvrtc)
-    assert made == (CUDA / "kernels.ptx").read_text(), "run python csrc/cuda/make_ptx.py"
-    assert make_ptx.main(["--check"]) == 0
+def test_the_ptx_is_current() -> None:
+    """In a process of its own: NVRTC leaves the thread that it compiles on in the C locale."""
+    command = [sys.executable, str(CUDA / "make_ptx.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if "NVRTC 11.8 is not here" in done.stderr:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, f"{done.stderr}run python csrc/cuda/make_ptx.py"
 
 
 def test_a_stale_file_is_found(

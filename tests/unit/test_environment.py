@@ -107,6 +107,16 @@ def test_no_flags_set_nothing() -> None:
     environment.set_torch_flags({})
 
 
+def test_mounts_have_any_names() -> None:
+    """Blanks and their like are written in octal, other letters as they are."""
+    table = (
+        b"22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
+        b"40 22 0:40 / /mnt/d\xc3\xa9j\xc3\xa0\\040vu rw - nfs4 server:/data rw\n"
+    )
+    place = os.fsdecode(b"/mnt/d\xc3\xa9j\xc3\xa0 vu")
+    assert list(environment.mounts(table)) == [("/", "ext4"), (place, "nfs4")]
+
+
 def test_file_system_of_a_path_that_is_not_there_yet(tmp_path: Path) -> None:
     assert environment.file_system(tmp_path / "no" / "such") == environment.file_system(tmp_path)
     if sys.platform == "linux":
