@@ -97,11 +97,6 @@ def check_metrics(
         raise InputError(f"two metrics are called {next(iter(both), 'loss')!r}")
 
 
-def rows_of(batch: Batch) -> int:
-    """Return a batch's rows."""
-    return len(next(iter(batch.values())))
-
-
 def rows_of_all(columns: Mapping[str, Any]) -> int:
     """Return the rows that all columns have.
 
@@ -116,27 +111,42 @@ def rows_of_all(columns: Mapping[str, Any]) -> int:
     return next(iter(lengths.values()), 0)
 
 
-def weighted_mean(
-    values: Sequence[Any], rows: Sequence[int], floats: Callable[[list[Any]], list[float]]
-) -> float:
-    """Return the mean of a metric over batches, summed in float64 in their order.
+class Means:
+    """Means of metrics over batches, summed in float64 in their order.
 
     Parameters
     ----------
-    values
-        Of each batch: a mean over its rows, or ``(mean, weight)``.
-    rows
-        Of each batch.
     floats
-        Reads a list of numbers, wherever they are.
+        Reads a list of numbers, wherever they are: once, when all batches are there.
     """
-    pairs = [
-        value if isinstance(value, tuple) else (value, count)
-        for value, count in zip(values, rows, strict=True)
-    ]
-    total = weights = 0.0
-    means, counts = floats([mean for mean, _ in pairs]), floats([count for _, count in pairs])
-    for value, weight in zip(means, counts, strict=True):
-        total += value * weight
-        weights += weight
-    return total / weights if weights else math.nan
+
+    def __init__(self, floats: Callable[[list[Any]], list[float]]) -> None:
+        self._floats = floats
+        self._pairs: dict[str, list[tuple[Any, Any]]] = {}
+
+    def add(self, batch: Batch, values: Mapping[str, Any]) -> None:
+        """Add a batch's metrics: means over its rows, or ``(mean, weight)``."""
+        rows = len(next(iter(batch.values())))
+        for name, value in values.items():
+            pair = value if isinstance(value, tuple) else (value, rows)
+            self._pairs.setdefault(name, []).append(pair)
+
+    def take(self) -> dict[str, float]:
+        """Return the means by name.
+
+        Raises
+        ------
+        InputError
+            If there was no batch.
+        """
+        if not self._pairs:
+            raise InputError("there are no rows to evaluate")
+        return {name: self._mean(pairs) for name, pairs in self._pairs.items()}
+
+    def _mean(self, pairs: Sequence[tuple[Any, Any]]) -> float:
+        total = weights = 0.0
+        means, counts = (self._floats(list(numbers)) for numbers in zip(*pairs, strict=True))
+        for value, weight in zip(means, counts, strict=True):
+            total += value * weight
+            weights += weight
+        return total / weights if weights else math.nan

@@ -26,12 +26,11 @@ from cerebro import _jax_program, _jax_state
 from cerebro.columns import (
     Batch,
     Columns,
+    Means,
     check_metrics,
     column_names,
     named_functions,
-    rows_of,
     rows_of_all,
-    weighted_mean,
 )
 from cerebro.devices import build_device, is_gpu
 from cerebro.errors import InputError, StateError
@@ -246,19 +245,14 @@ class Model:
         dict
             Means weighted by rows (or by what a metric says), summed in float64.
         """
-        names: dict[str, list[Any]] = {}
-        rows: list[int] = []
+        means = Means(_floats)
         kept: list[tuple[Any, Any]] = []
         for batch in self._batches(data, batch_size):
             values, *both = self._program.measure(*self._now(), self._placed(batch))
-            rows.append(rows_of(batch))
-            for name, value in values.items():
-                names.setdefault(name, []).append(value)
+            means.add(batch, values)
             if self._epoch_metrics:
                 kept.append(jax.tree.map(np.asarray, tuple(both)))
-        if not rows:
-            raise InputError("there are no rows to evaluate")
-        result = {name: weighted_mean(values, rows, _floats) for name, values in names.items()}
+        result = means.take()
         if self._epoch_metrics:
             outputs, targets = (_joined(list(parts)) for parts in zip(*kept, strict=True))
             arguments = (outputs,) if self._target is None else (outputs, targets)

@@ -25,15 +25,14 @@ from cerebro import _torch_graph, _torch_place, _torch_state
 from cerebro.columns import (
     Batch,
     Columns,
+    Means,
     check_batch,
     check_metrics,
     column_names,
     loss_of,
     make_getter,
     named_functions,
-    rows_of,
     rows_of_all,
-    weighted_mean,
 )
 from cerebro.device_batches import moved
 from cerebro.devices import build_device
@@ -284,19 +283,14 @@ class Model:
         dict
             Means weighted by rows (or by what a metric says), summed in float64.
         """
-        names: dict[str, list[Any]] = {}
-        rows: list[int] = []
+        means = Means(_floats)
         kept: list[tuple[Any, Any]] = []
         for batch in self._batches(data, batch_size):
             values, output, target = self._evaluate_batch(batch)
-            rows.append(rows_of(batch))
-            for name, value in values.items():
-                names.setdefault(name, []).append(value)
+            means.add(batch, values)
             if self._epoch_metrics:
                 kept.append((output, target))
-        if not rows:
-            raise InputError("there are no rows to evaluate")
-        result = {name: weighted_mean(values, rows, _floats) for name, values in names.items()}
+        result = means.take()
         if self._epoch_metrics:
             outputs = _concatenated([output for output, _ in kept])
             targets = _concatenated([target for _, target in kept])
