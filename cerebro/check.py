@@ -16,12 +16,13 @@ import numpy as np
 
 from cerebro import _core, generators
 from cerebro.device_values import run_batches
-from cerebro.devices import CPU, IN_WORKER, choose, is_gpu, named, seats
+from cerebro.devices import CPU, choose, in_worker, is_gpu, named, seats
 from cerebro.errors import InputError, StateError
 from cerebro.protocol import is_cpu_only
-from cerebro.unit import CheckDone, CheckTask
+from cerebro.unit import CheckDone, CheckTask, Event, RunContext
 
 if TYPE_CHECKING:
+    from cerebro.executors.local import LocalExecutor
     from cerebro.worker import UnitRunner
 
 BATCHES = 2
@@ -107,7 +108,6 @@ def check(
     from cerebro.executors.local import LocalExecutor
     from cerebro.settings import check_build, check_columns, one_of, views_of
     from cerebro.space import as_space
-    from cerebro.unit import RunContext
 
     check_build(build)
     one_of("deterministic", deterministic, ("warn", True, False))
@@ -129,16 +129,11 @@ def check(
             state_dir=folder,
             epoch_dir=folder,
             log_dir=folder,
-            device=IN_WORKER if is_gpu(device) else CPU,
+            device=in_worker([device]),
             deterministic=deterministic,
             torch_flags=environment.torch_flags(),
         )
-        try:
-            (worker,) = executor.start(context)
-            executor.submit(worker, CheckTask(config))
-            (event,) = executor.wait(None)
-        finally:
-            executor.close()
+        event = ask(executor, context, CheckTask(config))
     if not isinstance(event, CheckDone):
         raise StateError(f"the worker was lost while it tried the model: {event}")
     if event.error is not None:
@@ -147,6 +142,17 @@ def check(
         device = CPU
     problems, metrics, operations = map(list, (event.problems, event.metrics, event.not_exact))
     return Check(problems, metrics, dict(config), device, operations)
+
+
+def ask(executor: LocalExecutor, context: RunContext, task: CheckTask) -> Event:
+    """Have one worker try something before a run, and end it; return what came of it."""
+    try:
+        (worker,) = executor.start(context)
+        executor.submit(worker, task)
+        (event,) = executor.wait(None)
+        return event
+    finally:
+        executor.close()
 
 
 def raise_if_broken(result: Check) -> None:

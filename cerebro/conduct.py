@@ -14,7 +14,7 @@ from typing import Any
 
 import cerebro.environment as environment
 from cerebro.coordinator import Coordinator
-from cerebro.devices import CPU, IN_WORKER, are_gpus, seats
+from cerebro.devices import in_worker, seats
 from cerebro.errors import RunError, text_of
 from cerebro.executors.base import Executor
 from cerebro.executors.inline import InlineExecutor
@@ -202,9 +202,7 @@ def default_executor(settings: Settings) -> Executor:
 
 def device_of(settings: Settings) -> str:
     """What workers call the device that they compute on: of several GPUs each sees its own."""
-    if not are_gpus(settings.devices):
-        return CPU
-    return settings.devices[0] if trains_here(settings) else IN_WORKER
+    return settings.devices[0] if trains_here(settings) else in_worker(settings.devices)
 
 
 def trains_here(settings: Settings) -> bool:

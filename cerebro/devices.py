@@ -156,6 +156,11 @@ def are_gpus(devices: Sequence[str]) -> bool:
     return is_gpu(devices[0])
 
 
+def in_worker(devices: Sequence[str]) -> str:
+    """Return what a worker calls its device, where models are trained on these."""
+    return IN_WORKER if are_gpus(devices) else CPU
+
+
 # --- choosing ----------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from cerebro import _core, environment
 from cerebro.data import Dataset
-from cerebro.devices import CPU, IN_WORKER, Device, are_gpus, here, recorded, seats
+from cerebro.devices import Device, here, in_worker, recorded, seats
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.executors.local import LocalExecutor
 from cerebro.folded import joint_hash
@@ -156,7 +156,7 @@ def replay(
             epoch_dir=folder,
             log_dir=folder,
             verify=False,
-            device=IN_WORKER if are_gpus(devices) else CPU,
+            device=in_worker(devices),
         )
         retries = result.settings.get("max_retries", 0)
         with closing(Retraining(context, retries, seats(devices, 1))) as retraining:

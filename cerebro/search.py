@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-from cerebro.check import Check, raise_if_broken
+from cerebro.check import Check, ask, raise_if_broken
 from cerebro.conduct import Ready, conduct, run_context
 from cerebro.devices import CPU, are_gpus, here, is_gpu, mixed, named, recorded, seats
 from cerebro.environment import uses_gpu
@@ -344,12 +344,7 @@ def is_for_cpu(settings: Settings, config: Mapping[str, Any]) -> bool:
     executor = LocalExecutor(1, settings.threads, seats=seats(settings.devices, 1))
     with tempfile.TemporaryDirectory(prefix="cerebro-check-") as folder:
         context = replace(run_context(settings), state_dir=folder, epoch_dir=folder, log_dir=folder)
-        try:
-            (worker,) = executor.start(context)
-            executor.submit(worker, CheckTask(config, build_only=True))
-            (event,) = executor.wait(None)
-        finally:
-            executor.close()
+        event = ask(executor, context, CheckTask(config, build_only=True))
     return isinstance(event, CheckDone) and event.cpu_only
 
 
