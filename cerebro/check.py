@@ -399,7 +399,8 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
     module = type(value).__module__
     # How a step is run is no state: a graph that is replayed, a program that was compiled.
     ours = ("cerebro._core", "cerebro._torch_graph", "cerebro._jax_program")
-    if module.startswith((*ours, "builtins", "numpy.random")):
+    numbered = ("flax.ids",)  # every module of flax has a number of its own
+    if module.startswith((*ours, *numbered, "builtins", "numpy.random")):
         return
     for attribute, child in sorted(getattr(value, "__dict__", {}).items()):
         # Torch keeps a module's parts in three mappings; users know them by name.

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import inspect
 import math
 import os
 import sys
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import optuna
-from optuna.trial import FixedTrial, FrozenTrial, TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from cerebro import generators
 from cerebro.errors import InputError, RunError
@@ -44,6 +43,7 @@ from cerebro.searchers.distributions import ATTRIBUTE
 from cerebro.searchers.study_storage import storage_errors
 from cerebro.settings import views_of
 from cerebro.space import Space, json_value
+from cerebro.study_build import StudyBuild
 from cerebro.worker import make_info
 
 if TYPE_CHECKING:
@@ -102,8 +102,8 @@ def optimize(
     Returns
     -------
     Result
-        The run; its trial ``n`` has the study's trial number in no other place than the
-        study, where ``trial.user_attrs["cerebro"]`` names run and trial.
+        The run. Which of its trials is the study's ``trial`` is told by
+        ``trial.user_attrs["cerebro"]``: the run's folder and the number there.
 
     Raises
     ------
@@ -131,7 +131,7 @@ def optimize(
     )  # fmt: skip
     try:
         result = search(
-            FixedBuild(build, 1 if folds is None else len(folds)),
+            StudyBuild(build, 1 if folds is None else len(folds)),
             {},
             train,
             epochs=epochs,
@@ -193,28 +193,6 @@ def check_study(study: optuna.Study, metric: str, epochs: int) -> None:
                 f"create it with direction={usual!r}",
                 stacklevel=3,
             )
-
-
-class FixedBuild:
-    """A ``build(trial)`` as ``build(config, info)``: what workers are given.
-
-    Each of the study's trials is `folds` trials of the run.
-    """
-
-    def __init__(self, build: Callable[..., Any], folds: int = 1) -> None:
-        self.build = build
-        self.folds = folds
-        self.__wrapped__ = build  # whose source is the run's
-        names = ("config", "info")
-        self.__signature__ = inspect.Signature(
-            [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
-        )
-        self.__module__ = getattr(build, "__module__", None) or "?"
-        self.__qualname__ = getattr(build, "__qualname__", None) or type(build).__qualname__
-
-    def __call__(self, config: Mapping[str, Any], info: Info) -> Any:
-        trial = FixedTrial(dict(config), info.trial // self.folds)
-        return self.build(trial, info) if accepts_info(self.build) else self.build(trial)
 
 
 class Watcher:

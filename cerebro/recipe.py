@@ -31,12 +31,15 @@ class Recipe:
     file: str | None
     source_hash: str | None
     file_hash: str | None
+    takes_trial: bool = False  # called with a trial of Optuna's, not with a configuration
 
     @classmethod
     def of(cls, build: Callable[..., Any]) -> Recipe:
         module = getattr(build, "__module__", None) or "?"
         qualname = getattr(build, "__qualname__", None) or type(build).__qualname__
-        return cls(module, qualname, _file(build), source_hash(build), _file_hash(build))
+        takes_trial = getattr(build, "takes_trial", False)
+        hashes = source_hash(build), _file_hash(build)
+        return cls(module, qualname, _file(build), *hashes, takes_trial=takes_trial)
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Recipe:

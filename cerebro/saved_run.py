@@ -22,6 +22,7 @@ from cerebro.owner import owner_of
 from cerebro.plain_files import read_bytes
 from cerebro.recipe import Recipe
 from cerebro.store import check_meta, check_rows, read_meta, read_ranking, read_trials, reader
+from cerebro.study_build import StudyBuild
 from cerebro.trial import NOT_EXACT, OPEN, EpochRecord, TrialRecord, best_trials
 from cerebro.unit import RunContext
 
@@ -305,13 +306,18 @@ class SavedRun:
     # --- code and data ---------------------------------------------------
 
     def find_build(self, build: Callable[..., Any] | None) -> Callable[..., Any]:
-        """The given ``build``, or the run's, imported again; warns if it has changed."""
+        """The given ``build``, or the run's, imported again; warns if it has changed.
+
+        One that suggests its configuration, to Optuna, is called as its study's run did.
+        """
         if build is not None:
             self.recipe.warn_if_changed(build)
-            return build
-        if self._build is None:
+        elif self._build is None:
             self._build = self.recipe.find()
-        return self._build
+        found: Callable[..., Any] = build or self._build  # type: ignore[assignment]
+        if self.recipe.takes_trial and not isinstance(found, StudyBuild):
+            return StudyBuild(found, self.trials_each)
+        return found
 
     def dataset(self, name: str) -> Dataset:
         """Open the run's ``"data"`` or ``"validation"``."""

@@ -42,7 +42,7 @@ PYTHON_LAYERS = [
         *["_jax_state", "columns", "epoch_progress", "export", "generators", "losses", "metrics"],
         *["protocol", "recipe", "slot_check", "trial_log"],
     ],
-    ["_jax_program", "_torch_graph"],
+    ["_jax_program", "_torch_graph", "study_build"],
     ["report", "rounds", "space", "store", "transforms"],
     [
         "check",

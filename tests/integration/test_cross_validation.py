@@ -676,6 +676,8 @@ def test_a_study_of_optuna(data, tmp_path):
     for trial, frozen in zip(result.trials, study.trials, strict=True):
         assert frozen.value == trial.history[-1]["metrics"]["loss"]
         assert frozen.params == trial.config
+        fold = trial.folds[1]
+        assert fold.evaluate(build=build)["loss"] == fold.metrics["val_loss"]
 
 
 def test_a_store_that_lost_a_fold_says_so(data, tmp_path):

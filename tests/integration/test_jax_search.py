@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import subprocess
 import sys
@@ -116,3 +117,19 @@ def test_check_finds_what_is_not_in_the_state(data):
     found = cerebro.check(forgetful, resumable_jax.SPACE, cerebro.Dataset(data), batch_size=25)
     assert "training went on differently: state_dict()['params']" in found.problems[0]
     assert "model.offset is lost by a hop: it is not in state_dict()" in found.problems
+
+
+NUMBERS = itertools.count()
+
+
+def numbered(config, info):
+    """A model as with flax, whose modules (and so ``net.apply``) have a number each."""
+    model = resumable_jax.build(config, info)
+    model.number = type("FlaxId", (), {"__module__": "flax.ids"})()
+    model.number.id = next(NUMBERS)
+    return model
+
+
+def test_check_takes_the_number_of_a_flax_module_for_no_state(data):
+    space, data = resumable_jax.SPACE, cerebro.Dataset(data)
+    assert cerebro.check(numbered, space, data, batch_size=25).problems == []

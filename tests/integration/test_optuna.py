@@ -114,11 +114,16 @@ def test_study_and_result_agree(data, tmp_path):
         losses = [epoch["metrics"]["loss"] for epoch in mine.history]
         assert list(trial.intermediate_values.values()) == losses
         assert list(trial.intermediate_values) == list(range(EPOCHS))
-    assert result.best.load(build=build_as_trained).w.shape == (3,)
+    assert result.best.load().w.shape == (3,)
 
 
-def build_as_trained(config, info):
-    return build(optuna.trial.FixedTrial(config))
+def test_its_run_on_another_day(data, tmp_path):
+    run = optimize(new_study(), data, n_trials=2, run=tmp_path / "run").path
+    for given in (None, build):  # imported again, or handed over: both are called with a trial
+        best = cerebro.open(run, build=given).best
+        assert best.load().w.tolist() == best.load(build=given).w.tolist()
+        assert best.evaluate()["loss"] == best.metrics["val_loss"]
+        assert cerebro.replay(run, best.number, given).identical
 
 
 @pytest.mark.parametrize("maximise", [False, True])
