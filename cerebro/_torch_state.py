@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cerebro.errors import StateError
+from cerebro.errors import StateError, one_line
 
 HOW = ("capturable", "foreach", "fused")
 """Settings of optimizers that say how they compute: they are the model's, not the state's, which
@@ -255,7 +255,8 @@ def load_net(net: Any, state: Mapping[str, Any], *, partial: bool) -> None:
     try:
         result = net.load_state_dict(loaded, strict=False)
     except RuntimeError as error:
-        raise StateError(f"the state does not fit the network: {error}; {hint}") from error
+        what = one_line(f"the state does not fit the network: {error}; {hint}")
+        raise StateError(what) from error
     missing = set(result.missing_keys) - (frozen_names(net) if partial else set())
     for what, names in (
         ("misses", missing),

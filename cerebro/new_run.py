@@ -51,11 +51,20 @@ def make_run(settings: Settings) -> Opened:
         if owner is not None:
             owner.release()
         if isinstance(error, OSError):
-            raise OSError(
-                f"cannot make the run folder {folder}: {error.strerror or error}: choose another "
-                "run= that can be written and has room"
-            ) from error
+            raise OSError(_why_not_made(settings, error)) from error
         raise
+
+
+def _why_not_made(settings: Settings, error: OSError) -> str:
+    what, argument = f"the run folder {settings.folder}", "run="
+    folder = settings.folder.absolute()
+    at = Path(str(error.filename or folder)).absolute()
+    if at != folder and folder not in at.parents and at not in folder.parents:
+        what, argument = f"state_dir {settings.state_dir}", "state_dir="
+    return (
+        f"cannot make {what}: {error.strerror or error}: choose another {argument} that can be "
+        "written and has room"
+    )
 
 
 def remove_run(folder: Path, *, keep: bool) -> None:

@@ -318,8 +318,12 @@ def seconds_per_unit(unit_timeout: float | None, workers: int, executor: Any) ->
 
 def check_build(build: Any) -> None:
     """`build` must be callable with a configuration."""
-    if not callable(build):
-        raise InputError(f"build must be a function, not {type(build).__name__}")
+    made = hasattr(build, "state_dict") and not isinstance(build, type)  # networks are callable
+    if made or not callable(build):
+        raise InputError(
+            f"build must be a function that makes a model, such as def build(config): ..., "
+            f"not {type(build).__name__}"
+        )
     accepts_info(build)
 
 

@@ -198,6 +198,8 @@ class Model:
         for name, value in (("step", self._step), ("augment", self._augment), ("loss", self._loss)):
             if value is not None and not callable(value):
                 raise InputError(f"{name} must be callable, not {value!r}")
+            if isinstance(value, type) and issubclass(value, torch.nn.Module):
+                raise InputError(f"{name} is the class {value.__name__}: give {value.__name__}()")
         column_names("inputs", self._inputs)
         column_names("target", self._target)
 
@@ -222,6 +224,13 @@ class Model:
             return self._train(batch)
         except KeyError:
             self._explain_missing_column(batch)
+            raise
+        except RuntimeError as error:
+            if "implicitly created only for scalar" in str(error):
+                raise InputError(
+                    "the loss must be a mean over the batch's rows, a tensor without dimensions: "
+                    "not one value for each row (reduction='none')"
+                ) from error
             raise
 
     def end_unit(self) -> None:

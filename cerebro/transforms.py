@@ -384,7 +384,10 @@ def _compile_chain(column: ColumnLike, steps: Sequence[Transform], augment: bool
     plan = []
     for step in steps:
         if not isinstance(step, Transform):
-            raise chain.refuse(f"{step!r} is no transform: see cerebro.transforms")
+            raise chain.refuse(
+                f"{step!r} is no transform of cerebro.transforms; a function of your own can be "
+                "augment= of cerebro.torch.Model"
+            )
         compiled = step._apply(chain)
         if compiled is not None:
             plan.append(compiled)

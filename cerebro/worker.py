@@ -17,7 +17,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import math
+import os
 import sys
+import sysconfig
 import time
 import traceback
 from collections import OrderedDict
@@ -69,6 +71,7 @@ MAX_LIVE_MODELS = 8
 MAX_OPEN_SLOTS = 64
 MAX_LOADERS = 8
 MAX_GPU_LOADERS = 4  # each has batches in device memory and in pinned memory
+_STDLIB = sysconfig.get_path("stdlib") + os.sep
 """Of a run with folds two for each fold, if that is more."""
 
 Loader = _core.Loader | MovedBatches
@@ -625,8 +628,8 @@ def make_info(
     steps = sum(_core.batch_count(rows, batch_size, drop_last) for rows in data.shard_rows())
     if steps == 0:
         raise InputError(
-            f"trial {trial}: batch_size {batch_size} with drop_last leaves no batch in any of "
-            f"{data.num_shards} shards of {data.num_rows} rows: make it smaller"
+            f"trial {trial}: batch_size {batch_size} with drop_last leaves no batch: the largest "
+            f"of {data.num_shards} shards has {max(data.shard_rows())} rows; make it smaller"
         )
     return Info(
         epochs=epochs,
@@ -823,12 +826,20 @@ def describe(error: BaseException) -> str:
     if isinstance(error, InputError):
         return text
     cause = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    here = str(Path(__file__).parent)
+    here = str(Path(__file__).parent) + os.sep
     frames = traceback.extract_tb(error.__traceback__)
     outside = [f for f in frames if not f.filename.startswith(here)]
     if not outside:
         return cause
-    return f"{cause} ({Path(outside[0].filename).name}:{outside[0].lineno} in {outside[0].name})"
+    # The last line of the user's own, not where a library noticed what that line had done.
+    at = [f for f in outside if not _is_library(f.filename)] or outside
+    return f"{cause} ({Path(at[-1].filename).name}:{at[-1].lineno} in {at[-1].name})"
+
+
+def _is_library(file: str) -> bool:
+    """Whether a file is Python's own or an installed package's."""
+    installed = {"site-packages", "dist-packages"} & set(Path(file).parts)
+    return bool(installed) or file.startswith((_STDLIB, "<frozen ", "<__array_function__"))
 
 
 def missing_name(

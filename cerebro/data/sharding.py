@@ -267,10 +267,14 @@ def _commit(manifest: Manifest, folder: Path, target: Path) -> None:
 @contextlib.contextmanager
 def _temporary_folder(target: Path) -> Iterator[Path]:
     """A new folder beside the target; removed at the end unless it was renamed."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _remove_stale(target)
     folder = target.with_name(f"{_prefix(target)}{secrets.token_hex(8)}")
-    folder.mkdir()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_stale(target)
+        folder.mkdir()
+    except OSError as error:
+        reason = f"cannot make {target}: {error.strerror or error}: choose another path"
+        raise OSError(error.errno, reason) from error
     try:
         with (folder / _LOCK).open("wb") as lock:
             with contextlib.suppress(OSError):  # a file system without locks: never cleaned up

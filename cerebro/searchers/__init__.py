@@ -94,7 +94,10 @@ def make_searcher(searcher: str | Searcher | type[Searcher]) -> Searcher:
     instance: Any = searcher() if isinstance(searcher, type) else searcher
     missing = [name for name in _METHODS if not callable(getattr(instance, name, None))]
     if missing:
-        raise InputError(f"searcher={instance!r} is no searcher: it has no {missing[0]}() method")
+        raise InputError(
+            f"searcher={instance!r} is no searcher: it has no {missing[0]}() method; Optuna's "
+            "samplers are for cerebro.optuna.optimize, Ray Tune's searchers for cerebro.ray.fit"
+        )
     if not isinstance(getattr(instance, "adaptive", None), bool):
         raise InputError(
             f"searcher={instance!r} does not say whether it listens to reports: give it an "

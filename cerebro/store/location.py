@@ -6,6 +6,7 @@ import datetime
 from pathlib import Path
 
 from cerebro.environment import is_network_file_system
+from cerebro.errors import InputError
 from cerebro.plain_files import check_folder, check_no_link
 
 FILE = "run.sqlite"
@@ -32,6 +33,23 @@ def check_is_plain(folder: Path) -> None:
         check_folder(folder / name)
     for name in FILES:
         check_no_link(folder / name)
+
+
+def store_of(folder: Path) -> Path:
+    """Return the file of a run's store.
+
+    Raises
+    ------
+    InputError
+        If the folder holds no run.
+    CorruptDataError
+        If something in it is a symbolic link.
+    """
+    check_is_plain(folder)
+    if not (folder / FILE).exists():
+        lacks = f"it has no {FILE}" if folder.exists() else "there is no such folder"
+        raise InputError(f"{folder} is no run: {lacks}; give the folder that a search had as run=")
+    return folder / FILE
 
 
 def journal_mode(folder: Path) -> str:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from cerebro.errors import CerebroError, CorruptDataError, InputError, one_line, text_of
+from cerebro.errors import CerebroError, CorruptDataError, one_line, text_of
 from cerebro.store.checking import check_config, check_rows, check_state_file, check_tables, defend
 from cerebro.store.encoding import decode
 from cerebro.store.going_on import read_extensions
-from cerebro.store.location import BUSY_SECONDS, FILE, check_is_plain
+from cerebro.store.location import BUSY_SECONDS, FILE, store_of
 from cerebro.store.schema import version_of
 from cerebro.trial import EpochRecord, Status, TrialRecord
 
@@ -44,10 +44,7 @@ def reader(folder: Path) -> Iterator[sqlite3.Connection]:
     CorruptDataError
         If the file is no run store of a version that this Cerebro reads.
     """
-    file = folder / FILE
-    check_is_plain(folder)
-    if not file.exists():
-        raise InputError(f"{folder} is no run: it has no {FILE}")
+    file = store_of(folder)
     uri = f"{file.resolve().as_uri()}?{_access(file)}"
     try:
         with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as connection:

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from cerebro import _core
-from cerebro.errors import CorruptDataError, InputError, text_of
+from cerebro.errors import CorruptDataError, text_of
 from cerebro.store.batch import Batch, Files
 from cerebro.store.encoding import encode, storable
-from cerebro.store.location import BUSY_SECONDS, FILE, check_is_plain, journal_mode
+from cerebro.store.location import BUSY_SECONDS, FILE, journal_mode, store_of
 from cerebro.store.log_size import LogSize
 from cerebro.store.schema import SCHEMA, SCHEMA_VERSION, migrate
 
@@ -125,10 +125,7 @@ class Store:
         OSError
             If it cannot be written.
         """
-        file = folder / FILE
-        check_is_plain(folder)
-        if not file.exists():
-            raise InputError(f"{folder} is no run: it has no {FILE}")
+        file = store_of(folder)
         uri = f"{file.resolve().as_uri()}?mode=rw"
         try:
             with contextlib.closing(

@@ -189,6 +189,24 @@ SEARCHES = [
     ("data of another kind", "data = {'x': [1]}", "data must be a cerebro.Dataset", InputError),
     ("build is no function", "build = 3", "build must be a function", InputError),
     (
+        "build is a network",
+        "Bad.__call__ = lambda self, x: x; build = Bad({'lr': 0.1})",
+        "build must be a function that makes a model.*not Bad",
+        InputError,
+    ),
+    (
+        "a library raises",
+        "def build(config): np.linalg.inv(np.zeros((2, 3)))",
+        r"LinAlgError: .* \(program_.* in build\)",
+        RunError,
+    ),
+    (
+        "state_dir cannot be made",
+        "settings['state_dir'] = __file__ + '/states'",
+        "cannot make state_dir .*: choose another state_dir=",
+        OSError,
+    ),
+    (
         "build takes nothing",
         "def build(): pass",
         r"build must take the configuration: def build\(config\)",
@@ -321,7 +339,7 @@ def test_a_search_that_cannot_be(data, tmp_path, capfd, name, extra, message, ki
     assert shown == f"error: {caught.value}"
     assert_nothing_lives()
     for folder in (tmp_path / "run", tmp_path / "again"):
-        assert folder.exists() == (kind is not InputError)
+        assert folder.exists() == (kind not in (InputError, OSError))
         if folder.exists():
             result = cerebro.open(folder)
             assert result.status == "failed"

@@ -519,3 +519,11 @@ def test_files_are_known_by_their_content(tmp_path: Path) -> None:
     path.write_text("a\n1\n3\n")
     with pytest.raises(InputError, match="made from other data"):
         shard(path, tmp_path / "d", exist_ok=True)
+
+
+def test_a_data_loader_is_told_from_a_data_set(tmp_path: Path) -> None:
+    class DataLoader(list[list[int]]):
+        dataset, batch_size = (1, 2), 2
+
+    with pytest.raises(InputError, match=r"is a DataLoader, which makes batches.* loader\.dataset"):
+        shard(DataLoader([[1, 2]]), tmp_path / "d")

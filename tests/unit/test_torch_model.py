@@ -933,6 +933,14 @@ def test_a_clones_own_kind_of_scheduler_keeps_its_base_rates():
     assert clone.state_dict()["optimizer"]["param_groups"][0]["lr"] == 0.4 * 0.5**4
 
 
+def test_common_mistakes_with_a_loss_are_named():
+    with pytest.raises(InputError, match=r"loss is the class MSELoss: give MSELoss\(\)"):
+        simple(loss=torch.nn.MSELoss)
+    model = simple(loss=torch.nn.CrossEntropyLoss(reduction="none"))
+    with pytest.raises(InputError, match="the loss must be a mean over the batch's rows"):
+        model.train_batch(batches(0)[0])
+
+
 def test_plateau_follows_the_metric_it_names():
     def build(step, mode):
         network = net()

@@ -46,6 +46,11 @@ def row_chunks(
     first = row = held = 0
     for row, mapping in enumerate(rows):
         if not isinstance(mapping, Mapping):
+            if hasattr(rows, "dataset") and hasattr(rows, "batch_size"):
+                raise InputError(
+                    f"the source is a {type(rows).__name__}, which makes batches: give the data "
+                    "set that it reads, loader.dataset"
+                )
             raise InputError(
                 f"row {row} is {type(mapping).__name__}: an iterable must give mappings, such as "
                 '{"x": 1.5, "y": 0}'
