@@ -89,7 +89,7 @@ def test_a_state_that_cannot_be_published_leaves_no_row(tmp_path):
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(InputError, match="is no run: it has no run.sqlite"), reader(tmp_path):
+    with pytest.raises(InputError, match=r"it has no run\.sqlite"), reader(tmp_path):
         pass
     with pytest.raises(InputError, match="there is no such folder"), reader(tmp_path / "none"):
         pass
