@@ -33,23 +33,32 @@ MAX_DEPTH = 6
 
 @dataclass(frozen=True)
 class Check:
-    """What a dry run of a configuration found.
+    """What a dry run of a configuration found; true if nothing is wrong.
 
-    True if nothing is wrong.
+    Attributes
+    ----------
+    problems
+        What a hop loses, a line each.
+    metrics
+        Names of the metrics that the model reports.
+    config
+        The configuration that was tried.
+    device
+        Where the model was tried.
+    not_exact
+        Operations without a deterministic version on a GPU, by their names: with them no two
+        runs are alike, so that nothing can be said of a hop.
     """
 
     problems: list[str]
     metrics: list[str]
-    """Names of the metrics that the model reports."""
     config: dict[str, Any] = field(default_factory=dict)
     device: str = CPU
-    """Where the model was tried."""
     not_exact: list[str] = field(default_factory=list)
-    """Operations without a deterministic version on a GPU, by their names: with them no two runs
-    are alike, so that nothing can be said of a hop."""
 
     @property
     def ok(self) -> bool:
+        """Whether there are no problems."""
         return not self.problems
 
     def __bool__(self) -> bool:

@@ -21,6 +21,8 @@ from typing import Any
 from cerebro import _core, sources
 from cerebro.errors import InputError
 
+_PASS_IT = "pass build= with the same function (on the command line: --build FILE)"
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -66,18 +68,14 @@ class Recipe:
             If it cannot be imported; the message says to pass ``build=``.
         """
         if "<" in self.qualname:
-            raise InputError(
-                f"build was {self.name}, which cannot be imported again: pass build= with "
-                "the same function"
-            )
+            raise InputError(f"build was {self.name}, which cannot be imported again: {_PASS_IT}")
         try:
             found: Any = self._module()
             for part in self.qualname.split("."):
                 found = getattr(found, part)
         except (ImportError, AttributeError, OSError) as error:
             raise InputError(
-                f"build {self.name} cannot be imported here ({error}): pass build= with the "
-                "same function"
+                f"build {self.name} cannot be imported here ({error}): {_PASS_IT}"
             ) from error
         self.warn_if_changed(found)
         return found  # type: ignore[no-any-return]

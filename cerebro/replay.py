@@ -36,7 +36,7 @@ from cerebro.unit import (
 
 @dataclass(frozen=True)
 class ReplayedEpoch:
-    """One epoch's state hash as recorded and as trained again."""
+    """One epoch's state hash as recorded and as trained again: 32 hexadecimal digits each."""
 
     epoch: int
     recorded: str
@@ -44,23 +44,36 @@ class ReplayedEpoch:
 
     @property
     def identical(self) -> bool:
+        """Whether both hashes are the same."""
         return self.recorded == self.replayed
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What `replay` found; true if every epoch's state was the same, bit for bit."""
+    """What `replay` found; true if every epoch's state was the same, bit for bit.
+
+    Attributes
+    ----------
+    trial
+        The trial's number.
+    epochs
+        The epochs trained again: ``epoch``, ``recorded``, ``replayed`` and ``identical`` of each.
+    differences
+        What is known to be other than in the run: library versions, data, source.
+    error
+        Why the trial could not be trained to the end again, or None.
+    first_epoch
+        The trial's first; a clone's counts on from its parent's.
+    folds
+        Of a trial with folds: those of its folds.
+    """
 
     trial: int
     epochs: list[ReplayedEpoch]
     differences: list[str] = field(default_factory=list)
-    """What is known to be other than in the run: library versions, data, source."""
     error: str | None = None
-    """Why the trial could not be trained to the end again, or None."""
     first_epoch: int = 0
-    """The trial's first; a clone's counts on from its parent's."""
     folds: list[Replay] = field(default_factory=list)
-    """Of a trial with folds: those of its folds."""
 
     @property
     def identical(self) -> bool:

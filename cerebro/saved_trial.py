@@ -173,8 +173,7 @@ class Trial:
         object
             What ``build`` returns, for `cerebro.torch.Model` with ``.net``, which is in
             evaluation mode as after any validation, and in host memory wherever it was
-            trained. The caller's random generators are
-            left alone.
+            trained. The caller's random generators are left alone.
 
         Raises
         ------
@@ -251,6 +250,16 @@ class Trial:
             fold the rows that it held out.
         build
             The run's ``build``, where it cannot be imported again.
+
+        Returns
+        -------
+        dict
+            Means over all rows, by the names that the model gives them.
+
+        Raises
+        ------
+        InputError
+            If `data` is no data set, or None in a run without validation data; as `load`.
         """
         device = here(recorded(self.saved.settings))[0]
         with using(device):
@@ -292,10 +301,16 @@ class Trial:
         build
             The run's ``build``, where it cannot be imported again.
 
+        Returns
+        -------
+        tensor or ndarray
+            What the model's ``predict`` gives, or the batches' outputs one after the other: shape
+            ``(rows, ...)``.
+
         Raises
         ------
         InputError
-            If the model has neither ``predict`` nor ``predict_batch``.
+            If the model has neither ``predict`` nor ``predict_batch``; as `load`.
         """
         from cerebro.predict import predict
 
@@ -314,6 +329,21 @@ class Trial:
         build: Callable[..., Any] | None = None,
     ) -> Path:
         """Write the model's weights (for ``onnx`` the model) to a file.
+
+        Parameters
+        ----------
+        path
+            The file. It is replaced if it is there.
+        format
+            ``"safetensors"``, ``"torch"`` (what `torch.save` writes of a ``state_dict``) or
+            ``"onnx"``.
+        epoch, build
+            As for `load`.
+
+        Returns
+        -------
+        Path
+            The file.
 
         Raises
         ------
@@ -380,9 +410,14 @@ class Trial:
         shown = self.metrics.get(self.saved.metric)
         value = "" if shown is None else f", {self.saved.metric}={shown:.4g}"
         folds = f", {len(self.record.folds)} folds" if self.record.folds else ""
-        return (
-            f"Trial({self.number}, {self.status}, epoch {self.epoch}/{self.epochs}{folds}{value})"
-        )
+        fold = "" if self.fold is None else f", fold {self.fold}"
+        progress = f"epoch {self.epoch}/{self.epochs}"
+        return f"Trial({self.number}{fold}, {self.status}, {progress}{folds}{value})"
+
+    def _repr_html_(self) -> str:
+        from cerebro.report.html import trial_html
+
+        return trial_html(self)
 
 
 def _torch_imported() -> bool:

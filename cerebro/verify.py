@@ -22,6 +22,7 @@ from cerebro.data import Dataset
 from cerebro.data.damage import find_damage, hash_of_file
 from cerebro.errors import CerebroError, CorruptDataError
 from cerebro.plain_files import LinkError, read_bytes
+from cerebro.report.format import counted
 from cerebro.saved_run import SavedRun
 from cerebro.slot_check import check_slots
 from cerebro.state_files import CLAIM, slots_stem, trials_with_slots
@@ -71,10 +72,11 @@ class Verification:
     def __str__(self) -> str:
         if self.problems:
             return "\n".join(map(str, self.problems))
-        slots = f", slots of {self.slots} trials" if self.slots else ""
+        slots = f", slots of {counted(self.slots, 'trial')}" if self.slots else ""
         return (
-            f"{self.path}: {self.trials} trials, {self.epochs} epochs, {self.states} states{slots} "
-            f"and {len(self.data)} data sets, as they were written"
+            f"{self.path}: {counted(self.trials, 'trial')}, {counted(self.epochs, 'epoch')}, "
+            f"{counted(self.states, 'state')}{slots} and {counted(len(self.data), 'data set')}, as "
+            "they were written"
         )
 
 

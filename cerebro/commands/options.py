@@ -42,6 +42,11 @@ def count(text: str) -> int:
     return value
 
 
+def numbers(text: str) -> list[int]:
+    """Read numbers of trials, such as ``3,7``."""
+    return [count(part) for part in text.split(",")]
+
+
 def build_option(parser: argparse.ArgumentParser) -> None:
     """Add ``--build``."""
     parser.add_argument(

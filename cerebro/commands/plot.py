@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from cerebro.commands.options import count, new_command
+from cerebro.commands.options import new_command, numbers
 from cerebro.errors import InputError
 from cerebro.plain_files import check_no_link
 
@@ -19,7 +19,7 @@ def add(commands: Any) -> None:
     parser.add_argument("run", nargs="?", help="the run's folder (the newest under runs)")
     parser.add_argument("--kind", choices=KINDS, help="what to draw (curves; in a page, all)")
     parser.add_argument("--metric", help="the metric (what trials are ranked by)")
-    parser.add_argument("--trials", type=count, nargs="+", metavar="N", help="only these")
+    parser.add_argument("--trials", type=numbers, metavar="N,N,...", help="only these")
     parser.add_argument("--out", help="the file, .png, .svg, .pdf or .html (RUN/KIND.png)")
 
 

@@ -12,6 +12,7 @@ from cerebro.commands.options import (
     build_option,
     count,
     new_command,
+    numbers,
     progress,
     progress_option,
 )
@@ -32,11 +33,6 @@ def add(commands: Any) -> None:
     parser.add_argument("--data", metavar="PATH", help="where the run's data are now")
     parser.add_argument("--validation", metavar="PATH", help="where its validation data are now")
     progress_option(parser)
-
-
-def numbers(text: str) -> list[int]:
-    """Read numbers of trials, such as ``3,7``."""
-    return [count(part) for part in text.split(",")]
 
 
 def main(options: argparse.Namespace) -> int:

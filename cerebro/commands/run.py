@@ -15,6 +15,18 @@ from cerebro.commands.ending import interrupted, status_of
 from cerebro.commands.options import count, new_command, progress, progress_option
 from cerebro.errors import InputError
 
+COUNTS = {
+    "epochs": "epochs per trial",
+    "n-trials": "trials to run",
+    "workers": "worker processes; 0: train in this process (one per core)",
+    "threads": "compute threads per worker (1)",
+    "workers-per-device": "worker processes of each GPU (1)",
+    "batch-size": "rows per batch",
+    "eval-batch-size": "rows per validation batch (the batch size)",
+    "width": "trials that live at a time, for searchers that listen (8)",
+    "max-retries": "times that a unit is tried again after its worker died (3)",
+}
+
 
 def add(commands: Any) -> None:
     """Add the command to the parser."""
@@ -24,24 +36,34 @@ def add(commands: Any) -> None:
         "settings: a dictionary of keywords of cerebro.search. Options override settings."
     )
     parser.add_argument("file", help="the Python file")
-    for name in ("epochs", "n-trials", "workers", "threads", "batch-size", "eval-batch-size"):
-        parser.add_argument(f"--{name}", type=count)
+    for name, text in COUNTS.items():
+        parser.add_argument(f"--{name}", type=count, metavar="N", help=text)
     parser.add_argument("--devices", nargs="+", help="auto, cpu, cuda, or GPUs such as cuda:1")
-    parser.add_argument("--workers-per-device", type=count, help="worker processes of each GPU")
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("--width", type=count, help="trials that live at a time")
-    parser.add_argument("--max-retries", type=count)
-    parser.add_argument("--unit-timeout", type=float, metavar="SECONDS")
-    parser.add_argument("--time-limit", type=float, metavar="SECONDS")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of everything (0)")
+    parser.add_argument(
+        "--unit-timeout", type=float, metavar="SECONDS", help="what a trial may take over a shard"
+    )
+    parser.add_argument(
+        "--time-limit", type=float, metavar="SECONDS", help="begin nothing new after this"
+    )
     parser.add_argument("--run", help="the run's folder (runs/<time>)")
     parser.add_argument("--metric", help="what to rank trials by, such as accuracy")
     parser.add_argument("--mode", choices=["min", "max"], help="whether small or large is good")
-    parser.add_argument("--searcher", help="grid or random")
+    parser.add_argument(
+        "--searcher",
+        metavar="NAME",
+        help="random, quasirandom, grid, successive_halving, hyperband, asha, median, pbt, tpe "
+        "or gp (random)",
+    )
     parser.add_argument(
         "--validation", help="a data folder, or the fraction of the data to hold out"
     )
     parser.add_argument("--keep", choices=["best", "last", "all"], help="which states to keep")
-    parser.add_argument("--if-exists", choices=["error", "resume"])
+    parser.add_argument(
+        "--if-exists",
+        choices=["error", "resume"],
+        help="what to do if the run's folder exists (error)",
+    )
     progress_option(parser)
 
 

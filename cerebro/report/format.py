@@ -10,7 +10,7 @@ PREFIXES = ("val_", "train_")
 
 
 def number(value: Any, digits: int = 4) -> str:
-    """Write a number in at most about eight characters: ``0.9812``, ``3.1e-05``, ``1,024``."""
+    """Write a number in at most about eight characters: ``0.9812``, ``3.1e-5``, ``1,024``."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
     if isinstance(value, int):
@@ -32,6 +32,11 @@ def metric(value: float | None, digits: int = 4) -> str:
     if (math.isfinite(value) and 1e-3 <= abs(value) < 1e4) or value == 0:
         return f"{value:.{digits}f}"
     return number(float(value), digits)
+
+
+def counted(count: int, what: str) -> str:
+    """Write how many there are: ``1 epoch``, ``2 epochs``."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def duration(seconds: float | None) -> str:

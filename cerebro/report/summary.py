@@ -84,15 +84,12 @@ def best_lines(result: Any) -> list[str]:
     best = result.best
     value = fmt.mean_metric(best.metrics, result.metric)
     by_last = result.select == "last" or best.best_epoch is None
-    after = f" after {_epochs(best.epoch if by_last else best.best_epoch + 1)}"
+    epochs = best.epoch if by_last else best.best_epoch + 1
+    after = f" after {fmt.counted(epochs, 'epoch')}"
     lines = [f"best: trial {best.number}, {fmt.heading(result.metric)} {value}{after}"]
     config = fmt.flatten(best.config)
     width = max((len(name) for name in config), default=0)
     return [*lines, *(f"  {name:<{width}}  {fmt.number(v)}" for name, v in config.items())]
-
-
-def _epochs(count: int) -> str:
-    return f"{count} epoch{'' if count == 1 else 's'}"
 
 
 def failures(result: Any) -> list[str]:
@@ -151,7 +148,7 @@ def fold_table(trial: Any) -> str:
 
 def render_trial(trial: Any) -> str:
     """Write one trial as text: status, configuration, and its metrics after every epoch."""
-    parts = [f"trial {trial.number}: {trial.status} after {_epochs(trial.epoch)}"]
+    parts = [f"trial {trial.number}: {trial.status} after {fmt.counted(trial.epoch, 'epoch')}"]
     config = fmt.flatten(trial.config)
     width = max((len(name) for name in config), default=0)
     parts.append("\n".join(f"  {k:<{width}}  {fmt.number(v)}" for k, v in config.items()))

@@ -163,7 +163,7 @@ def test_verify(folder: Path) -> None:
 def test_plot(folder: Path) -> None:
     pytest.importorskip("matplotlib")
     for kind in ("curves", "gantt", "importance"):
-        done = cerebro(folder, "plot", "runs/first", "--kind", kind)
+        done = cerebro(folder, "plot", "runs/first", "--kind", kind, "--trials", "0,1")
         picture = folder / done.stdout.strip()
         assert picture.read_bytes().startswith(b"\x89PNG")
     cerebro(folder, "plot", "runs/first", "--metric", "auc", status=1)

@@ -359,9 +359,9 @@ def test_a_run_as_a_table(result):
     assert list(frame["metrics.accuracy"]) == [t.metrics["val_accuracy"] for t in result.trials]
     assert list(frame["state_hash"]) == [trial.state_hash for trial in result.trials]
     assert f"best: trial {result.best.number}" in result.summary()
-    html = result._repr_html_()
-    assert "<table" in html
-    assert "<script" not in html
+    for html in (result._repr_html_(), result.best._repr_html_()):
+        assert "<table" in html
+        assert "<script" not in html
     assert result.top(3)[0].number == result.best.number
 
 

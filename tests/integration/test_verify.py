@@ -111,7 +111,7 @@ def test_a_run_as_it_was_written(run, capsys):
     assert (found.trials, found.epochs, found.states) == (2, 6, 6)
     assert found.data == [run.parent / "data"]
     assert cli.main(["verify", str(run)]) == 0
-    assert "2 trials, 6 epochs, 6 states and 1 data sets" in capsys.readouterr().out
+    assert "2 trials, 6 epochs, 6 states and 1 data set," in capsys.readouterr().out
 
 
 # Damages of files: what is done, and the path and a word that the problem names.

@@ -13,6 +13,7 @@ import pytest
 from cerebro import cli, diagnosis
 from cerebro.commands import shard
 from cerebro.errors import CerebroError, CorruptDataError, InputError
+from cerebro.searchers import _BY_NAME
 
 
 def error_of(capsys: pytest.CaptureFixture[str]) -> str:
@@ -46,6 +47,13 @@ def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> No
             cli.main([command, "--help"])
         assert caught.value.code == 0
         assert f"python -m cerebro {command}" in capsys.readouterr().out
+
+
+def test_help_names_every_searcher(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["run", "--help"])
+    words = set(re.findall(r"\w+", capsys.readouterr().out))
+    assert set(_BY_NAME) <= words
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:

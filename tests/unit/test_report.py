@@ -365,7 +365,7 @@ def test_html_is_static_and_escaped() -> None:
     assert "<script" not in text
     assert "&lt;script&gt;" in text
     assert text.startswith("<div>") and text.endswith("</div>")
-    assert "&lt;script&gt;" in html.trial_html(trial)
+    assert "&lt;script&gt;" in html.trial_html(trial)  # a notebook's view of a Trial
 
 
 # --- pictures ---
