@@ -18,13 +18,6 @@ typedef union wide {
 
 typedef enum wide_kind { WIDE_INT, WIDE_UINT, WIDE_FLOAT } wide_kind;
 
-bool
-cer_dtype_is_float(cer_dtype dtype)
-{
-    return dtype == CER_F16 || dtype == CER_BF16 || dtype == CER_F32 ||
-           dtype == CER_F64;
-}
-
 /* --- reading -------------------------------------------------------------- */
 
 #define LOAD(name, type, member, expression)                                   \

@@ -10,8 +10,6 @@
 
 #include "dtype.h"
 
-bool cer_dtype_is_float(cer_dtype dtype); /* bfloat16 and float16 included */
-
 /* dst and src do not overlap; both on their elements' size. */
 void cer_convert(cer_dtype to, void *dst, cer_dtype from, const void *src,
                  size_t n);

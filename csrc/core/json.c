@@ -470,21 +470,6 @@ cer_json_peek(cer_json_reader *reader)
     return reader->at;
 }
 
-bool
-cer_json_skip(cer_json_reader *reader)
-{
-    cer_json_token token;
-    uint32_t depth = reader->depth;
-
-    do {
-        cer_json_kind kind = cer_json_next(reader, &token);
-
-        if (kind == CER_JSON_INVALID || kind == CER_JSON_END)
-            return false;
-    } while (reader->depth > depth || token.kind == CER_JSON_KEY);
-    return true;
-}
-
 /* --- values of tokens ---------------------------------------------------- */
 static uint32_t
 hex4(const char *at)

@@ -72,9 +72,6 @@ cer_json_kind cer_json_next(cer_json_reader *reader, cer_json_token *token);
 /* Where the next token begins. */
 const char *cer_json_peek(cer_json_reader *reader);
 
-/* Reads past one whole value. false: the text is invalid. */
-bool cer_json_skip(cer_json_reader *reader);
-
 /* Writes what a key or string stands for, at most token->len bytes of UTF-8,
  * and returns how many. A lone surrogate escape has no UTF-8: SIZE_MAX. */
 size_t cer_json_unescape(const cer_json_token *token, char *out);

@@ -480,20 +480,6 @@ cer_schedule_release_trial(cer_schedule *s, uint32_t trial, cer_error *err)
 }
 
 cer_status
-cer_schedule_fork_trial(cer_schedule *s, uint32_t parent, uint32_t child,
-                        uint32_t epochs, cer_error *err)
-{
-    uint32_t slot;
-    cer_status status = schedule_find_trial(s, parent, &slot, err);
-
-    if (status != CER_OK)
-        return status;
-    /* The child's cost is measured anew: its configuration may be another. */
-    return cer_schedule_add_trial(s, child, epochs, s->trials[slot].epoch, 0,
-                                  err);
-}
-
-cer_status
 cer_schedule_status(const cer_schedule *s, uint32_t trial,
                     cer_trial_status *out, cer_error *err)
 {

@@ -2,9 +2,9 @@
  *
  * A pure state machine: events in (a worker came, a unit is done), commands
  * out (run this unit there), and the time is an argument. No clock, thread or
- * file; memory is taken only in cer_schedule_new and the add and fork
- * functions, never in a step. The same events at the same times give the same
- * commands, and ties are broken by number.
+ * file; memory is taken only in cer_schedule_new and the add functions, never
+ * in a step. The same events at the same times give the same commands, and
+ * ties are broken by number.
  *
  * The driver's loop: tell what happened, then take commands until there is
  * none, start them, wait for something to happen.
@@ -114,10 +114,6 @@ cer_status cer_schedule_release_trial(cer_schedule *schedule, uint32_t trial,
 cer_status cer_schedule_rewind_trial(cer_schedule *schedule, uint32_t trial,
                                      uint32_t epoch, uint32_t step,
                                      cer_error *err);
-/* Adds `child`, which begins after the epochs that `parent` has done. */
-cer_status cer_schedule_fork_trial(cer_schedule *schedule, uint32_t parent,
-                                   uint32_t child, uint32_t epochs,
-                                   cer_error *err);
 
 /* Gives the next command and notes it as carried out; false when nothing can
  * start now. */

@@ -1,12 +1,10 @@
 #include "shard.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "fsio.h"
@@ -398,52 +396,6 @@ size_t
 cer_shard_values(const cer_shard *shard, const cer_column *column)
 {
     return column->ragged ? (size_t)column->offsets[shard->rows] : shard->rows;
-}
-
-#ifdef MADV_POPULATE_READ
-/* Reads ahead from `from` to `to`, both within one mapping. False, with errno,
- * only where reading those pages would be a fatal signal. */
-static bool
-populate(const uint8_t *from, const uint8_t *to)
-{
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    uintptr_t begin = (uintptr_t)from & ~(page - 1);
-
-    if (madvise((void *)begin, (uintptr_t)to - begin, MADV_POPULATE_READ) == 0)
-        return true;
-    /* EINVAL: a kernel before 5.14. */
-    return errno != EFAULT && errno != EIO && errno != EHWPOISON;
-}
-#else
-static bool
-populate(const uint8_t *from, const uint8_t *to)
-{
-    (void)from;
-    (void)to;
-    return true;
-}
-#endif
-
-cer_status
-cer_shard_populate(const cer_shard *shard, const cer_column *column,
-                   size_t first_row, size_t n_rows, cer_error *err)
-{
-    const shard_file *file =
-        &shard->files[shard->first_file[column - shard->columns]];
-    size_t first = first_row, last = first_row + n_rows;
-
-    if (column->ragged) {
-        first = (size_t)column->offsets[first];
-        last = (size_t)column->offsets[last];
-    }
-    first *= column->row_bytes;
-    last *= column->row_bytes;
-    if (first < last && !populate(column->data + first, column->data + last))
-        return cer_fail_errno(err, errno,
-                              "cannot read %s, which was changed or damaged "
-                              "since it was opened",
-                              file->path);
-    return CER_OK;
 }
 
 /* --- hashing ------------------------------------------------------------- */

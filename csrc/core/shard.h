@@ -67,14 +67,6 @@ const cer_column *cer_shard_find(const cer_shard *shard, const char *name);
 /* Values in all rows of a ragged column, or the rows of a plain one. */
 size_t cer_shard_values(const cer_shard *shard, const cer_column *column);
 
-/* Brings rows first_row to first_row + n_rows of a column into memory at once,
- * in place of a page fault per page: worth it at the first use, as it costs
- * half as much again where all is there. A hint: where the system cannot,
- * nothing happens. CER_IO: the file can no longer be read, as when it was cut.
- */
-cer_status cer_shard_populate(const cer_shard *shard, const cer_column *column,
-                              size_t first_row, size_t n_rows, cer_error *err);
-
 /* The files, by number; and the XXH3-64 of one as it is on disk now, read
  * through the file and not the mapping, so that damage is an error and no
  * signal. CER_CORRUPT: its size has changed. */

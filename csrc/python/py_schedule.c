@@ -428,28 +428,6 @@ rewind_trial(PyObject *self, PyObject *args, PyObject *kwargs)
         &err);
 }
 
-PyDoc_STRVAR(fork_trial_doc,
-             "fork_trial(parent, child, *, epochs)\n--\n\n"
-             "Add `child`, which begins after the epochs `parent` has done.");
-
-static PyObject *
-fork_trial(PyObject *self, PyObject *args, PyObject *kwargs)
-{
-    static char *keywords[] = {"parent", "child", "epochs", NULL};
-    uint32_t parent, child, epochs = UINT32_MAX;
-    cer_error err;
-
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O&|$O&:fork_trial",
-                                     keywords, to_number, &parent, to_number,
-                                     &child, to_number, &epochs) ||
-        given(epochs != UINT32_MAX, "fork_trial", "epochs") < 0)
-        return NULL;
-    return none_or_raise(
-        self,
-        cer_schedule_fork_trial(schedule_of(self), parent, child, epochs, &err),
-        &err);
-}
-
 PyDoc_STRVAR(
     trial_status_doc,
     "trial_status(trial)\n--\n\n"
@@ -651,7 +629,6 @@ static PyMethodDef schedule_methods[] = {
     {"hold_trial", hold_trial, METH_O, hold_trial_doc},
     {"release_trial", release_trial, METH_O, release_trial_doc},
     WITH_KEYWORDS(rewind_trial),
-    WITH_KEYWORDS(fork_trial),
     {"trial_status", trial_status, METH_O, trial_status_doc},
     {"trial_position", trial_position, METH_O, trial_position_doc},
     {"next", next, METH_O, next_doc},

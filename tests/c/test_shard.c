@@ -264,8 +264,6 @@ empty_shards_and_hollow_rows_open(void)
     for (size_t i = 0; i < n; i++) {
         CHECK(columns[i].data != NULL);
         CHECK_EQ_INT(cer_shard_values(shard, &columns[i]), 0);
-        CHECK_EQ_INT(cer_shard_populate(shard, &columns[i], 0, 0, NULL),
-                     CER_OK);
     }
     cer_shard_release(shard);
 }
@@ -326,50 +324,6 @@ large_files_hash_in_chunks(void)
     free(values);
 }
 
-static void
-populating_reads_ahead_or_says_what_is_wrong(void)
-{
-    enum { ROWS = 100000 };
-    cer_column_spec spec = {.name = "f", .dtype = CER_F64, .file = "f.npy"};
-    double *values = calloc(ROWS, sizeof *values);
-    cer_shard *shard = NULL;
-    const cer_column *column;
-    cer_error err = {0};
-
-    spec.file_bytes = write_npy(
-        "f.npy", (cer_npy){.dtype = CER_F64, .n_dims = 1, .shape = {ROWS}},
-        values);
-    free(values);
-    CHECK_EQ_INT(cer_shard_open(scratch_folder, ROWS, &spec, 1, &shard, NULL),
-                 CER_OK);
-    column = cer_shard_find(shard, "f");
-    CHECK_EQ_INT(cer_shard_populate(shard, column, 0, ROWS, &err), CER_OK);
-    CHECK_EQ_INT(cer_shard_populate(shard, column, ROWS - 1, 1, &err), CER_OK);
-    CHECK_EQ_INT(cer_shard_populate(shard, column, 777, 0, &err), CER_OK);
-#ifdef __linux__
-    CHECK_EQ_INT(truncate(scratch("f.npy"), 4096), 0);
-    if (cer_shard_populate(shard, column, 0, ROWS, &err) != CER_OK) {
-        CHECK_EQ_INT(err.status, CER_IO); /* kernels that can populate */
-        CHECK(strstr(err.message, "/f.npy, which was changed") != NULL);
-    }
-#endif
-    cer_shard_release(shard);
-}
-
-static void
-ragged_rows_populate_by_their_values(void)
-{
-    cer_shard *shard = open_good();
-    const cer_column *column = cer_shard_find(shard, "t");
-
-    for (size_t first = 0; first <= SHARD_ROWS; first++) {
-        for (size_t n = 0; first + n <= SHARD_ROWS; n++)
-            CHECK_EQ_INT(cer_shard_populate(shard, column, first, n, NULL),
-                         CER_OK);
-    }
-    cer_shard_release(shard);
-}
-
 static void *
 use_and_release(void *arg)
 {
@@ -402,6 +356,4 @@ CHECK_MAIN(columns_are_there, missing_and_changed_files_are_named,
            offsets_are_checked, impossible_specs_are_refused,
            empty_shards_and_hollow_rows_open,
            hashes_are_of_the_file_as_it_is_now, large_files_hash_in_chunks,
-           populating_reads_ahead_or_says_what_is_wrong,
-           ragged_rows_populate_by_their_values,
            the_last_reference_of_any_thread_unmaps)

@@ -57,12 +57,12 @@ def test_validation_follows_the_epochs_training() -> None:
     ]
 
 
-def test_extend_drop_and_fork() -> None:
+def test_extend_and_drop() -> None:
     schedule = new(shards=2)
     schedule.add_trial(7, epochs=1)
     run_all(schedule)
     assert schedule.trial_status(7) == "waiting"
-    schedule.fork_trial(7, 8, epochs=2)
+    schedule.add_trial(8, epochs=2, epoch=1)
     schedule.extend_trial(7, 2)
     assert schedule.trial_status(7) == "ready"
     schedule.drop_trial(7)
