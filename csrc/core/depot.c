@@ -117,14 +117,6 @@ cer_depot_upload(cer_depot *d, void *to, const void *from, size_t bytes,
     return status;
 }
 
-/* Memory of a framework's pool was somebody else's a moment ago, whose last
- * work with it may still go on, on a stream that we do not know. */
-static bool
-is_foreign(const cer_device_block *memory)
-{
-    return memory->data != NULL && memory->from != NULL;
-}
-
 /* --- giving back ---------------------------------------------------------- */
 
 static void
@@ -351,13 +343,11 @@ fill_resident(cer_depot *d, cer_resident *r, cer_error *err)
     size_t values = data_bytes(r->shard, c);
     size_t offsets = offsets_bytes(r->shard, c);
     cer_status status =
-        cer_device_alloc(d->device, values, CER_USE_SHARDS, &r->data, err);
+        cer_device_alloc_idle(d->device, values, CER_USE_SHARDS, &r->data, err);
 
     if (status == CER_OK)
-        status = cer_device_alloc(d->device, offsets, CER_USE_SHARDS,
-                                  &r->offsets, err);
-    if (status == CER_OK && (is_foreign(&r->data) || is_foreign(&r->offsets)))
-        status = cer_device_sync(d->device, err);
+        status = cer_device_alloc_idle(d->device, offsets, CER_USE_SHARDS,
+                                       &r->offsets, err);
     if (status == CER_OK)
         status = cer_depot_upload(d, r->data.data, c->data, values, err);
     if (status == CER_OK)
@@ -655,7 +645,9 @@ new_block(cer_depot *d, size_t bytes, cer_depot_block **out, cer_error *err)
         free_block(d, b);
         return status;
     }
-    b->uses.anywhere = is_foreign(&b->memory);
+    /* Whose it was a moment ago may still use it: see cer_device_alloc_idle.
+     * The next writer waits for that. */
+    b->uses.anywhere = b->memory.from != NULL;
     *out = b;
     return CER_OK;
 }

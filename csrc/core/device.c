@@ -195,6 +195,19 @@ cer_device_alloc(cer_device *device, size_t bytes, cer_device_use use,
     return bytes == 0 ? CER_OK : alloc_block(device, bytes, use, out, err);
 }
 
+cer_status
+cer_device_alloc_idle(cer_device *device, size_t bytes, cer_device_use use,
+                      cer_device_block *out, cer_error *err)
+{
+    cer_status status = cer_device_alloc(device, bytes, use, out, err);
+
+    if (status == CER_OK && out->from != NULL)
+        status = cer_device_sync(device, err);
+    if (status != CER_OK)
+        cer_device_free(device, out);
+    return status;
+}
+
 /* Keeps the first reason; callers come on several threads. */
 static void
 note_unpinned(cer_device *device, const char *why)

@@ -69,7 +69,14 @@ typedef struct cer_device_block {
 cer_status cer_device_alloc(cer_device *device, size_t bytes,
                             cer_device_use use, cer_device_block *out,
                             cer_error *err);
-/* The same for pinned host memory: ordinary memory to the CPU. Where a GPU's
+/* The same for memory that is then used on streams of one's own. What a
+ * framework's pool gives was somebody else's a moment ago, whose last work with
+ * it may still go on, on a stream that we do not know: this waits until the
+ * device has nothing left to do, if that is where the block is from. */
+cer_status cer_device_alloc_idle(cer_device *device, size_t bytes,
+                                 cer_device_use use, cer_device_block *out,
+                                 cer_error *err);
+/* And of pinned host memory: ordinary memory to the CPU. Where a GPU's
  * system pins no more (limits of locked memory, of containers), it is ordinary
  * memory in fact: copies go through the driver's own buffer, on the same stream
  * in the same order, and a copy to the host waits for its end. */

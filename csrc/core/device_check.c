@@ -43,8 +43,8 @@ cer_device_check(cer_device *device, cer_error *err)
     page *p, *q;
     cer_status status;
 
-    if ((status = cer_device_alloc(device, sizeof *p, CER_USE_OTHER, &there,
-                                   err)) != CER_OK ||
+    if ((status = cer_device_alloc_idle(device, sizeof *p, CER_USE_OTHER,
+                                        &there, err)) != CER_OK ||
         (status = cer_device_alloc_pinned(device, sizeof *p, CER_USE_OTHER,
                                           &here, err)) != CER_OK ||
         (status = cer_device_stream_new(device, &stream, err)) != CER_OK ||

@@ -31,7 +31,8 @@ typedef cer_cuda_visit cuda_visit;
 
 /* 0, or the code of the call that is then in visit->failed. The context is put
  * on top of what the thread has: setting the device and setting it back would
- * make a context on the one that was current, which may have none. */
+ * make a context on the one that was current, which may have none. So would
+ * any call of the runtime, the capture mode's too: the context comes first. */
 static int
 enter(cuda_device *device, cuda_visit *visit)
 {
@@ -40,17 +41,17 @@ enter(cuda_device *device, cuda_visit *visit)
 
     visit->mode = CER_CUDA_CAPTURE_RELAXED;
     visit->arrived = false;
+    visit->failed = "cuCtxPushCurrent";
+    code = runtime->cuCtxPushCurrent(device->context);
+    if (code != CER_CUDA_SUCCESS)
+        return code;
+    visit->arrived = true;
     visit->failed = "cudaThreadExchangeStreamCaptureMode";
     code = runtime->cudaThreadExchangeStreamCaptureMode(&visit->mode);
     if (code != CER_CUDA_SUCCESS) {
         visit->mode = CER_CUDA_CAPTURE_RELAXED;
         return code;
     }
-    visit->failed = "cuCtxPushCurrent";
-    code = runtime->cuCtxPushCurrent(device->context);
-    if (code != CER_CUDA_SUCCESS)
-        return code;
-    visit->arrived = true;
     visit->failed = NULL;
     return CER_CUDA_SUCCESS;
 }
@@ -62,12 +63,12 @@ put_back(cuda_device *device, cuda_visit *visit)
     cer_cudart *runtime = device->runtime;
     void *context;
 
-    if (visit->arrived)
-        (void)runtime->cuCtxPopCurrent(&context);
     if (visit->mode != CER_CUDA_CAPTURE_RELAXED &&
         runtime->cudaThreadExchangeStreamCaptureMode(&visit->mode) !=
             CER_CUDA_SUCCESS)
         (void)runtime->cudaGetLastError();
+    if (visit->arrived)
+        (void)runtime->cuCtxPopCurrent(&context);
 }
 
 /* Ends what enter began, and reports `code`, of `call`. */

@@ -127,8 +127,8 @@ make_rows(cer_native_cuda *gpu, size_t rows, cer_error *err)
                                      CER_USE_OTHER, &losses, err);
     if (status != CER_OK)
         return status;
-    status =
-        cer_device_alloc(gpu->device, bytes, CER_USE_OTHER, &made.block, err);
+    status = cer_device_alloc_idle(gpu->device, bytes, CER_USE_OTHER,
+                                   &made.block, err);
     if (status != CER_OK) {
         cer_device_free(gpu->device, &losses);
         return status;
@@ -167,7 +167,8 @@ make_workspace(cer_native_cuda *gpu, const plans *p, cer_error *err)
     }
     if (most <= gpu->workspace.bytes)
         return CER_OK;
-    status = cer_device_alloc(gpu->device, most, CER_USE_OTHER, &made, err);
+    status =
+        cer_device_alloc_idle(gpu->device, most, CER_USE_OTHER, &made, err);
     if (status == CER_OK) {
         cer_device_free(gpu->device, &gpu->workspace);
         gpu->workspace = made;
@@ -247,8 +248,8 @@ cer_native_cuda_new(cer_native_net *net, cer_device *device, const char *cudnn,
     for (int kind = 0; kind < CER_NATIVE_NET_KIND_COUNT && status == CER_OK;
          kind++) {
         (void)cer_native_net_block(net, (cer_native_net_kind)kind, &floats);
-        status = cer_device_alloc(device, floats * sizeof(float), CER_USE_OTHER,
-                                  &gpu->kinds[kind], err);
+        status = cer_device_alloc_idle(device, floats * sizeof(float),
+                                       CER_USE_OTHER, &gpu->kinds[kind], err);
         /* What lies between the parts is 0 and stays so. */
         if (status == CER_OK)
             status = cer_device_fill(device, gpu->kinds[kind].data, 0,

@@ -554,6 +554,69 @@ short_memory_says_what_is_resident(void)
     nothing_left();
 }
 
+/* --- memory of somebody else's
+ * ------------------------------------------------
+ */
+
+static cer_status
+lend(void *context, int device, size_t bytes, void **out, void **ticket,
+     cer_error *err)
+{
+    const cer_device_block *block = context;
+
+    (void)device, (void)err;
+    CHECK(bytes <= block->bytes);
+    *out = block->data;
+    *ticket = NULL;
+    return CER_OK;
+}
+
+static void
+take_back(void *context, int device, void *data, void *ticket)
+{
+    (void)device, (void)ticket;
+    CHECK(data == ((const cer_device_block *)context)->data);
+}
+
+/* A pool gives memory again while its last owner's work still waits to run. */
+static void
+memory_of_a_pool_is_waited_for(void)
+{
+    static cer_device_block pool;
+    static const cer_device_allocator lender = {&pool, lend, take_back};
+    cer_device *device = standin_device(1);
+    cer_device_block block;
+    void *stream;
+
+    standin_defer(true);
+    CHECK_EQ_INT(cer_device_stream_new(device, &stream, NULL), CER_OK);
+    CHECK_EQ_INT(cer_device_alloc_idle(device, 64, CER_USE_OTHER, &pool, NULL),
+                 CER_OK);
+    CHECK_EQ_INT(cer_device_fill(device, pool.data, 1, 64, stream, NULL),
+                 CER_OK);
+    CHECK_EQ_INT(cer_device_sync(device, NULL), CER_OK);
+    CHECK_EQ_INT(cer_device_fill(device, pool.data, 2, 64, stream, NULL),
+                 CER_OK);
+    cer_device_set_allocator(device, &lender);
+    CHECK_EQ_INT(cer_device_alloc(device, 64, CER_USE_OTHER, &block, NULL),
+                 CER_OK);
+    CHECK_EQ_INT(((uint8_t *)block.data)[0], 1);
+    cer_device_free(device, &block);
+    CHECK_EQ_INT(cer_device_alloc_idle(device, 64, CER_USE_OTHER, &block, NULL),
+                 CER_OK);
+    CHECK_EQ_INT(((uint8_t *)block.data)[0], 2);
+    cer_device_free(device, &block);
+    standin_fail("cudaDeviceSynchronize", 1, 700);
+    CHECK_EQ_INT(cer_device_alloc_idle(device, 64, CER_USE_OTHER, &block, NULL),
+                 CER_DEVICE);
+    CHECK(block.data == NULL && cer_device_held(device, CER_USE_OTHER) == 64);
+    cer_device_set_allocator(device, NULL);
+    cer_device_free(device, &pool);
+    cer_device_stream_free(device, stream);
+    cer_device_release(device);
+    nothing_left();
+}
+
 /* --- threads
  * ------------------------------------------------------------------ */
 
@@ -636,5 +699,5 @@ CHECK_MAIN(the_runtime_says_what_it_is, an_older_runtime_serves_too,
            pinned_memory_is_read_late, without_pinned_memory_work_is_the_same,
            graphs_of_others_are_left_alone, errors_say_what_to_do,
            kernels_that_the_driver_refuses, short_memory_says_what_is_resident,
-           a_launch_finds_the_context, threads_share_a_device,
-           every_call_fails_in_turn)
+           memory_of_a_pool_is_waited_for, a_launch_finds_the_context,
+           threads_share_a_device, every_call_fails_in_turn)

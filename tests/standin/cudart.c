@@ -799,6 +799,7 @@ FUNCTION(cudaThreadExchangeStreamCaptureMode, (int *mode))
     int before = thread_mode;
 
     if (code == SUCCESS) {
+        bind_thread();
         thread_mode = *mode;
         *mode = before;
     }
