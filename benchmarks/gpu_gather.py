@@ -12,6 +12,7 @@ first: `Dataset.batches` against the same by PyTorch's operations.
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Bench, alternate, parser
+from benchmarks.harness import Bench, alternate, attempt, parser
 
 WIDTHS = (64, 156, 256, 512, 640, 1024, 4096, 12_288, 150_528)
 BAR_FROM = 512  # bytes; narrower rows have no bar
@@ -67,7 +68,7 @@ def _measure_width(bench: Bench, width: int, column: Any, out: Any, rounds: int)
     kernel = _kernel(target, source, width, rows)
     kernel()
     if not torch.equal(target, source[rows]):
-        raise SystemExit(f"rows of {width} bytes: the kernel's are not index_select's")
+        raise RuntimeError(f"rows of {width} bytes: the kernel's are not index_select's")
     seconds = alternate(
         {
             "kernel": _timed(kernel),
@@ -174,13 +175,17 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def main() -> None:
-    options = parser(__doc__.splitlines()[0]).parse_args()
-    bench = Bench("Rows gathered in a GPU's memory", options.json)
-    measure_gather(bench, quick=options.quick, rounds=options.rounds)
-    measure_images(bench, quick=options.quick, rounds=options.rounds)
+def main() -> int:
+    arguments = parser(__doc__.splitlines()[0]).parse_args()
+    bench = Bench("Rows gathered in a GPU's memory", arguments.json)
+    options = {"quick": arguments.quick, "rounds": arguments.rounds}
+    done = [
+        attempt(bench, "gathering rows", lambda: measure_gather(bench, **options)),
+        attempt(bench, "epochs of images", lambda: measure_images(bench, **options)),
+    ]
     bench.report()
+    return 0 if all(done) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

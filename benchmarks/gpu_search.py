@@ -12,7 +12,8 @@ The three latter gather and normalise on the GPU from data that are there. Of ea
 start of the first program to the end of the last trial (start-up included; for Cerebro without
 writing the data set, which is there), of Cerebro also between the first unit's start and the last
 one's end; mean GPU use and peak memory as ``nvidia-smi`` sees them; bytes of data in device memory.
-Ratios are to the ordinary trials one after the other.
+Ratios are to the ordinary trials one after the other, with which every run begins. All of it takes
+a quarter of an hour, most of it the start of programs and ``torch.compile``; ``--ways`` chooses.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
@@ -35,7 +36,7 @@ import torch
 from torch.nn import functional
 
 import cerebro
-from benchmarks.harness import Bench, parser
+from benchmarks.harness import Bench, attempt, parser
 from cerebro import devices
 from cerebro.transforms import Normalize, Scale, ToCHW
 
@@ -45,6 +46,8 @@ MEAN, STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
 EPOCHS, SHARDS = 2, 8
 ROWS, QUICK_ROWS = 20_000, 2_000
 AT_A_TIME = (1, 2, 4)
+REFERENCE = "one after the other"
+WAYS = ("ordinary", "graphs", "processes", "compile")
 
 
 def network(config: dict[str, object]) -> torch.nn.Module:
@@ -202,8 +205,10 @@ def search(folder: Path, data: cerebro.Dataset, graph: bool, workers: int) -> tu
     return max(u["end"] for u in units) - min(u["start"] for u in units), refused
 
 
-def measure(bench: Bench, rows: int, compiled: bool) -> None:
+def measure(bench: Bench, rows: int, ways: Sequence[str]) -> bool:
+    """Measure these ways, and what they are compared with; return whether none failed."""
     x, y = images(rows)
+    failed = False
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         arrays = str(folder / "data.npz")
@@ -212,21 +217,26 @@ def measure(bench: Bench, rows: int, compiled: bool) -> None:
             {"x": x, "y": y}, folder / "data", shards=SHARDS, progress=False
         ).with_transforms({"x": [Scale(1 / 255), Normalize(MEAN, STD), ToCHW()]})
         everything = [list(range(len(CONFIGS)))]
-        reference = [0.0]
+        each = [[number] for number in range(len(CONFIGS))]
+        times: dict[str, float] = {}
 
         def add(name: str, seconds: float, note: str) -> None:
-            reference[0] = reference[0] or seconds
-            ratio = seconds / reference[0]
-            bench.add(name, seconds, "s", reference="one after the other", ratio=ratio)
+            times[name] = seconds
+            ratio = seconds / times[REFERENCE] if REFERENCE in times else None
+            bench.add(name, seconds, "s", reference=REFERENCE, ratio=ratio)
             bench.note(f"{name}: {note}")
             print(f"  {name}: {seconds:.1f} s, {note}", flush=True)
 
         def timed(name: str, work: Callable[[], str]) -> None:
-            watch = Watch()
-            begun = time.perf_counter()
-            with watch.watching():
-                note = work()
-            add(name, time.perf_counter() - begun, f"{watch}; {note}")
+            def one() -> None:
+                watch = Watch()
+                begun = time.perf_counter()
+                with watch.watching():
+                    note = work()
+                add(name, time.perf_counter() - begun, f"{watch}; {note}")
+
+            nonlocal failed
+            failed |= not attempt(bench, name, one)
 
         def hand(lists: list[list[int]], at_a_time: int, compile_it: bool = False) -> str:
             size = run_processes(lists, arrays, at_a_time, compile_it)
@@ -237,23 +247,23 @@ def measure(bench: Bench, rows: int, compiled: bool) -> None:
             text = f"units within {seconds:.1f} s; {data.nbytes / 1e6:.0f} MB of data"
             return text + (f"; {refused} trials without a graph" if refused else "")
 
-        timed("one after the other", lambda: hand(everything, 1))
-        if compiled:
-            try:
-                timed("one after the other, torch.compile", lambda: hand(everything, 1, True))
-            except subprocess.CalledProcessError:  # it needs a C compiler
-                bench.note("torch.compile failed here: see above")
-        each = [[number] for number in range(len(CONFIGS))]
-        for count in AT_A_TIME:
-            timed(f"a process for each trial, {count} at a time", lambda c=count: hand(each, c))
-        for graph, workers in product((False, True), AT_A_TIME):
-            name = f"Cerebro, {workers} worker(s){', graphs' if graph else ''}"
-            timed(name, lambda g=graph, w=workers: ours(g, w))
+        timed(REFERENCE, lambda: hand(everything, 1))
+        for way, graph in (("ordinary", False), ("graphs", True)):
+            for count in AT_A_TIME if way in ways else ():
+                name = f"Cerebro, {count} worker(s){', graphs' if graph else ''}"
+                timed(name, lambda g=graph, n=count: ours(g, n))
+        for count in AT_A_TIME if "processes" in ways else ():
+            timed(f"a process for each trial, {count} at a time", lambda n=count: hand(each, n))
+        if "compile" in ways:  # it needs a C compiler
+            timed(f"{REFERENCE}, torch.compile", lambda: hand(everything, 1, True))
+    return not failed
 
 
 def main() -> int:
     options = parser(__doc__.splitlines()[0])
-    options.add_argument("--no-compile", action="store_true", help="leave out torch.compile")
+    options.add_argument(
+        "--ways", nargs="+", choices=WAYS, default=list(WAYS), help="what to measure, all otherwise"
+    )
     options.add_argument("--by-hand", metavar="DATA", help="(one of its own processes)")
     options.add_argument("--trials", nargs="*", type=int, default=[])
     options.add_argument("--compile", action="store_true")
@@ -266,9 +276,9 @@ def main() -> int:
         print(f"no GPU here: {found.problem}; nothing was measured")
         return 3
     bench = Bench(f"16 small CNNs on one {found.devices[0].label}", arguments.json)
-    measure(bench, QUICK_ROWS if arguments.quick else ROWS, not arguments.no_compile)
+    good = measure(bench, QUICK_ROWS if arguments.quick else ROWS, arguments.ways)
     bench.report()
-    return 0
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

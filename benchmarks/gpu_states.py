@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from benchmarks.harness import Bench, paired_ratio, parser
+from benchmarks.harness import Bench, attempt, paired_ratio, parser
 from cerebro import _core, devices
 from cerebro.device_states import StateArena
 
@@ -79,10 +80,13 @@ def main() -> int:
         print(f"no GPU here: {found.problem}; nothing was measured")
         return 3
     bench = Bench(f"States between a {found.devices[0].label} and slots", arguments.json)
-    for name, (nbytes, tensors) in SIZES.items():
-        measure(bench, name, nbytes / (20 if arguments.quick else 1), tensors, arguments.rounds)
+    scale, rounds = 20 if arguments.quick else 1, arguments.rounds
+    done = [
+        attempt(bench, name, partial(measure, bench, name, nbytes / scale, tensors, rounds))
+        for name, (nbytes, tensors) in SIZES.items()
+    ]
     bench.report()
-    return 0
+    return 0 if all(done) else 1
 
 
 if __name__ == "__main__":

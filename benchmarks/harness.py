@@ -14,6 +14,7 @@ import platform
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,6 +94,17 @@ def alternate(candidates: Mapping[str, Callable[[], object]], rounds: int) -> di
             run()
             seconds[name].append(time.perf_counter() - start)
     return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def attempt(bench: Bench, what: str, work: Callable[[], object]) -> bool:
+    """Do a part of a benchmark; if it fails, show why, note it, and let the others go on."""
+    try:
+        work()
+    except Exception as error:
+        traceback.print_exc()
+        bench.note(f"{what} failed: {type(error).__name__}: {error}")
+        return False
+    return True
 
 
 def paired_ratio(

@@ -1,7 +1,7 @@
 /* Batches by kernel through the device layer: planned, launched and fetched as
  * the loader does it. Over the stand-in, which runs the references; or, where
- * CEREBRO_TEST_CUDART names the CUDA runtime, on the first GPU, in all cases.
- */
+ * CEREBRO_TEST_CUDART names the CUDA runtime, on the first GPU, in all cases or
+ * (under a sanitizer, which takes its time) in CEREBRO_TEST_CASES of them. */
 #include "cuda_files.h"
 #include "kernel_cases.h"
 #include "kernels_ptx.h"
@@ -156,11 +156,19 @@ close_device(void)
         nothing_left();
 }
 
+static int
+n_cases(void)
+{
+    const char *wanted = getenv("CEREBRO_TEST_CASES");
+
+    return wanted != NULL ? atoi(wanted) : real_runtime() != NULL ? 3000 : 600;
+}
+
 static void
 batches_are_the_loaders(void)
 {
     open_device();
-    check_cases(real_runtime() != NULL ? 3000 : 600, on_device, 1);
+    check_cases(n_cases(), on_device, 1);
     close_device();
 }
 

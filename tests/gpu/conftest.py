@@ -19,6 +19,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     found = devices.lookup()
     if found.devices:  # PyTorch looks once in a process, at the first product of matrices
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", devices.CUBLAS_WORKSPACE)
+        # JAX would take three quarters of the GPU, for all tests that come after its own.
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     for item in ours:
         item.add_marker(pytest.mark.gpu)
         if not found.devices:
