@@ -55,7 +55,7 @@ def preferred() -> int:
     A framework that is not loaded yet would bring its own runtime as a second one.
     """
     torch = sys.modules.get("torch")
-    if torch is not None and getattr(torch, "version", None) is not None:
+    if torch is not None and getattr(torch, "version", None) is not None and torch.version.cuda:
         return _major(torch.version.cuda)
     try:
         tagged = re.search(r"\+cu(\d\d)", metadata.version("torch"))

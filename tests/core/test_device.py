@@ -433,11 +433,22 @@ def test_the_runtime_that_a_framework_would_bring(
 def test_the_runtime_of_a_framework_that_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     class Torch:
         class version:
-            cuda: str | None = "12.8"
+            cuda: str | None = "13.0"
 
+    installed = {"torch": "2.13.0+cpu", "jax-cuda12-plugin": "0.10"}
+
+    def version_of(name: str) -> str:
+        if name not in installed:
+            raise cuda.metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(cuda.metadata, "version", version_of)
+    monkeypatch.setattr(cuda.metadata, "requires", lambda name: [])
     monkeypatch.setitem(sys.modules, "torch", Torch)  # type: ignore[arg-type]
-    assert cuda.preferred() == 12
+    assert cuda.preferred() == 13
     monkeypatch.setattr(Torch.version, "cuda", None)
+    assert cuda.preferred() == 12  # JAX's, which is not loaded yet
+    del installed["jax-cuda12-plugin"]
     assert cuda.preferred() == 0
 
 
