@@ -12,7 +12,7 @@ def add(commands: Any) -> None:
     """Add the command to the parser."""
     parser = new_command(commands, "demo", main, "search 16 small models on handwritten digits")
     parser.add_argument("--quick", action="store_true", help="a few seconds: two epochs")
-    parser.add_argument("--epochs", type=count, help="epochs per trial (8)")
+    parser.add_argument("--epochs", type=count, help="epochs per trial (12)")
     parser.add_argument("--workers", type=count, help="worker processes (one per core)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the search (0)")
     parser.add_argument("--run", help="the run's folder (runs/demo-<time>)")
