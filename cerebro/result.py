@@ -241,6 +241,14 @@ class Result:
         """
         return self.saved.units()
 
+    def events(self) -> list[dict[str, Any]]:
+        """Return what else happened: workers lost, trials sent back, memory that grows, commands.
+
+        One mapping each: ``time`` (seconds since the run's start), ``kind``, ``trial`` (None: it is
+        of the run) and ``text``, a line for people. With folds also ``fold``.
+        """
+        return self.saved.events()
+
     def verify(self) -> Verification:
         """Check states and data against their checksums, and the store against itself.
 

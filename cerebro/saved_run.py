@@ -235,6 +235,29 @@ class SavedRun:
             for row in rows
         ]
 
+    def events(self) -> list[dict[str, Any]]:
+        """What else happened, in the order of its rows."""
+        self.before_reading()
+        with reader(self.folder) as connection:
+            check_rows(connection, "events")
+            rows = connection.execute("SELECT * FROM events ORDER BY id").fetchall()
+        each = self.trials_each
+        with_fold = self.meta.get("folds") is not None
+        return [
+            {
+                "time": row["time"],
+                "kind": row["kind"],
+                "trial": None if row["trial"] is None else row["trial"] // each,
+                **(
+                    {"fold": None if row["trial"] is None else row["trial"] % each}
+                    if with_fold
+                    else {}
+                ),
+                "text": row["text"],
+            }
+            for row in rows
+        ]
+
     @property
     def state_dir(self) -> Path:
         """Where the run's slots are, or were before a memory file system was emptied."""

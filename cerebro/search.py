@@ -196,8 +196,10 @@ def search(
         Where states of live trials are kept, such as a local disk or a memory file
         system; a folder of this run alone. Default: in the run's folder.
     callbacks
-        Objects with any of ``on_run_start on_trial_start on_unit_end
-        on_epoch_end on_trial_end on_run_end``; called in this process.
+        Objects with any of ``on_run_start(run)``, ``on_trial_start(trial)``,
+        ``on_unit_end(trial, metrics)``, ``on_epoch_end(trial, metrics)``, ``on_trial_end(trial)``
+        and ``on_run_end(result)``, called in this process. Trials are `Trial` as they are at that
+        moment, the run a `Result`. What one raises ends the run.
     progress
         ``"table"``, ``"lines"``, False, or ``"auto"`` by what the output is.
     executor

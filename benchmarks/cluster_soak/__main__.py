@@ -11,7 +11,10 @@ from benchmarks.cluster_soak.soak import Report, Soak
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Searches on a cluster of Ray, struck at random.")
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.cluster_soak",
+        description="Searches on a cluster of Ray, struck at random.",
+    )
     parser.add_argument("--runs", type=int, default=20, help="how many runs (20)")
     parser.add_argument("--seed", type=int, default=1, help="the first run's seed, times 10000")
     parser.add_argument("--only", type=int, metavar="SEED", help="repeat one run, and tell all")

@@ -17,7 +17,9 @@ from benchmarks.faults.sabotage import CAUGHT_AS  # noqa: E402
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="The fault campaign.")
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.faults", description="The fault campaign."
+    )
     parser.add_argument("--runs", type=int, default=200, help="how many runs (200)")
     parser.add_argument("--seed", type=int, default=1, help="the first run's seed, times 10000")
     parser.add_argument("--only", type=int, metavar="SEED", help="repeat one run, and tell all")

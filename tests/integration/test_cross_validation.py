@@ -680,6 +680,17 @@ def test_a_study_of_optuna(data, tmp_path):
         assert fold.evaluate(build=build)["loss"] == fold.metrics["val_loss"]
 
 
+def test_events_are_told_of_configurations_and_folds(data, tmp_path):
+    result = search(tmp_path / "run", data, n_trials=2, epochs=1)
+    with sqlite3.connect(result.path / "run.sqlite") as connection:
+        rows = [(1.0, "a", 5, "b"), (2.0, "c", None, "")]
+        connection.executemany("INSERT INTO events VALUES (NULL, ?, ?, ?, ?)", rows)
+    assert cerebro.open(result.path).events() == [
+        {"time": 1.0, "kind": "a", "trial": 1, "fold": 2, "text": "b"},
+        {"time": 2.0, "kind": "c", "trial": None, "fold": None, "text": ""},
+    ]
+
+
 def test_a_store_that_lost_a_fold_says_so(data, tmp_path):
     result = search(tmp_path / "run", data, n_trials=2, epochs=1)
     with sqlite3.connect(result.path / "run.sqlite") as connection:

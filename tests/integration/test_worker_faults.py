@@ -188,6 +188,9 @@ def test_a_worker_that_fails_once(data, calm, tmp_path, name):
     assert kind == "worker lost"
     assert reason in text
     assert "in trial 1, epoch 1, shard 2, attempt 0" in text
+    (event,) = result.events()
+    assert event == {"time": event["time"], "kind": kind, "trial": 1, "text": text}
+    assert 0 < event["time"] < max(unit["end"] for unit in result.units())
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
