@@ -23,6 +23,7 @@ import contextlib
 import math
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -37,11 +38,11 @@ from cerebro.metrics import metric_mode
 from cerebro.protocol import Info
 from cerebro.recipe import accepts_info
 from cerebro.result import Result
-from cerebro.search import search
+from cerebro.search import positive, search
 from cerebro.searchers.base import DONE, Decision, Suggestion, _Done
 from cerebro.searchers.distributions import ATTRIBUTE
 from cerebro.searchers.study_storage import storage_errors
-from cerebro.settings import views_of
+from cerebro.settings import check_build, views_of, whole_number
 from cerebro.space import Space, json_value
 from cerebro.study_build import StudyBuild
 from cerebro.worker import make_info
@@ -87,7 +88,8 @@ def optimize(
         ``define(trial)`` makes the suggestions that `build` will make, so that no model is
         built in this process; what it returns, a mapping or None, is added to the configuration.
     n_trials
-        Trials to add to the study. None: until `timeout`, or until a callback stops the study.
+        Trials to add to the study, those that are pruned or fail included. None: until
+        `timeout`, or until a callback stops the study.
     timeout
         Seconds after which nothing new is started.
     catch
@@ -120,14 +122,21 @@ def optimize(
     epoch's metric is reported as an intermediate value, with the epoch, from 0, as its step;
     the value of a trial is that of its last epoch.
     """
+    whole_number("epochs", epochs, 1)
+    n_trials = whole_number("n_trials", n_trials, 1, optional=True)
+    timeout = positive("timeout", timeout)
     check_study(study, metric, epochs)
+    check_build(build)
+    if define is not None and not callable(define):
+        raise InputError(f"define must be a function, not {define!r}")
+    told = _several("callbacks", callbacks, callable, "functions")
+    caught = _several("catch", catch, _is_exception, "exceptions' classes")
     train, held_out, folds = views_of(data, validation)
     folder = None if run is None else Path(run)
-    caught = tuple(catch) if isinstance(catch, (list, tuple)) else (catch,)
     searcher = StudySearcher(
         study, build, train if folds is None else folds.of_trial(0)[0],
         define=define, n_trials=n_trials, epochs=epochs, metric=metric, batch_size=batch_size,
-        catch=caught, callbacks=tuple(callbacks), run=str(folder or ""),
+        timeout=timeout, catch=caught, callbacks=told, run=str(folder or ""),
     )  # fmt: skip
     try:
         result = search(
@@ -168,6 +177,8 @@ def check_study(study: optuna.Study, metric: str, epochs: int) -> None:
     InputError
         Saying what to change.
     """
+    if not isinstance(study, optuna.Study):
+        raise InputError(f"study must be an optuna.Study, not {study!r}")
     if len(study.directions) != 1:
         raise InputError(
             f"the study {study.study_name!r} has several objectives, and Cerebro optimises one: "
@@ -193,6 +204,18 @@ def check_study(study: optuna.Study, metric: str, epochs: int) -> None:
                 f"create it with direction={usual!r}",
                 stacklevel=3,
             )
+
+
+def _several(name: str, given: Any, fits: Callable[[Any], bool], kind: str) -> tuple[Any, ...]:
+    """Return an argument that is one thing or an iterable of them, refused if some do not fit."""
+    found = tuple(given) if hasattr(given, "__iter__") else (given,)
+    if not all(map(fits, found)):
+        raise InputError(f"{name} must be a list of {kind}, not {given!r}")
+    return found
+
+
+def _is_exception(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Exception)
 
 
 class Watcher:
@@ -239,6 +262,7 @@ class StudySearcher:
         epochs: int,
         metric: str,
         batch_size: int | None,
+        timeout: float | None,
         catch: tuple[type[Exception], ...],
         callbacks: tuple[Callable[..., None], ...],
         run: str,
@@ -257,6 +281,9 @@ class StudySearcher:
         self._run = run
         self._seed = 0
         self._count = 0
+        self._lost = 0  # defined in vain: pruned, or failed and caught
+        self._timeout = timeout
+        self._deadline = math.inf
         self._stopped = False
         self._open: dict[int, optuna.Trial] = {}  # asked and not told, by our number
         self._told: dict[int, FrozenTrial] = {}  # told, of which the run's record does not know
@@ -265,7 +292,8 @@ class StudySearcher:
     def setup(self, space: Space, *, seed: int, **_: Any) -> None:
         """Prepare for a search."""
         self._seed = seed
-        self._count, self._stopped, self._open, self._told = 0, False, {}, {}
+        self._count, self._lost, self._stopped, self._open, self._told = 0, 0, False, {}, {}
+        self._deadline = math.inf if self._timeout is None else time.monotonic() + self._timeout
 
     # --- asking ----------------------------------------------------------
 
@@ -275,10 +303,13 @@ class StudySearcher:
             return self._suggest()
 
     def _suggest(self) -> Suggestion | Literal[_Done.DONE]:
-        while not self._stopped and (self._wanted is None or self._count < self._wanted):
+        while not self._stopped and not self._has_all_trials():
             trial = self._study.ask()
             config = self._chosen(trial)
             if config is None:
+                self._lost += 1
+                if time.monotonic() > self._deadline:  # for nothing else would end this loop
+                    break
                 continue
             number = self._count
             trial.set_user_attr(ATTRIBUTE, {"run": self._run, "trial": number})
@@ -286,6 +317,10 @@ class StudySearcher:
             self._count += 1
             return Suggestion(config, self._epochs)
         return DONE
+
+    def _has_all_trials(self) -> bool:
+        """Whether the study has as many trials more as were wanted, trained or not."""
+        return self._wanted is not None and self._count + self._lost >= self._wanted
 
     def _chosen(self, trial: optuna.Trial) -> dict[str, Any] | None:
         """Return the configuration of a trial; None if defining it failed and that is caught."""
@@ -396,6 +431,7 @@ class StudySearcher:
         """Return which trials of the study are ours and not told yet."""
         return {
             "count": self._count,
+            "lost": self._lost,
             "stopped": self._stopped,
             "open": [[number, trial.number, trial.params] for number, trial in self._open.items()],
         }
@@ -413,6 +449,7 @@ class StudySearcher:
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self._count = int(state["count"])
+        self._lost = int(state.get("lost", 0))
         self._stopped = False
         known = {trial.number: trial for trial in self._study.get_trials(deepcopy=False)}
         for number, asked, params in state["open"]:

@@ -200,7 +200,39 @@ def test_failures_are_caught_or_end_the_study(data, tmp_path):
     study = new_study()
     optimize(study, data, build_some_fail, catch=ValueError, run=tmp_path / "caught")
     states = [trial.state.name for trial in study.trials]
-    assert "FAIL" in states and states.count("COMPLETE") == 8
+    assert len(states) == 8 and set(states) == {"FAIL", "COMPLETE"}
+
+
+def test_an_end_comes_where_no_trial_can_be_built(data, tmp_path):
+    def pruned(trial):
+        raise optuna.TrialPruned
+
+    for ends in ({"n_trials": 3}, {"n_trials": None, "timeout": 0.1}):
+        study = new_study()
+        with pytest.raises(InputError, match="suggests no trial"):
+            optimize(study, data, pruned, run=tmp_path / str(len(ends)), **ends)
+        assert {trial.state.name for trial in study.trials} == {"PRUNED"}
+        assert ends["n_trials"] in (None, len(study.trials))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"the_build": None}, "build must be a function, not NoneType"),
+        ({"define": 5}, "define must be a function, not 5"),
+        ({"callbacks": 5}, "callbacks must be a list of functions, not 5"),
+        ({"catch": ["ValueError"]}, "catch must be a list of exceptions' classes, not"),
+        ({"timeout": 0}, "timeout must be a positive number, not 0"),
+        ({"n_trials": 0}, "n_trials must be a whole number of at least 1, not 0"),
+    ],
+)
+def test_wrong_arguments_are_named_before_the_study_is_asked(data, tmp_path, wrong, message):
+    study = new_study()
+    with pytest.raises(InputError, match=message):
+        optimize(study, data, run=tmp_path / "run", **wrong)
+    assert not study.trials and not (tmp_path / "run").exists()
+    with pytest.raises(InputError, match=r"study must be an optuna\.Study, not 'test'"):
+        optimize("test", data)
 
 
 class Explodes(LeastSquares):
