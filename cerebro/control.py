@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 from cerebro.errors import InputError
 from cerebro.owner import owner_of
+from cerebro.plain_files import path_of
 from cerebro.store import read_meta, reader
 from cerebro.trial import ENDED
 
@@ -119,7 +120,7 @@ def go_on(run: str | os.PathLike[str], trial: int | None = None) -> None:
 
 def send(run: str | os.PathLike[str], command: Command) -> None:
     """Hand a command to whoever trains a run; see `stop`, `pause` and `go_on`."""
-    folder = Path(run)
+    folder = path_of("run", run)
     with reader(folder) as connection:
         check_is_trained(folder, read_meta(connection))
         if command.trial is not None:

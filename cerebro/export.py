@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cerebro import _core
 from cerebro.errors import InputError
+from cerebro.plain_files import path_of
 
 if TYPE_CHECKING:
     from cerebro.saved_trial import Trial
@@ -27,7 +28,7 @@ def export(
     writers = {"safetensors": _safetensors, "torch": _torch, "onnx": _onnx}
     if format not in writers:
         raise InputError(f"format must be one of {', '.join(writers)}, not {format!r}")
-    target = Path(path)
+    target = path_of("path", path)
     if not target.parent.is_dir():
         raise InputError(f"cannot write {target}: there is no folder {target.parent}")
     writers[format](trial, trial.load(epoch, build), target)

@@ -26,7 +26,7 @@ _MAX = """
 """
 
 
-def metric_mode(metric: str, mode: str | None = None) -> Mode:
+def metric_mode(metric: str, mode: str | None = None, *, argument: str = "metric") -> Mode:
     """Return whether `metric` is minimised or maximised.
 
     Parameters
@@ -35,6 +35,8 @@ def metric_mode(metric: str, mode: str | None = None) -> Mode:
         A metric's name; ``val_`` and ``train_`` before it do not matter.
     mode
         "min" or "max" if the user said so, else None.
+    argument
+        What the metric is called where the user gave it.
 
     Raises
     ------
@@ -46,13 +48,13 @@ def metric_mode(metric: str, mode: str | None = None) -> Mode:
             raise InputError(f"mode must be 'min' or 'max', not {mode!r}")
         return cast(Mode, mode)
     if not isinstance(metric, str):
-        raise InputError(f"metric must be the name of a metric, not {metric!r}")
+        raise InputError(f"{argument} must be the name of a metric, not {metric!r}")
     name = metric.lower().removeprefix("val_").removeprefix("train_").replace("-", "_")
     if name in _MIN.split():
         return "min"
     if name in _MAX.split():
         return "max"
     raise InputError(
-        f"metric={metric!r} is not a metric Cerebro knows: say whether it is to be small or large "
-        "with mode='min' or mode='max'"
+        f"{argument}={metric!r} is not a metric Cerebro knows: say whether it is to be small or "
+        "large with mode='min' or mode='max'"
     )

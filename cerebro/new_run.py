@@ -16,7 +16,7 @@ from cerebro.conduct import Opened
 from cerebro.errors import InputError
 from cerebro.owner import FILE as OWNER_FILE
 from cerebro.owner import Owner
-from cerebro.plain_files import read_bytes
+from cerebro.plain_files import path_of, read_bytes
 from cerebro.recipe import Recipe
 from cerebro.settings import Settings, refuse_folder
 from cerebro.state_files import CLAIM
@@ -124,7 +124,7 @@ def slots_folder(
     """Where live trials keep their states; not where another run has left some."""
     if state_dir is None:
         return run / "states"
-    folder = Path(state_dir)
+    folder = path_of("state_dir", state_dir)
     if not goes_on and any(folder.glob("*.slots")):
         raise InputError(
             f"state_dir {folder} holds the states of another run: give every run a folder of "

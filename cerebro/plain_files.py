@@ -16,7 +16,7 @@ import stat
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cerebro.errors import CorruptDataError
+from cerebro.errors import CorruptDataError, InputError
 
 MAX_NAME_BYTES = 255
 MAX_DIGITS = 400  # of a whole number; Python's own limit is ten times that, where it has one
@@ -26,6 +26,14 @@ _NEVER_WAIT = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
 
 class LinkError(CorruptDataError, OSError):
     """A symbolic link lies in the place of a file or folder that is to be opened or made."""
+
+
+def path_of(argument: str, value: Any) -> Path:
+    """The path that an argument is; InputError for what is none."""
+    try:
+        return Path(value)
+    except TypeError:
+        raise InputError(f"{argument} must be a path, not {value!r}") from None
 
 
 def is_plain_name(name: object) -> bool:

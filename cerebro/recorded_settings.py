@@ -119,9 +119,14 @@ def moved_view(saved: SavedRun, name: str, *given: Any) -> Dataset | None:
         place = others[0]
     if isinstance(place, Dataset):
         place = place.path
-    path = spec["path"] if place is None else os.fspath(place)
+    if place is not None and not isinstance(place, (str, os.PathLike)):
+        raise InputError(f"{name} must be a cerebro.Dataset or a path, not {place!r}")
+    path = spec["path"] if place is None else place
     try:
-        return Dataset.from_spec({**spec, "path": str(path)})
+        view = Dataset.from_spec({**spec, "path": str(path)})
+        if isinstance(own, Dataset) and not own.holds(view):
+            raise InputError("these are other rows, or transformed in another way")
+        return view
     except InputError as error:
         if not Path(path).exists():
             raise InputError(

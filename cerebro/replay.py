@@ -17,6 +17,7 @@ from cerebro.devices import Device, here, in_worker, recorded, seats
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.executors.local import LocalExecutor
 from cerebro.folded import joint_hash
+from cerebro.plain_files import path_of
 from cerebro.result import Result
 from cerebro.saved_trial import Trial
 from cerebro.settings import whole_number
@@ -130,8 +131,8 @@ def replay(
     build
         The run's ``build``, where it cannot be imported again.
     data
-        The run's training data, or the whole data set that it is part of, where it has
-        been moved; a path will do.
+        The run's training data, or a data set that they are part of, where it has been
+        moved; a path will do.
     epochs
         How many epochs of the trial's own to train; default: all that the run has.
 
@@ -156,8 +157,8 @@ def replay(
     record = _record_of(result, trial)
     asked = whole_number("epochs", epochs, 1, optional=True)
     devices = here(recorded(result.settings))
-    if isinstance(data, (str, os.PathLike)):
-        data = Dataset(data)
+    if data is not None and not isinstance(data, Dataset):
+        data = Dataset(path_of("data", data))
     with tempfile.TemporaryDirectory(prefix="cerebro-replay-") as folder:
         train = result.saved.view("data", data)
         context = result.saved.context(

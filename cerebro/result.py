@@ -16,6 +16,7 @@ from cerebro import control
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.saved_run import SavedRun
 from cerebro.saved_trial import Trial
+from cerebro.settings import whole_number
 from cerebro.store import FILE, read_meta, reader
 from cerebro.trial import TrialRecord, snapshot
 
@@ -125,7 +126,7 @@ class Result:
 
     def top(self, n: int) -> list[Trial]:
         """Return the `n` best trials, best first; trials without a metric are left out."""
-        numbers = self.saved.ranking(n)
+        numbers = self.saved.ranking(whole_number("n", n, 0) or 0)
         if self.saved.holds_trials:
             return [self.trials[number] for number in numbers]
         return [Trial(self.saved, record) for record in self.saved.some(numbers)]
@@ -287,14 +288,16 @@ class Result:
 
 
 def open_run(
-    run: str | os.PathLike[str] | None = None, *, build: Callable[..., Any] | None = None
+    run: str | os.PathLike[str] | Result | None = None,
+    *,
+    build: Callable[..., Any] | None = None,
 ) -> Result:
     """Open a run: finished, stopped or still going on. Trains nothing.
 
     Parameters
     ----------
     run
-        The run's folder; default: the newest below ``runs``.
+        The run's folder, or its result; default: the newest below ``runs``.
     build
         The run's ``build``, where it cannot be imported again.
 
@@ -309,6 +312,8 @@ def open_run(
             raise InputError("there is no run below runs/: give the run's folder")
         newest = max(found, key=_started)
         return Result(newest.parent, build=build)
+    if isinstance(run, Result):
+        return Result(run.path, build=build or run.saved.known_build)
     return Result(run, build=build)
 
 

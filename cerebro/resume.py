@@ -33,7 +33,7 @@ from cerebro.restore import Restored, Restorer
 from cerebro.result import Result
 from cerebro.retelling import retell
 from cerebro.saved_run import SavedRun
-from cerebro.searchers import set_up
+from cerebro.searchers import make_searcher, set_up
 from cerebro.searchers.base import Searcher
 from cerebro.searchers.description import NoSearcher, make_again
 from cerebro.settings import Settings, check_executor, devices_of, whole_number
@@ -130,8 +130,10 @@ def resume(
     RunError, CorruptDataError
         As `cerebro.search` does.
     """
-    path = run.path if isinstance(run, Result) else Path(run)
-    saved = SavedRun(path, build=build)
+    if isinstance(run, Result):
+        build = build or run.saved.known_build
+    saved = SavedRun(run.path if isinstance(run, Result) else run, build=build)
+    path = saved.path
     with Owner.take(saved.folder) as owner:
         check_whole(saved.folder)
         saved.refresh()
@@ -290,6 +292,7 @@ def searcher_of(
             f"the searcher {settings.searcher_name} of {saved.path} cannot be made again from its "
             "record: run the script that began the run again, with search(..., if_exists='resume')"
         )
+    made = make_searcher(made)
     set_up(made, Space.from_json(settings.space_json), settings)
     if "searcher" in saved.meta:
         made.load_state_dict(saved.meta["searcher"])

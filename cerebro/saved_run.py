@@ -19,8 +19,9 @@ from cerebro.errors import CorruptDataError, InputError
 from cerebro.folded import gather
 from cerebro.folds import Folds
 from cerebro.owner import owner_of
-from cerebro.plain_files import read_bytes
+from cerebro.plain_files import path_of, read_bytes
 from cerebro.recipe import Recipe
+from cerebro.settings import check_build
 from cerebro.store import check_meta, check_rows, read_meta, read_ranking, read_trials, reader
 from cerebro.study_build import StudyBuild
 from cerebro.trial import NOT_EXACT, OPEN, EpochRecord, TrialRecord, best_trials
@@ -63,7 +64,7 @@ class SavedRun:
     def __init__(
         self, path: str | os.PathLike[str], *, build: Callable[..., Any] | None = None
     ) -> None:
-        self.path = Path(path)
+        self.path = path_of("run", path)
         self.folder = self.path.absolute()  # the working directory may change
         self.before_reading: Callable[[], None] = lambda: None
         self.meta: dict[str, Any] = {}
@@ -71,6 +72,8 @@ class SavedRun:
         self._records: list[TrialRecord] | None = None
         self._configurations: list[TrialRecord] | None = None
         self._folds: Folds | None = None
+        if build is not None:
+            check_build(build)
         self._build = build
         self._data: dict[str, Dataset] = {}
         self.refresh()
@@ -328,12 +331,18 @@ class SavedRun:
 
     # --- code and data ---------------------------------------------------
 
+    @property
+    def known_build(self) -> Callable[..., Any] | None:
+        """The run's ``build`` if it was given or has been found already."""
+        return self._build
+
     def find_build(self, build: Callable[..., Any] | None) -> Callable[..., Any]:
         """The given ``build``, or the run's, imported again; warns if it has changed.
 
         One that suggests its configuration, to Optuna, is called as its study's run did.
         """
         if build is not None:
+            check_build(build)
             self.recipe.warn_if_changed(build)
         elif self._build is None:
             self._build = self.recipe.find()
@@ -362,18 +371,19 @@ class SavedRun:
     def view(self, name: str, moved: Dataset | None) -> Dataset | None:
         """The run's data, or what now stands in its place; `moved` says where it is.
 
-        Of a whole data set the rows that the run trained on are taken: what was given
-        to `search` with a fraction to validate on can be given here.
+        The rows that the run trained on are taken where `moved` has them: what was given to
+        `search` with a fraction to validate on can be given here.
         """
         spec = self.meta[name]
         if spec is None:
             return None
         if moved is not None:
             if name == "data":
+                known = {**spec, "path": str(moved.path)}
                 if not moved.is_whole():
-                    return moved
-                transforms = moved.spec()["transforms"] or spec["transforms"]
-                spec = {**spec, "path": str(moved.path), "transforms": transforms}
+                    view = Dataset.from_spec(known, check=False)
+                    return view if moved.holds(view) else moved
+                spec = {**known, "transforms": moved.spec()["transforms"] or spec["transforms"]}
             elif spec["path"] == self.meta["data"]["path"]:
                 spec = {**spec, "path": str(moved.path)}
         return Dataset.from_spec(spec, check=False)

@@ -15,6 +15,7 @@ from cerebro.devices import ALL, CPU, are_gpus, choose, count_workers, named
 from cerebro.errors import InputError, one_line
 from cerebro.folds import Folds, KFold, Validation, is_splitter, make_folds
 from cerebro.metrics import metric_mode
+from cerebro.plain_files import path_of
 from cerebro.recipe import accepts_info
 from cerebro.stopping import EarlyStopping
 from cerebro.store import FILE, default_run_path
@@ -241,7 +242,7 @@ def new_run_folder(run: str | os.PathLike[str] | None, if_exists: str) -> Path:
         )
     if run is None:
         return default_run_path()
-    folder = Path(run)
+    folder = path_of("run", run)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"run={str(run)!r} is a file: choose another run=, a folder")
     if folder.exists() and any(folder.iterdir()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, Literal
 
 from cerebro.errors import InputError
@@ -40,11 +41,20 @@ class EarlyStopping:
     mode: Literal["min", "max"] | None = None
 
     def __post_init__(self) -> None:
-        if self.patience < 1:
-            raise InputError(f"EarlyStopping: patience must be at least 1, not {self.patience}")
-        if not self.min_delta >= 0:
-            raise InputError(f"EarlyStopping: min_delta must be at least 0, not {self.min_delta}")
-        metric_mode(self.monitor, self.mode)
+        patience: Any = self.patience
+        min_delta: Any = self.min_delta
+        if isinstance(patience, bool) or not isinstance(patience, Integral) or patience < 1:
+            raise InputError(
+                f"EarlyStopping: patience must be a whole number of at least 1, not {patience!r}"
+            )
+        is_number = isinstance(min_delta, Real) and not isinstance(min_delta, bool)
+        if not is_number or not min_delta >= 0:
+            raise InputError(
+                f"EarlyStopping: min_delta must be a number of at least 0, not {min_delta!r}"
+            )
+        object.__setattr__(self, "patience", int(patience))
+        object.__setattr__(self, "min_delta", float(min_delta))
+        metric_mode(self.monitor, self.mode, argument="EarlyStopping: monitor")
 
     def should_stop(self, history: Sequence[Mapping[str, Any]]) -> bool:
         """Tell from a trial's epochs so far whether it should end."""

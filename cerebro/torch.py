@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -709,10 +710,10 @@ def _check_clip_norm(clip_norm: float | None) -> float | None:
     return clip_norm
 
 
-def _check_accumulate(accumulate: int) -> int:
-    if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
+def _check_accumulate(accumulate: Any) -> int:
+    if isinstance(accumulate, bool) or not isinstance(accumulate, Integral) or accumulate < 1:
         raise InputError(f"accumulate must be a whole number from 1, not {accumulate!r}")
-    return accumulate
+    return int(accumulate)
 
 
 def _several(value: Any) -> tuple[Any, ...]:

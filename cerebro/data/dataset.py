@@ -27,6 +27,7 @@ from cerebro.data.manifest import (
 from cerebro.data.select import (
     Part,
     Selection,
+    covers,
     cut,
     part_from_json,
     part_index,
@@ -37,6 +38,7 @@ from cerebro.data.select import (
 )
 from cerebro.data.stats import Stats, column_stats
 from cerebro.errors import CorruptDataError, InputError
+from cerebro.plain_files import path_of
 
 if TYPE_CHECKING:
     from cerebro.data.batches import Batches
@@ -103,7 +105,7 @@ class Dataset:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = Path(path).absolute()  # the working directory may change
+        self._path = path_of("path", path).absolute()  # the working directory may change
         self._manifest: Manifest = read_manifest(self._path)
         self._readers = [self._open_shard(shard) for shard in range(len(self._manifest.shards))]
         self._rows: list[Part] = [(0, shard.rows) for shard in self._manifest.shards]
@@ -386,6 +388,11 @@ class Dataset:
         """
         from cerebro.transforms import compile as compile_transforms
 
+        if not isinstance(transforms, Mapping):
+            raise InputError(
+                f"with_transforms needs a mapping such as {{'x': [Scale(1 / 255)]}}, not "
+                f"{transforms!r}"
+            )
         combined = dict(self._transforms)
         for name, chain in transforms.items():
             self._column(name)
@@ -454,6 +461,14 @@ class Dataset:
     def generation(self) -> int:
         """Another number where `parts` has others than before; see `cerebro.data.placed`."""
         return 0
+
+    def holds(self, view: Dataset) -> bool:
+        """Whether another view of these shards has only rows of this one, transformed alike.
+
+        A view without transforms may stand for one with some.
+        """
+        alike = not self._transforms or self._transforms == view._transforms
+        return alike and all(map(covers, self._rows, view._rows))
 
     def labels(self, name: str) -> list[Array]:
         """The values of a column that tells classes or groups, by shard; InputError for others."""

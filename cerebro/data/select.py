@@ -93,6 +93,16 @@ def _row_numbers(selection: Selection, rows: int) -> Array:
     return numbers.astype(np.int64)
 
 
+def covers(part: Part, other: Part) -> bool:
+    """Whether all rows of `other` are rows of `part`."""
+    if part_rows(other) == 0:
+        return True
+    if not isinstance(part, tuple):
+        return bool(np.isin(np.arange(*other) if isinstance(other, tuple) else other, part).all())
+    ends = (other[0], other[1] - 1) if isinstance(other, tuple) else (other.min(), other.max())
+    return bool(part[0] <= ends[0] and ends[1] < part[1])
+
+
 def part_to_json(part: Part) -> Any:
     """``[start, stop]``, or the row numbers as base64 of zlib of little-endian uint32."""
     if isinstance(part, tuple):
@@ -114,5 +124,8 @@ def part_from_json(value: Any, rows: int) -> Part:
     except (ValueError, TypeError, zlib.error):
         good = False
     if not good:
-        raise InputError("the data set's spec does not fit the data set: its rows are damaged")
+        raise InputError(
+            "the data set's spec does not fit the data set: it has fewer rows than it had, or its "
+            "rows are damaged in the spec"
+        )
     return part

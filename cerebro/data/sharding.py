@@ -37,7 +37,7 @@ from cerebro.data.sources.base import Source, Table
 from cerebro.data.spool import spool
 from cerebro.data.writer import default_shards, write_shards
 from cerebro.errors import InputError
-from cerebro.plain_files import open_plain
+from cerebro.plain_files import open_plain, path_of
 
 _LOCK = ".lock"
 _SPOOL = ".spool"
@@ -103,7 +103,7 @@ def shard(
     OSError
         The disk is full or cannot be written. Nothing is left behind.
     """
-    target = Path(path).absolute()
+    target = path_of("path", path).absolute()
     arguments = _arguments(shards, columns, dtypes, shuffle, seed)
     there = _is_there(target)
     if there and not exist_ok:

@@ -84,10 +84,13 @@ def plot(
 def _chosen(result: Any, numbers: Sequence[int] | None) -> list[Any]:
     if numbers is None:
         return list(result.trials)
+    if not hasattr(numbers, "__iter__"):
+        raise InputError(f"trials must be a list of trials' numbers, not {numbers!r}")
+    numbers = [getattr(trial, "number", trial) for trial in numbers]
     by_number = {trial.number: trial for trial in result.trials}
     missing = [n for n in numbers if n not in by_number]
     if missing:
-        raise InputError(f"trials={list(numbers)}: there is no trial {missing[0]} in this run")
+        raise InputError(f"trials={numbers}: there is no trial {missing[0]} in this run")
     return [by_number[n] for n in numbers]
 
 

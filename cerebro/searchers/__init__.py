@@ -7,7 +7,7 @@ from typing import Any
 
 from cerebro.errors import InputError
 from cerebro.searchers.asha import ASHA
-from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion
+from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion, prepare
 from cerebro.searchers.grid import GridSearch
 from cerebro.searchers.hyperband import Hyperband, hyperband_brackets
 from cerebro.searchers.median import MedianStopping
@@ -49,13 +49,14 @@ _BY_NAME: dict[str, type[Any]] = {
     "tpe": TPE,
     "gp": GaussianProcess,
 }
-_METHODS = ("setup", "suggest", "report", "state_dict", "load_state_dict")
+_METHODS = ("suggest", "report", "state_dict", "load_state_dict")
 
 
 def set_up(searcher: Searcher, space: Space, settings: Any) -> None:
     """Prepare a searcher for a search with these settings."""
     timed = settings.n_trials is None and settings.time_limit is not None
-    searcher.setup(
+    prepare(
+        searcher,
         space,
         seed=settings.seed,
         epochs=settings.epochs,
@@ -98,7 +99,9 @@ def make_searcher(searcher: str | Searcher | type[Searcher]) -> Searcher:
             f"searcher={instance!r} is no searcher: it has no {missing[0]}() method; Optuna's "
             "samplers are for cerebro.optuna.optimize, Ray Tune's searchers for cerebro.ray.fit"
         )
-    if not isinstance(getattr(instance, "adaptive", None), bool):
+    if not hasattr(instance, "adaptive"):
+        instance.adaptive = True
+    if not isinstance(instance.adaptive, bool):
         raise InputError(
             f"searcher={instance!r} does not say whether it listens to reports: give it an "
             "attribute adaptive, True or False"

@@ -91,10 +91,11 @@ class Searcher(Protocol):
     Attributes
     ----------
     adaptive
-        Whether decisions depend on reports. Reports to an adaptive searcher come
-        in rounds, so that its decisions do not depend on timing: the k-th epoch of
-        every live trial, by number. It is asked for suggestions at the end of a round,
-        as long as fewer trials than ``width`` are live; paused ones are not.
+        Whether decisions depend on reports; a searcher that does not say so is taken to
+        listen. Reports to an adaptive searcher come in rounds, so that its decisions do not
+        depend on timing: the k-th epoch of every live trial, by number. It is asked for
+        suggestions at the end of a round, as long as fewer trials than ``width`` are live;
+        paused ones are not.
 
     Notes
     -----
@@ -128,7 +129,7 @@ class Searcher(Protocol):
         mode: str,
         points: Sequence[Mapping[str, Any]],
     ) -> None:
-        """Prepare for a search; called once, before anything else.
+        """Prepare for a search; called once, before anything else. May be left out.
 
         Parameters
         ----------
@@ -169,6 +170,12 @@ class Searcher(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from :meth:`state_dict`; called after :meth:`setup`."""
         ...
+
+
+def prepare(searcher: Searcher, space: Space, **arguments: Any) -> None:
+    """Set a searcher up; one that has no ``setup`` needs none."""
+    if hasattr(searcher, "setup"):
+        searcher.setup(space, **arguments)
 
 
 class SequenceSearcher:

@@ -13,7 +13,7 @@ from typing import Any
 
 from cerebro.errors import InputError
 from cerebro.rounds import Report, Rounds
-from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion
+from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion, prepare
 from cerebro.searchers.notes import Word, catch_up
 from cerebro.space import Space
 
@@ -69,8 +69,9 @@ class Conversation:
         self._width = (8 if adaptive else math.inf) if width is None else width
         self._rounds = Rounds(ordered=adaptive and not asynchronous)
         self._words: list[Word] = []  # said since the state was written down last
+        self._fresh = 0
         self._told: dict[tuple[int, int], dict[str, float]] = {}
-        searcher.setup(space, **setup)
+        prepare(searcher, space, **setup)
         self._state = self._state_now()
 
     def resume(self, fresh: Searcher, *, retell: int = 0) -> None:
@@ -84,7 +85,7 @@ class Conversation:
         """
         if len(self._words) >= retell:
             self._state, self._words = self._state_now(), []
-        fresh.setup(self._space, **self._setup)
+        prepare(fresh, self._space, **self._setup)
         fresh.load_state_dict(json.loads(self._state))
         try:
             catch_up(
@@ -175,6 +176,9 @@ class Conversation:
             elif suggestion is None:
                 break
             elif isinstance(suggestion, Suggestion):
+                if self._is_one_too_many(suggestion):
+                    self.is_exhausted = True
+                    break
                 asked.append(self._begin(suggestion))
                 self._rounds.join(asked[-1])
                 self._words.append(self._word(suggestion, asked[-1]))
@@ -182,6 +186,14 @@ class Conversation:
                 raise ContractError(f"suggest() returned {suggestion!r}")
         self._take_dropped()
         return asked
+
+    def _is_one_too_many(self, suggestion: Suggestion) -> bool:
+        """Whether a search would end here, which has `n_trials` new ones and no more."""
+        wanted: float | None = self._setup["n_trials"]
+        if suggestion.trial is not None or suggestion.parent is not None or wanted is None:
+            return False
+        self._fresh += 1
+        return self._fresh > wanted
 
     def _word(self, suggestion: Suggestion, number: int) -> Word:
         trial = self.trials[number]

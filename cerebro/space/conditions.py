@@ -153,6 +153,11 @@ class Compiler:
                 dimension = as_dimension(value).checked(path_name(path))
                 self.add(Node(path, dimension, conditions))
         for item in later:
+            if not isinstance(item.space, Mapping):
+                raise InputError(
+                    f"{item!r}: its space must be a mapping of names to dimensions, not "
+                    f"{item.space!r}"
+                )
             condition = self.condition(item, prefix)
             self.mapping(item.space, prefix, (*conditions, condition))
 

@@ -296,7 +296,7 @@ class When:
     space: Mapping[str, Any]
 
     def __repr__(self) -> str:
-        return f"when({self.name!r}, {self.value!r}, {dict(self.space)!r})"
+        return f"when({self.name!r}, {self.value!r}, {self.space!r})"
 
 
 def uniform(low: float, high: float, step: float | None = None) -> Uniform:

@@ -131,7 +131,7 @@ def test_a_searcher_that_says_nonsense(data, tmp_path, capfd, name, workers):
     [
         (
             "class Deaf:\n    pass\n\nsettings['searcher'] = Deaf()",
-            r"is no searcher: it has no setup\(\) method",
+            r"is no searcher: it has no suggest\(\) method",
         ),
         (
             "class Mute(RandomSearch):\n    adaptive = None\n\nsettings['searcher'] = Mute",

@@ -218,7 +218,7 @@ def test_an_end_comes_where_no_trial_can_be_built(data, tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"the_build": None}, "build must be a function, not NoneType"),
+        ({"the_build": None}, "build must be a function that makes a model.*not NoneType"),
         ({"define": 5}, "define must be a function, not 5"),
         ({"callbacks": 5}, "callbacks must be a list of functions, not 5"),
         ({"catch": ["ValueError"]}, "catch must be a list of exceptions' classes, not"),

@@ -239,7 +239,7 @@ def test_folds_of_another_data_set_are_refused(data: Dataset, tmp_path: Path) ->
     with pytest.raises(InputError, match="the shards are others"):
         Folds.from_json(other, described)
     small = shard({"n": np.arange(20)}, tmp_path / "small", shards=SHARDS)
-    with pytest.raises(InputError, match="its rows are damaged"):
+    with pytest.raises(InputError, match="rows are damaged"):
         Folds.from_json(small, described)
 
 

@@ -138,5 +138,5 @@ def test_searchers_by_name():
     assert make_searcher(searcher) is searcher
     with pytest.raises(InputError, match=r"'bayes' is not known; there are 'random', 'grid'"):
         make_searcher("bayes")
-    with pytest.raises(InputError, match=r"no setup\(\) method"):
+    with pytest.raises(InputError, match=r"no suggest\(\) method"):
         make_searcher(3)

@@ -14,6 +14,7 @@ from cerebro.data.dtypes import Array
 from cerebro.data.manifest import checksum_of
 from cerebro.data.sources.base import Source, Table, choose, import_or_explain
 from cerebro.errors import InputError
+from cerebro.plain_files import path_of
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 CHUNK_IMAGES = 256
@@ -46,7 +47,7 @@ def images(
     InputError
         A wrong argument, no such folder, no images, or Pillow is not installed.
     """
-    return ImagesSource(Path(folder), size, mode)
+    return ImagesSource(path_of("folder", folder), size, mode)
 
 
 class ImagesSource(Source):

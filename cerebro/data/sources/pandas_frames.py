@@ -33,6 +33,7 @@ def series_column(name: str, series: Any) -> ColumnData:
     import numpy as np
     import pandas as pd
 
+    series = pd.Series(series)  # also an array of pandas', such as a Categorical
     dtype = series.dtype
     if isinstance(dtype, np.dtype) and dtype.kind != "O":
         return from_array(name, series.to_numpy())  # NaN in a float column is a value
