@@ -178,7 +178,9 @@ def check_study(study: optuna.Study, metric: str, epochs: int) -> None:
         Saying what to change.
     """
     if not isinstance(study, optuna.Study):
-        raise InputError(f"study must be an optuna.Study, not {study!r}")
+        raise InputError(
+            f"study must be an optuna.Study, not {study!r}: make one with optuna.create_study(...)"
+        )
     if len(study.directions) != 1:
         raise InputError(
             f"the study {study.study_name!r} has several objectives, and Cerebro optimises one: "

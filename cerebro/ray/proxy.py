@@ -132,8 +132,9 @@ def trainable(
     unknown = sorted(options.keys() - OPTIONS)
     if unknown:
         raise InputError(
-            f"{unknown[0]}= is no argument of cerebro.ray.trainable: what trials there are and how "
-            "long they train is for Tune to say"
+            f"{unknown[0]}= is no argument of cerebro.ray.trainable, which takes "
+            f"{', '.join(sorted(OPTIONS))} beside those that it names: what trials there are and "
+            "how long they train is for Tune to say"
         )
     threads = whole_number("threads", threads, 1, MAX_THREADS) or 1
     if executor is not None and not isinstance(executor, Executor):

@@ -321,5 +321,7 @@ def test_an_interrupted_study_has_no_trial_left_running(data, tmp_path):
 
 def test_what_cannot_be_optimised_is_refused(data, tmp_path):
     study = optuna.create_study(directions=["minimize", "maximize"])
+    with pytest.raises(InputError, match=r"must be an optuna.Study, not 'study': .*create_study"):
+        optimize("study", data)
     with pytest.raises(InputError, match=r"several objectives.*direction= instead of directions="):
         optimize(study, data, run=tmp_path / "run")
