@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cerebro.commands.options import count, new_command, progress, progress_option
+from cerebro.commands.options import count, new_command
 from cerebro.errors import InputError
+
+PROGRESS: dict[str, str | bool] = {"auto": "auto", "bar": True, "none": False}
 
 
 def add(commands: Any) -> None:
@@ -37,7 +39,12 @@ def add(commands: Any) -> None:
         action="store_true",
         help="succeed if the folder was made from the same arguments",
     )
-    progress_option(parser)
+    parser.add_argument(
+        "--progress",
+        choices=PROGRESS,
+        default="auto",
+        help="a bar or nothing; auto: a bar in a terminal, for large data",
+    )
 
 
 def main(options: argparse.Namespace) -> int:
@@ -57,7 +64,7 @@ def main(options: argparse.Namespace) -> int:
         shuffle=not options.no_shuffle,
         seed=options.seed,
         exist_ok=options.exist_ok,
-        progress=progress(options.progress),
+        progress=PROGRESS[options.progress],
     )
     print(data)
     return 0

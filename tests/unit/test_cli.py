@@ -249,7 +249,7 @@ def test_shard_and_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     np.savez(source, a=np.arange(40, dtype=np.float32), b=np.arange(40, dtype=np.int64))
     folder = tmp_path / "data"
     arguments = ["shard", str(source), str(folder), "--shards", "4", "--columns", "x=a", "y=b"]
-    assert cli.main(arguments) == 0
+    assert cli.main([*arguments, "--progress", "bar"]) == 0
     assert "40 rows" in capsys.readouterr().out
     assert cli.main(["verify", str(folder)]) == 0
     assert "4 shards" in capsys.readouterr().out
