@@ -18,6 +18,7 @@ from cerebro.errors import CorruptDataError, InputError
 from cerebro.executors.local import LocalExecutor
 from cerebro.folded import joint_hash
 from cerebro.plain_files import path_of
+from cerebro.report.format import counted
 from cerebro.result import Result
 from cerebro.saved_trial import Trial
 from cerebro.settings import whole_number
@@ -99,8 +100,8 @@ class Replay:
     def __str__(self) -> str:
         if self.identical:
             return (
-                f"trial {self.trial}: {len(self.epochs)} epochs trained again, every state "
-                f"identical{f' in {len(self.folds)} folds' if self.folds else ''}"
+                f"trial {self.trial}: {counted(len(self.epochs), 'epoch')} trained again, every "
+                f"state identical{f' in {len(self.folds)} folds' if self.folds else ''}"
             )
         lines = [f"trial {self.trial}: differs from epoch {self.first_difference} on"]
         if self.error is not None:

@@ -229,6 +229,16 @@ class Result:
         kind
             ``"curves"`` (metric over epochs), ``"parallel"`` (coordinates),
             ``"importance"`` or ``"gantt"`` (units on workers over time).
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            A notebook shows it; ``figure.savefig(path)`` writes it.
+
+        Raises
+        ------
+        InputError
+            If matplotlib is missing, no trial has the metric, or a trial is not there.
         """
         from cerebro.report import plots
 

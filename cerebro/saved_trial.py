@@ -390,6 +390,8 @@ class Trial:
         if not records:
             cause = f": {self.error}" if self.error else ""
             raise InputError(f"trial {self.number} has finished no epoch{cause}")
+        if isinstance(epoch, str) and epoch not in ("best", "last"):
+            raise InputError(f"epoch must be 'best', 'last' or an epoch's number, not {epoch!r}")
         if epoch == "last":
             wanted = records[-1].epoch
         elif epoch == "best":

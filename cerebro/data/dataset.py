@@ -254,6 +254,21 @@ class Dataset:
             Of a GPU: ``"auto"`` keeps shards in its memory, where they fill at most half of it,
             and makes batches there; ``"resident"`` as many as there is room for; ``"streamed"``
             none, batches are gathered on the CPU and copied while others compute.
+
+        Returns
+        -------
+        Batches
+            Iterating gives ``dict[str, tensor]``; ``len()`` is an epoch's number of batches. A
+            column whose rows have shape ``s`` is of shape ``(rows, *s)``. A ragged column ``c`` is
+            padded, ``(rows, length, ...)``, beside ``c_mask``, bool ``(rows, length)``, and
+            ``c_length``, int64 ``(rows,)``.
+
+        Raises
+        ------
+        InputError
+            An argument is out of its range, or a transform does not fit its column.
+        DeviceError
+            The device cannot be used.
         """
         from cerebro.data.batches import Batches
 

@@ -312,7 +312,7 @@ def test_any_kept_epoch_can_be_loaded(result):
 
 def test_what_cannot_be_loaded_or_evaluated_is_said(data, tmp_path):
     result = run(data, tmp_path / "run", n_trials=1)
-    with pytest.raises(InputError, match="epoch must be a whole number of at least 0, not 'first'"):
+    with pytest.raises(InputError, match="'best', 'last' or an epoch's number, not 'first'"):
         result.best.load("first")
     with pytest.raises(InputError, match=r"evaluate needs a cerebro\.Dataset, not dict"):
         result.best.evaluate({"x": np.zeros((3, 6))})
