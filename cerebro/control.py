@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import operator
 import os
 import shlex
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -124,6 +125,10 @@ def send(run: str | os.PathLike[str], command: Command) -> None:
     with reader(folder) as connection:
         check_is_trained(folder, read_meta(connection))
         if command.trial is not None:
+            try:
+                command = replace(command, trial=operator.index(command.trial))
+            except TypeError:
+                raise InputError(f"trial must be a trial's number, not {command.trial!r}") from None
             row = connection.execute(
                 "SELECT status FROM trials WHERE number = ?", (command.trial,)
             ).fetchone()

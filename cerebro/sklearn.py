@@ -43,11 +43,12 @@ SUPPORTED = {
     "IncrementalPCA": "transformer",
 }
 
+# Weights that are kept for early stopping, which partial_fit does not do: dropped at once.
+_KEPT_IN_VAIN = ("_best_coefs", "_best_intercepts")
 # Fitted attributes that no later training or prediction reads.
 _SKIPPED = {
+    *_KEPT_IN_VAIN,
     "_loss_function_",  # an object made anew by every call of partial_fit
-    "_best_coefs",  # of early stopping, which partial_fit does not do
-    "_best_intercepts",
     "labels_",  # of the last batch
     "_n_threads",  # of this machine
 }
@@ -151,6 +152,8 @@ class Model:
         curve = getattr(self.estimator, "loss_curve_", None)
         if curve is not None:
             del curve[:-1]  # grows with every batch; only its end is read
+        for name in _KEPT_IN_VAIN:
+            vars(self.estimator).pop(name, None)
         if self._kind == "transformer":
             # A strided view, with which later products would have other bits than with a copy.
             self.estimator.components_ = np.ascontiguousarray(self.estimator.components_)

@@ -170,6 +170,28 @@ def test_what_was_given_to_search_can_be_given_to_replay(data, tmp_path):
             assert not cerebro.replay(result, 0, data=held_out).identical
 
 
+class StopsTheSecond:
+    """Commands the run that it is a callback of."""
+
+    def __init__(self, run):
+        self.run = run
+        self.told = False
+
+    def on_epoch_end(self, trial, metrics):
+        if self.told:
+            return
+        self.told = True
+        with pytest.raises(InputError, match="trial must be a trial's number, not 'a'"):
+            cerebro.control.stop(self.run, "a")
+        cerebro.control.stop(str(self.run), trial=np.int64(1))
+
+
+def test_a_command_names_its_trial_by_any_whole_number(data, tmp_path):
+    folder = tmp_path / "run"
+    result = search(data, folder, epochs=4, callbacks=[StopsTheSecond(folder)])
+    assert [trial.status for trial in result.trials] == ["finished", "stopped"]
+
+
 # --- data --------------------------------------------------------------------
 
 

@@ -153,6 +153,22 @@ def test_classifiers_of_two_classes_hop(name):
     assert plain(hopped[1]) == plain(straight[1])
 
 
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    found = batches(0) + batches(1)
+    columns = {name: np.concatenate([batch[name] for batch in found]) for name in found[0]}
+    return cerebro.shard(columns, tmp_path_factory.mktemp("rows") / "set", shards=2)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_every_estimator_passes_the_check_of_a_search(name, rows, tmp_path):
+    result = cerebro.search(
+        lambda config: model_of(name), {"a": [1]}, rows, epochs=1, n_trials=1, validation=0.25,
+        batch_size=10, workers=0, run=tmp_path / "run", progress=False,
+    )  # fmt: skip
+    assert result.best.status == "finished"
+
+
 def test_every_supported_estimator_is_tested():
     assert {name.split()[0] for name in ESTIMATORS} == set(cerebro.sklearn.SUPPORTED)
 
