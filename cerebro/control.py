@@ -125,16 +125,21 @@ def send(run: str | os.PathLike[str], command: Command) -> None:
     with reader(folder) as connection:
         check_is_trained(folder, read_meta(connection))
         if command.trial is not None:
-            try:
-                command = replace(command, trial=operator.index(command.trial))
-            except TypeError:
-                raise InputError(f"trial must be a trial's number, not {command.trial!r}") from None
+            trial = _number(command.trial)
             row = connection.execute(
-                "SELECT status FROM trials WHERE number = ?", (command.trial,)
+                "SELECT status FROM trials WHERE number = ?", (trial,)
             ).fetchone()
             count = connection.execute("SELECT COUNT(*) FROM trials").fetchone()[0]
-            check_trial(folder, command.trial, None if row is None else row["status"], count)
+            check_trial(folder, trial, None if row is None else row["status"], count)
+            command = replace(command, trial=trial)
     put(folder / FOLDER, command)
+
+
+def _number(trial: Any) -> int:
+    try:
+        return operator.index(trial)
+    except TypeError:
+        raise InputError(f"trial must be a trial's number, not {trial!r}") from None
 
 
 def put(control: Path, command: Command) -> Path:
