@@ -645,9 +645,10 @@ new_block(cer_depot *d, size_t bytes, cer_depot_block **out, cer_error *err)
         free_block(d, b);
         return status;
     }
-    /* Whose it was a moment ago may still use it: see cer_device_alloc_idle.
-     * The next writer waits for that. */
-    b->uses.anywhere = b->memory.from != NULL;
+    /* Of a framework's pool: see cer_device_allocator. Where nothing is filled
+     * there is nothing to wait for, so this does not fail. */
+    if (b->memory.from != NULL)
+        (void)cer_uses_join(&b->uses, NULL, NULL);
     *out = b;
     return CER_OK;
 }

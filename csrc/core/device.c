@@ -202,7 +202,7 @@ cer_device_alloc_idle(cer_device *device, size_t bytes, cer_device_use use,
     cer_status status = cer_device_alloc(device, bytes, use, out, err);
 
     if (status == CER_OK && out->from != NULL)
-        status = cer_device_sync(device, err);
+        status = cer_device_stream_sync(device, NULL, err);
     if (status != CER_OK)
         cer_device_free(device, out);
     return status;

@@ -71,8 +71,8 @@ cer_status cer_device_alloc(cer_device *device, size_t bytes,
                             cer_error *err);
 /* The same for memory that is then used on streams of one's own. What a
  * framework's pool gives was somebody else's a moment ago, whose last work with
- * it may still go on, on a stream that we do not know: this waits until the
- * device has nothing left to do, if that is where the block is from. */
+ * it may still go on: this waits on the host until that is done, if that is
+ * where the block is from. */
 cer_status cer_device_alloc_idle(cer_device *device, size_t bytes,
                                  cer_device_use use, cer_device_block *out,
                                  cer_error *err);
@@ -108,7 +108,9 @@ cer_status cer_device_memory(cer_device *device, size_t *free_bytes,
 size_t cer_device_held(const cer_device *device, cer_device_use use);
 
 /* Device memory from somebody else (PyTorch's caching allocator), so that two
- * pools do not compete. `alloc` gives CER_NOMEM where memory is short; it may
+ * pools do not compete. It may be used at once on the legacy default stream,
+ * as that allocator has it for the stream that it is asked for, and behind what
+ * is there now on others. `alloc` gives CER_NOMEM where memory is short; it may
  * take the GIL, so nobody asks for device memory with a lock held that a thread
  * with the GIL may wait for. `give_back` is called from any thread, takes no
  * GIL, does not wait, and defers what it cannot do there; the ticket is what

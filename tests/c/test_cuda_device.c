@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "cuda_files.h"
+#include "depot.h"
 #include "device_check.h"
 #include "kernels_ptx.h"
 
@@ -578,26 +579,43 @@ take_back(void *context, int device, void *data, void *ticket)
     CHECK(data == ((const cer_device_block *)context)->data);
 }
 
-/* A pool gives memory again while its last owner's work still waits to run. */
+static cer_device_block pool;
+static const cer_device_allocator lender = {&pool, lend, take_back};
+
+/* A device whose pool gives memory while its last owner's work, which makes
+ * 2 of the 1 in it, still waits to run on the default stream. */
+static cer_device *
+device_with_pool(void)
+{
+    cer_device *device = standin_device(1);
+
+    standin_defer(true);
+    CHECK_EQ_INT(cer_device_alloc(device, 256, CER_USE_OTHER, &pool, NULL),
+                 CER_OK);
+    CHECK_EQ_INT(cer_device_fill(device, pool.data, 1, 256, NULL, NULL),
+                 CER_OK);
+    CHECK_EQ_INT(cer_device_sync(device, NULL), CER_OK);
+    CHECK_EQ_INT(cer_device_fill(device, pool.data, 2, 256, NULL, NULL),
+                 CER_OK);
+    cer_device_set_allocator(device, &lender);
+    return device;
+}
+
+static void
+free_pool(cer_device *device)
+{
+    cer_device_set_allocator(device, NULL);
+    cer_device_free(device, &pool);
+    cer_device_release(device);
+    nothing_left();
+}
+
 static void
 memory_of_a_pool_is_waited_for(void)
 {
-    static cer_device_block pool;
-    static const cer_device_allocator lender = {&pool, lend, take_back};
-    cer_device *device = standin_device(1);
+    cer_device *device = device_with_pool();
     cer_device_block block;
-    void *stream;
 
-    standin_defer(true);
-    CHECK_EQ_INT(cer_device_stream_new(device, &stream, NULL), CER_OK);
-    CHECK_EQ_INT(cer_device_alloc_idle(device, 64, CER_USE_OTHER, &pool, NULL),
-                 CER_OK);
-    CHECK_EQ_INT(cer_device_fill(device, pool.data, 1, 64, stream, NULL),
-                 CER_OK);
-    CHECK_EQ_INT(cer_device_sync(device, NULL), CER_OK);
-    CHECK_EQ_INT(cer_device_fill(device, pool.data, 2, 64, stream, NULL),
-                 CER_OK);
-    cer_device_set_allocator(device, &lender);
     CHECK_EQ_INT(cer_device_alloc(device, 64, CER_USE_OTHER, &block, NULL),
                  CER_OK);
     CHECK_EQ_INT(((uint8_t *)block.data)[0], 1);
@@ -606,15 +624,37 @@ memory_of_a_pool_is_waited_for(void)
                  CER_OK);
     CHECK_EQ_INT(((uint8_t *)block.data)[0], 2);
     cer_device_free(device, &block);
-    standin_fail("cudaDeviceSynchronize", 1, 700);
+    standin_fail("cudaStreamSynchronize", 1, 700);
     CHECK_EQ_INT(cer_device_alloc_idle(device, 64, CER_USE_OTHER, &block, NULL),
                  CER_DEVICE);
-    CHECK(block.data == NULL && cer_device_held(device, CER_USE_OTHER) == 64);
-    cer_device_set_allocator(device, NULL);
-    cer_device_free(device, &pool);
-    cer_device_stream_free(device, stream);
-    cer_device_release(device);
-    nothing_left();
+    CHECK(block.data == NULL &&
+          cer_device_held(device, CER_USE_OTHER) == pool.bytes);
+    free_pool(device);
+}
+
+/* The depot's blocks are written behind that work, and nobody waits. */
+static void
+blocks_of_a_pool_come_behind_its_last_owner(void)
+{
+    cer_device *device = device_with_pool();
+    cer_depot_block *block;
+    cer_depot *depot;
+    void *stream;
+
+    CHECK_EQ_INT(cer_depot_new(device, &depot, NULL), CER_OK);
+    stream = cer_depot_stream(depot, CER_DEPOT_COPIES);
+    CHECK_EQ_INT(cer_depot_get(depot, 64, &block, NULL), CER_OK);
+    CHECK_EQ_INT(cer_uses_before(&block->uses, stream, NULL), CER_OK);
+    CHECK_EQ_INT(cer_device_fill(device, pool.data, 3, 64, stream, NULL),
+                 CER_OK);
+    CHECK_EQ_INT(cer_uses_filled(&block->uses, stream, NULL), CER_OK);
+    CHECK_EQ_INT(((uint8_t *)pool.data)[0], 1);
+    CHECK_EQ_INT(cer_device_stream_sync(device, stream, NULL), CER_OK);
+    CHECK_EQ_INT(((uint8_t *)pool.data)[0], 3);
+    CHECK_EQ_INT(((uint8_t *)pool.data)[64], 2);
+    cer_depot_give(block);
+    cer_depot_release(depot);
+    free_pool(device);
 }
 
 /* --- threads
@@ -699,5 +739,7 @@ CHECK_MAIN(the_runtime_says_what_it_is, an_older_runtime_serves_too,
            pinned_memory_is_read_late, without_pinned_memory_work_is_the_same,
            graphs_of_others_are_left_alone, errors_say_what_to_do,
            kernels_that_the_driver_refuses, short_memory_says_what_is_resident,
-           memory_of_a_pool_is_waited_for, a_launch_finds_the_context,
-           threads_share_a_device, every_call_fails_in_turn)
+           memory_of_a_pool_is_waited_for,
+           blocks_of_a_pool_come_behind_its_last_owner,
+           a_launch_finds_the_context, threads_share_a_device,
+           every_call_fails_in_turn)
