@@ -27,7 +27,9 @@ from cerebro.report.progress import make_progress
 from cerebro.restore import Restored
 from cerebro.result import Result
 from cerebro.room import available_memory
+from cerebro.saved_run import SavedRun
 from cerebro.searchers.base import Searcher, Suggestion
+from cerebro.searchers.description import is_describable
 from cerebro.settings import Settings
 from cerebro.store import Store
 from cerebro.unit import RunContext
@@ -181,14 +183,25 @@ def explain(error: BaseException, result: Result) -> None:
 def how_to_go_on(result: Result) -> str:
     """What an interrupted run has kept, and what resumes it."""
     epochs = sum(len(trial.history) for trial in result.trials)
-    path = str(result.path)
-    command = f"python -m cerebro resume {shlex.quote(path)}"
-    if not result.saved.recipe.is_importable:
+    path, saved = str(result.path), result.saved
+    if not is_describable(saved.meta.get("searcher_class")) or saved.meta.get("space") is None:
+        command = same_call(saved)
+    elif saved.recipe.is_importable:
+        command = f"python -m cerebro resume {shlex.quote(path)}"
+    else:
         command = f"cerebro.resume({path!r}, build)"
     return (
         f"interrupted: {len(result.trials)} trials with {epochs} finished epochs are kept in "
         f"{path}. To go on:\n\n  {command}"
     )
+
+
+def same_call(saved: SavedRun) -> str:
+    """What goes on with a run whose searcher only the user can give again."""
+    path = str(saved.path)
+    if saved.recipe.takes_trial:
+        return f"cerebro.optuna.optimize(...) as before, with run={path!r}"
+    return f"the search as before, with run={path!r}, if_exists='resume'"
 
 
 def default_executor(settings: Settings) -> Executor:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import cerebro.environment as environment
-from cerebro.conduct import Opened, conduct, run_context
+from cerebro.conduct import Opened, conduct, run_context, same_call
 from cerebro.devices import (
     CPU,
     CUBLAS_VARIABLE,
@@ -290,7 +290,7 @@ def searcher_of(
             return NoSearcher()
         raise InputError(
             f"the searcher {settings.searcher_name} of {saved.path} cannot be made again from its "
-            "record: run the script that began the run again, with search(..., if_exists='resume')"
+            f"record: run the script that began the run again, {same_call(saved)}"
         )
     made = make_searcher(made)
     set_up(made, Space.from_json(settings.space_json), settings)

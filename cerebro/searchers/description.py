@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from cerebro.errors import InputError
@@ -48,11 +49,19 @@ def _parameters(searcher: Searcher) -> dict[str, Any] | None:
     return known if known == values else None
 
 
+def is_describable(description: Mapping[str, Any] | None) -> bool:
+    """Whether another process can make the searcher that was described."""
+    if not description:
+        return False
+    module, _, name = description["class"].partition(":")
+    return description["parameters"] is not None and module != "__main__" and "<" not in name
+
+
 def make_again(description: dict[str, Any]) -> Searcher | None:
     """Make the searcher that was described; None if that is not possible."""
-    module, _, name = description["class"].partition(":")
-    if description["parameters"] is None or module == "__main__" or "<" in name:
+    if not is_describable(description):
         return None
+    module, _, name = description["class"].partition(":")
     try:
         kind: Any = importlib.import_module(module)
         for part in name.split("."):

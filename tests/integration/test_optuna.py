@@ -126,6 +126,22 @@ def test_its_run_on_another_day(data, tmp_path):
         assert cerebro.replay(run, best.number, given).identical
 
 
+class Interrupting:
+    def on_epoch_end(self, trial, metrics):
+        if trial.number == 1:
+            raise KeyboardInterrupt
+
+
+def test_who_interrupts_it_is_told_what_goes_on(data, tmp_path):
+    run, again = tmp_path / "run", r"cerebro\.optuna\.optimize\(\.\.\.\) as before, with run="
+    study = new_study()
+    with pytest.raises(KeyboardInterrupt, match=again):
+        optimize(study, data, n_trials=4, run=run, run_callbacks=[Interrupting()])
+    with pytest.raises(InputError, match=again):
+        cerebro.resume(run, build)
+    assert optimize(study, data, n_trials=4, run=run).status == "finished"
+
+
 @pytest.mark.parametrize("maximise", [False, True])
 def test_the_direction_is_the_studys(data, tmp_path, maximise):
     study = new_study(direction="maximize" if maximise else "minimize")
