@@ -16,6 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cerebro.errors import InputError
+
 if TYPE_CHECKING:
     from cerebro import _core
 
@@ -165,14 +167,17 @@ def device(name: str) -> _core.Device:
     ------
     DeviceError
         If CUDA cannot be used here.
-    ValueError
+    InputError
         If there is no such device.
     """
     from cerebro import _core
 
     if name != "cpu":
         open_runtime()
-    opened = _core.Device(name)
+    try:
+        opened = _core.Device(name)
+    except ValueError as error:
+        raise InputError(str(error)) from None
     if name != "cpu":
         _opened.append(name)
     if name != "cpu" and "torch" in sys.modules and start_torch():

@@ -13,7 +13,7 @@ from cerebro import _core, cuda
 from cerebro import transforms as _transforms
 from cerebro.data import depots
 from cerebro.environment import usable_cores
-from cerebro.errors import InputError
+from cerebro.errors import DeviceError, InputError
 
 if TYPE_CHECKING:
     from cerebro.transforms import ColumnLike, Transform
@@ -185,6 +185,11 @@ class Batches:
             None if shard is None else whole("shard", shard, 0, max(dataset.num_shards - 1, 0))
         )
         self._idle = [self._new_loader()]  # loaders that no pass is using
+        if framework == "torch" and where != "cpu" and not cuda.start_torch():
+            raise DeviceError(
+                f"this PyTorch has nothing to compute with on {where}: install one that is built "
+                "for CUDA, or take framework='jax' or 'dlpack'"
+            )
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         epoch, start = self._epoch, self._start

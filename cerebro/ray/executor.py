@@ -26,7 +26,7 @@ from cerebro.devices import ALL, CPU
 from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
 from cerebro.executors.base import Wake
 from cerebro.executors.local import packed as pickled
-from cerebro.plain_files import open_plain
+from cerebro.plain_files import open_plain, path_of
 from cerebro.ray.connection import (
     Connection,
     Node,
@@ -126,7 +126,9 @@ class Executor:
         self.workers = whole_number("workers", workers, 1, MAX_WORKERS, optional=True)
         self._resources = check_resources(resources)
         self._replicas = whole_number("replicas", replicas, 1) or 1
-        self._shared_path = None if shared_path is None else Path(shared_path).absolute()
+        self._shared_path = (
+            None if shared_path is None else path_of("shared_path", shared_path).absolute()
+        )
         self._connection: Connection | None = None
         self._is_refused = False
         self._reset()

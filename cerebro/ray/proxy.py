@@ -137,6 +137,7 @@ def trainable(
             "how long they train is for Tune to say"
         )
     threads = whole_number("threads", threads, 1, MAX_THREADS) or 1
+    batch_size = whole_number("batch_size", batch_size, 1, optional=True)
     if executor is not None and not isinstance(executor, Executor):
         raise InputError(f"executor must be a cerebro.ray.Executor, not {executor!r}")
     if executor is not None and workers is not None:

@@ -87,6 +87,14 @@ def test_what_is_no_path_is_named(data, result, call, name):
         call(data, result)
 
 
+def test_arguments_for_ray_are_checked_before_it_starts(data):
+    pytest.importorskip("ray")
+    with pytest.raises(InputError, match="shared_path must be a path, not 5"):
+        cerebro.ray.Executor(shared_path=5)
+    with pytest.raises(InputError, match="batch_size must be a whole number of at least 1"):
+        cerebro.ray.trainable(build, data, batch_size=0)
+
+
 # --- results -----------------------------------------------------------------
 
 

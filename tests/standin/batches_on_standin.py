@@ -516,7 +516,7 @@ def test_arguments(data: Any, tmp_path: Path) -> None:
         data.batches(8, device="cuda", framework="numpy")
     with pytest.raises(InputError, match="residence must be one of"):
         data.batches(8, device="cuda", residence="everywhere")
-    with pytest.raises((DeviceError, ValueError)):
+    with pytest.raises(InputError, match=r"cuda:7: there are \d CUDA devices, counted from 0"):
         data.batches(8, device="cuda:7", framework="dlpack")
     depot = depots.depot("cuda:0")
     assert depot.device.name == "cuda:0"
@@ -527,6 +527,12 @@ def test_arguments(data: Any, tmp_path: Path) -> None:
         _core.Loader([], [], batch_size=1, depot=3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="expected a Device"):
         _core.Depot(3)  # type: ignore[arg-type]
+
+
+def test_a_pytorch_without_cuda_is_named(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "start_torch", lambda: False)
+    with pytest.raises(DeviceError, match="this PyTorch has nothing to compute with on cuda:0"):
+        data.batches(8, device="cuda")
 
 
 def test_a_host_device_is_main_memory(data: Any) -> None:
