@@ -296,19 +296,6 @@ cer_device_free(cer_device *device, cer_device_block *block)
 }
 
 cer_status
-cer_device_pin(cer_device *device, void *memory, size_t bytes, cer_error *err)
-{
-    return bytes == 0 ? CER_OK : device->ops->pin(device, memory, bytes, err);
-}
-
-void
-cer_device_unpin(cer_device *device, void *memory)
-{
-    if (memory != NULL)
-        device->ops->unpin(device, memory);
-}
-
-cer_status
 cer_device_memory(cer_device *device, size_t *free_bytes, size_t *total_bytes,
                   cer_error *err)
 {

@@ -92,14 +92,6 @@ void cer_device_free(cer_device *device, cer_device_block *block);
 /* Why memory could not be pinned, the first time; NULL: it always could. */
 const char *cer_device_unpinned(cer_device *device);
 
-/* Pins memory that is there already (a state's slot), so that copies to and
- * from it are asynchronous; page-aligned. CER_DEVICE where the system refuses
- * (some file systems do): copies still work, through the driver's own buffer.
- * Unpin before the memory is unmapped. */
-cer_status cer_device_pin(cer_device *device, void *memory, size_t bytes,
-                          cer_error *err);
-void cer_device_unpin(cer_device *device, void *memory);
-
 /* Memory of the whole device. What a framework's allocator keeps for itself
  * counts as taken. */
 cer_status cer_device_memory(cer_device *device, size_t *free_bytes,

@@ -28,19 +28,6 @@ host_free(cer_device *device, void *data)
     cer_aligned_free(data);
 }
 
-static cer_status
-host_pin(cer_device *device, void *memory, size_t bytes, cer_error *err)
-{
-    (void)device, (void)memory, (void)bytes, (void)err;
-    return CER_OK;
-}
-
-static void
-host_unpin(cer_device *device, void *memory)
-{
-    (void)device, (void)memory;
-}
-
 /* What is free is the operating system's to say, and nobody decides by it. */
 static cer_status
 host_memory(cer_device *device, size_t *free_bytes, size_t *total_bytes,
@@ -139,8 +126,6 @@ static const cer_device_ops host_ops = {
     .give_back = host_free,
     .alloc_pinned = host_alloc,
     .free_pinned = host_free,
-    .pin = host_pin,
-    .unpin = host_unpin,
     .memory = host_memory,
     .stream_new = new_name,
     .stream_free = free_name,

@@ -22,9 +22,6 @@ typedef struct cer_device_ops {
     cer_status (*alloc_pinned)(cer_device *device, size_t bytes, void **out,
                                cer_error *err);
     void (*free_pinned)(cer_device *device, void *data);
-    cer_status (*pin)(cer_device *device, void *memory, size_t bytes,
-                      cer_error *err);
-    void (*unpin)(cer_device *device, void *memory);
     cer_status (*memory)(cer_device *device, size_t *free_bytes,
                          size_t *total_bytes, cer_error *err);
     cer_status (*stream_new)(cer_device *device, void **out, cer_error *err);

@@ -47,7 +47,6 @@
     X(CER_CUDA_MINOR, 76, cudaDevAttrComputeCapabilityMinor)                   \
     X(CER_CUDA_MPS, 133, cudaDevAttrMpsEnabled)                                \
     X(CER_CUDA_HOST_PORTABLE, 1, cudaHostAllocPortable)                        \
-    X(CER_CUDA_PIN_PORTABLE, 1, cudaHostRegisterPortable)                      \
     X(CER_CUDA_STREAM_NON_BLOCKING, 1, cudaStreamNonBlocking)                  \
     X(CER_CUDA_EVENT_SLEEPING, 1, cudaEventBlockingSync)                       \
     X(CER_CUDA_EVENT_TIMELESS, 2, cudaEventDisableTiming)                      \
@@ -84,8 +83,6 @@ enum {
     X(int, cudaFree, (void *data))                                             \
     X(int, cudaHostAlloc, (void **out, size_t bytes, unsigned flags))          \
     X(int, cudaFreeHost, (void *data))                                         \
-    X(int, cudaHostRegister, (void *data, size_t bytes, unsigned flags))       \
-    X(int, cudaHostUnregister, (void *data))                                   \
     X(int, cudaMemcpyAsync,                                                    \
       (void *to, const void *from, size_t bytes, int kind, void *stream))      \
     X(int, cudaMemsetAsync, (void *to, int value, size_t bytes, void *stream)) \

@@ -156,18 +156,6 @@ cuda_free_pinned(cer_device *device, void *data)
 }
 
 static cer_status
-cuda_pin(cer_device *device, void *memory, size_t bytes, cer_error *err)
-{
-    VISIT(cudaHostRegister, (memory, bytes, CER_CUDA_PIN_PORTABLE));
-}
-
-static void
-cuda_unpin(cer_device *device, void *memory)
-{
-    VISIT_QUIETLY(cudaHostUnregister, (memory));
-}
-
-static cer_status
 cuda_memory(cer_device *device, size_t *free_bytes, size_t *total_bytes,
             cer_error *err)
 {
@@ -403,8 +391,6 @@ static const cer_device_ops cuda_ops = {
     .give_back = cuda_give_back,
     .alloc_pinned = cuda_alloc_pinned,
     .free_pinned = cuda_free_pinned,
-    .pin = cuda_pin,
-    .unpin = cuda_unpin,
     .memory = cuda_memory,
     .stream_new = cuda_stream_new,
     .stream_free = cuda_stream_free,

@@ -262,29 +262,23 @@ static void
 pinned_memory_is_read_late(void)
 {
     scene s;
-    int32_t plain[4] = {1, 2, 3, 4};
-    int32_t *pinned = NULL, back[4];
+    int32_t plain[4] = {1, 2, 3, 4}, back[4];
 
     fresh_standin();
     standin_defer(true);
     CHECK_EQ_INT(set_up(&s, 0, NULL), CER_OK);
     for (int pin = 0; pin < 2; pin++) {
-        plain[0] = 1;
-        pinned = plain;
-        if (pin != 0)
-            CHECK_EQ_INT(cer_device_pin(s.device, pinned, sizeof plain, NULL),
-                         CER_OK);
-        CHECK_EQ_INT(cer_device_copy(s.device, s.there.data, pinned,
-                                     sizeof plain, CER_COPY_TO_DEVICE, s.first,
-                                     NULL),
+        int32_t *from = pin != 0 ? s.here.data : plain;
+
+        from[0] = 1;
+        CHECK_EQ_INT(cer_device_copy(s.device, s.there.data, from, sizeof plain,
+                                     CER_COPY_TO_DEVICE, s.first, NULL),
                      CER_OK);
-        pinned[0] = 9;
+        from[0] = 9;
         CHECK_EQ_INT(cer_device_copy(s.device, back, s.there.data, sizeof back,
                                      CER_COPY_FROM_DEVICE, s.first, NULL),
                      CER_OK);
         CHECK_EQ_INT(back[0], pin != 0 ? 9 : 1);
-        if (pin != 0)
-            cer_device_unpin(s.device, pinned);
     }
     tear_down(&s);
     nothing_left();
@@ -369,11 +363,9 @@ everything(cer_error *err)
     scene s;
     size_t free_bytes, total;
     bool flag;
-    char page[64] = "";
     cer_status status = set_up(&s, 1, err);
 
-    if (status == CER_OK &&
-        (status = cer_device_pin(s.device, page, sizeof page, err)) == CER_OK) {
+    if (status == CER_OK) {
         status = add_ten(&s, err);
         if (status == CER_OK)
             status = cer_device_event_query(s.device, s.event, &flag, err);
@@ -387,7 +379,6 @@ everything(cer_error *err)
             status = cer_device_memory(s.device, &free_bytes, &total, err);
         if (status == CER_OK)
             status = cer_device_sync(s.device, err);
-        cer_device_unpin(s.device, page);
     }
     tear_down(&s);
     return status;
@@ -397,15 +388,11 @@ everything(cer_error *err)
 static bool
 is_quiet(const char *name)
 {
-    static const char *const quiet[] = {"cudaFree",
-                                        "cudaFreeHost",
-                                        "cudaHostUnregister",
-                                        "cudaStreamDestroy",
-                                        "cudaEventDestroy",
-                                        "cuModuleUnload",
-                                        "cuCtxPushCurrent",
-                                        "cuCtxPopCurrent",
-                                        "cudaThreadExchangeStreamCaptureMode"};
+    static const char *const quiet[] = {
+        "cudaFree",          "cudaFreeHost",
+        "cudaStreamDestroy", "cudaEventDestroy",
+        "cuModuleUnload",    "cuCtxPushCurrent",
+        "cuCtxPopCurrent",   "cudaThreadExchangeStreamCaptureMode"};
 
     for (size_t i = 0; i < sizeof quiet / sizeof quiet[0]; i++) {
         if (strcmp(quiet[i], name) == 0)

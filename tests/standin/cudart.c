@@ -48,15 +48,14 @@ enum {
 typedef enum kind {
     KIND_DEVICE,
     KIND_PINNED,
-    KIND_REGISTERED,
     KIND_STREAM,
     KIND_EVENT,
     KIND_MODULE,
     KIND_COUNT
 } kind;
 
-static const char *const kind_names[KIND_COUNT] = {
-    "device", "pinned", "registered", "stream", "event", "module"};
+static const char *const kind_names[KIND_COUNT] = {"device", "pinned", "stream",
+                                                   "event", "module"};
 
 /* Something that the caller has to give back. */
 typedef struct thing {
@@ -524,8 +523,7 @@ holder(const void *data, size_t bytes)
     for (const thing *t = things; t != NULL; t = t->next) {
         uintptr_t first = (uintptr_t)t->handle;
 
-        if (t->kind <= KIND_REGISTERED && at >= first &&
-            at < first + t->bytes) {
+        if (t->kind <= KIND_PINNED && at >= first && at < first + t->bytes) {
             if (at + bytes > first + t->bytes)
                 fault("%zu bytes reach beyond a block of %zu", bytes, t->bytes);
             return t;
@@ -883,29 +881,6 @@ FUNCTION(cudaHostAlloc, (void **out, size_t bytes, unsigned flags))
 FUNCTION(cudaFreeHost, (void *data))
 {
     return release("cudaFreeHost", KIND_PINNED, data);
-}
-
-FUNCTION(cudaHostRegister, (void *data, size_t bytes, unsigned flags))
-{
-    int code = begin_on_device("cudaHostRegister");
-
-    (void)flags;
-    if (code == SUCCESS && holder(data, bytes) != NULL)
-        code = INVALID_VALUE;
-    if (code == SUCCESS)
-        add_thing(KIND_REGISTERED, data, bytes);
-    return end(code);
-}
-
-FUNCTION(cudaHostUnregister, (void *data))
-{
-    int code = begin_on_device("cudaHostUnregister");
-
-    drain_all();
-    if (!remove_thing(KIND_REGISTERED, data, "cudaHostUnregister") &&
-        code == SUCCESS)
-        code = INVALID_VALUE;
-    return end(code);
 }
 
 /* --- the runtime: work -------------------------------------------------------

@@ -38,8 +38,8 @@ STANDIN_API void standin_defer(bool on);
 STANDIN_API void standin_fail(const char *function, unsigned nth, int code);
 STANDIN_API const char *standin_failed(void); /* which did; NULL: none yet */
 
-/* How many there are: "device", "pinned", "registered", "stream", "event",
- * "module"; NULL: of all. */
+/* How many there are: "device", "pinned", "stream", "event", "module";
+ * NULL: of all. */
 STANDIN_API size_t standin_left(const char *kind);
 STANDIN_API size_t standin_device_bytes(int device);
 /* Whether the device has its primary context, since the last reset. */
