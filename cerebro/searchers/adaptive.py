@@ -108,15 +108,18 @@ class AdaptiveSearcher:
         raise NotImplementedError
 
 
-def check_rungs(min_epochs: int, reduction_factor: int, epochs: int | None = None) -> None:
-    """Raise InputError unless rungs can be made of these."""
-    check_whole("min_epochs", min_epochs, 1)
-    check_whole("reduction_factor", reduction_factor, 2)
+def check_rungs(
+    min_epochs: int, reduction_factor: int, epochs: int | None = None
+) -> tuple[int, int]:
+    """Return the first two as ints; InputError unless rungs can be made of these."""
+    min_epochs = check_whole("min_epochs", min_epochs, 1)
+    reduction_factor = check_whole("reduction_factor", reduction_factor, 2)
     if epochs is not None and min_epochs > epochs:
         raise InputError(
             f"min_epochs={min_epochs} is above epochs={epochs}: give search() more epochs, or "
             "the searcher a smaller min_epochs"
         )
+    return min_epochs, reduction_factor
 
 
 def rung_epochs(min_epochs: int, reduction_factor: int, epochs: int) -> list[int]:

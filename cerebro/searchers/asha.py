@@ -93,11 +93,9 @@ class ASHA(AdaptiveSearcher):
         variant: Literal["promotion", "stopping"] = "promotion",
     ) -> None:
         super().__init__()
-        check_rungs(min_epochs, reduction_factor)
         if variant not in ("promotion", "stopping"):
             raise InputError(f"variant must be 'promotion' or 'stopping', not {variant!r}")
-        self._min_epochs = min_epochs
-        self._reduction_factor = reduction_factor
+        self._min_epochs, self._reduction_factor = check_rungs(min_epochs, reduction_factor)
         self._variant = variant
         self._epochs_of: list[int] = []  # of each rung
         self._rungs: list[_Rung] = []

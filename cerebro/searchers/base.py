@@ -11,6 +11,7 @@ import enum
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, Final, Literal, Protocol
 
 from cerebro.errors import InputError
@@ -260,10 +261,18 @@ def needs_end(title: str, n_trials: int | float | None) -> int | float:
     return n_trials
 
 
-def check_whole(name: str, value: Any, least: int) -> None:
-    """Raise InputError unless an option of a searcher is a whole number, and large enough."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+def check_whole(name: str, value: Any, least: int) -> int:
+    """Return an option of a searcher as an int; InputError unless it is one, and large enough."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise InputError(f"{name} must be a whole number of at least {least}, not {value!r}")
+    return int(value)
+
+
+def check_number(name: str, value: Any) -> float:
+    """Return an option of a searcher as a float; InputError unless it is a number."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise InputError(f"{name} must be a number, not {value!r}")
+    return float(value)
 
 
 def check_n_trials(n_trials: int | float | None, points: Sequence[object]) -> None:

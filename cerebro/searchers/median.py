@@ -35,10 +35,8 @@ class MedianStopping(AdaptiveSearcher):
 
     def __init__(self, grace_epochs: int = 1, min_trials: int = 3) -> None:
         super().__init__()
-        check_whole("grace_epochs", grace_epochs, 1)
-        check_whole("min_trials", min_trials, 1)
-        self._grace_epochs = grace_epochs
-        self._min_trials = min_trials
+        self._grace_epochs = check_whole("grace_epochs", grace_epochs, 1)
+        self._min_trials = check_whole("min_trials", min_trials, 1)
         self._best: dict[int, float] = {}
         self._sums: dict[int, float] = {}
         self._averages: list[list[float]] = []  # by epoch: those of all trials until then, sorted

@@ -41,8 +41,7 @@ class SamplerSearch(AdaptiveSearcher):
 
     def __init__(self, startup_trials: int = 10, earlier: Any = ()) -> None:
         super().__init__()
-        check_whole("startup_trials", startup_trials, 0)
-        self._startup_trials = startup_trials
+        self._startup_trials = check_whole("startup_trials", startup_trials, 0)
         self._earlier = list(earlier) if isinstance(earlier, (list, tuple)) else [earlier]
         self._study: optuna.Study | None = None
         self._parameters: Parameters | None = None

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from cerebro import _core
 from cerebro.errors import InputError
 from cerebro.searchers.adaptive import AdaptiveSearcher, decode_value, encode_value
-from cerebro.searchers.base import DONE, Decision, Suggestion, _Done, check_whole
+from cerebro.searchers.base import DONE, Decision, Suggestion, _Done, check_number, check_whole
 from cerebro.space import (
     Choice,
     Dimension,
@@ -62,8 +62,10 @@ class PBT(AdaptiveSearcher):
         population: int = 8,
     ) -> None:
         super().__init__()
-        check_whole("interval", interval, 1)
-        check_whole("population", population, 2)
+        interval = check_whole("interval", interval, 1)
+        population = check_whole("population", population, 2)
+        quantile = check_number("quantile", quantile)
+        resample = check_number("resample", resample)
         if not 0 < quantile <= 0.5:
             raise InputError(f"quantile must be above 0 and at most 0.5, not {quantile!r}")
         if not 0 <= resample <= 1:
@@ -73,7 +75,7 @@ class PBT(AdaptiveSearcher):
         self._interval = interval
         self._quantile = quantile
         self._mutate = None if mutate is None else list(mutate)
-        self._factors = (float(factors[0]), float(factors[1]))
+        self._factors = _two_numbers(factors)
         self._resample = resample
         self._population = population
         self._size = population
@@ -244,3 +246,9 @@ def perturbed(dimension: Dimension, value: Any, factors: tuple[float, float], *,
     if isinstance(dimension, (Uniform, LogUniform)):
         return float(min(max(changed, dimension.low), dimension.high))
     return float(changed)
+
+
+def _two_numbers(factors: Any) -> tuple[float, float]:
+    if not isinstance(factors, (list, tuple)) or len(factors) != 2:
+        raise InputError(f"factors must be two numbers, such as (0.8, 1.2), not {factors!r}")
+    return check_number("factors", factors[0]), check_number("factors", factors[1])

@@ -33,9 +33,7 @@ class SuccessiveHalving(AdaptiveSearcher):
 
     def __init__(self, min_epochs: int = 1, reduction_factor: int = 3) -> None:
         super().__init__()
-        check_rungs(min_epochs, reduction_factor)
-        self._min_epochs = min_epochs
-        self._reduction_factor = reduction_factor
+        self._min_epochs, self._reduction_factor = check_rungs(min_epochs, reduction_factor)
         self._brackets = Brackets([])
 
     def _prepare(self) -> None:

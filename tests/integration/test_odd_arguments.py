@@ -240,6 +240,37 @@ def test_early_stopping_takes_numbers_of_any_kind_and_names_what_is_none(data, t
             cerebro.EarlyStopping(**wrong)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda one: cerebro.Hyperband(one, 3 * one),
+        lambda one: cerebro.SuccessiveHalving(one),
+        lambda one: cerebro.ASHA(one),
+        lambda one: cerebro.MedianStopping(one, one),
+        lambda one: cerebro.PBT(one, one / 4, population=4 * one),
+    ],
+)
+def test_searchers_take_numpy_numbers(data, tmp_path, make):
+    first = search(data, tmp_path / "numpy", searcher=make(np.int64(1)), epochs=3, n_trials=4)
+    second = search(data, tmp_path / "python", searcher=make(1), epochs=3, n_trials=4)
+    assert [trial.state_hash for trial in first.trials] == [
+        trial.state_hash for trial in second.trials
+    ]
+    further = cerebro.resume(first, epochs=4, workers=0, progress=False)
+    assert further.best.epoch == 4
+
+
+def test_options_of_population_based_training_are_named():
+    for wrong, message in (
+        ({"quantile": "a"}, "quantile must be a number, not 'a'"),
+        ({"resample": None}, "resample must be a number, not None"),
+        ({"factors": 5}, "factors must be two numbers, such as"),
+        ({"factors": (1, "a")}, "factors must be a number, not 'a'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            cerebro.PBT(**wrong)
+
+
 class Doubling:
     """A searcher of the protocol's four methods and nothing more."""
 
