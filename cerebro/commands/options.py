@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from cerebro.errors import InputError
@@ -54,6 +56,19 @@ def build_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def imported(file: str | Path) -> ModuleType:
+    """Import a user's file, which must not end the process: that would look like success."""
+    from cerebro.recipe import import_file
+
+    try:
+        return import_file(file)
+    except SystemExit as error:
+        raise InputError(
+            f"{file} ends the process while it is imported (sys.exit({error})): put what a script "
+            "does behind if __name__ == '__main__'"
+        ) from error
+
+
 def build_of(file: str | None) -> Callable[..., Any] | None:
     """Import what ``--build`` names.
 
@@ -64,9 +79,7 @@ def build_of(file: str | None) -> Callable[..., Any] | None:
     """
     if file is None:
         return None
-    from cerebro.recipe import import_file
-
-    build: Callable[..., Any] | None = getattr(import_file(file), "build", None)
+    build: Callable[..., Any] | None = getattr(imported(file), "build", None)
     if build is None:
         raise InputError(f"--build {file}: the file does not define build")
     return build

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cerebro.commands.ending import interrupted, status_of
-from cerebro.commands.options import count, new_command, progress, progress_option
+from cerebro.commands.options import count, imported, new_command, progress, progress_option
 from cerebro.errors import InputError
 
 COUNTS = {
@@ -70,12 +70,11 @@ def add(commands: Any) -> None:
 def main(options: argparse.Namespace) -> int:
     """Search as a Python file says."""
     import cerebro
-    from cerebro.recipe import import_file
 
     file = Path(options.file)
     if not file.is_file():
         raise InputError(f"{file}: there is no such file")
-    module = import_file(file)
+    module = imported(file)
     missing = [name for name in ("build", "space", "data") if not hasattr(module, name)]
     if missing:
         raise InputError(f"{file} does not define {' and '.join(missing)}")

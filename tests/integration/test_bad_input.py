@@ -390,6 +390,7 @@ PROGRAMS = [
     ("def f(:", r"SyntaxError: .*program_.*line \d+"),
     ("import nothing_like_this", r"program_.*line \d+: ModuleNotFoundError: .*nothing_like_this"),
     ("1 / 0", r"program_.*line \d+: ZeroDivisionError"),
+    ("raise SystemExit", r"program_.*ends the process while it is imported"),
     ("del build, space", "does not define build and space"),
     ("settings = 3", "settings must be a dictionary"),
     ("settings = dict(epoch=3)", "settings has 'epoch'.*did you mean 'epochs'"),
