@@ -21,7 +21,7 @@ from cerebro.folds import Folds
 from cerebro.owner import owner_of
 from cerebro.plain_files import path_of, read_bytes
 from cerebro.recipe import Recipe
-from cerebro.settings import check_build
+from cerebro.settings import check_build, other_classes
 from cerebro.store import check_meta, check_rows, read_meta, read_ranking, read_trials, reader
 from cerebro.study_build import StudyBuild
 from cerebro.trial import NOT_EXACT, OPEN, EpochRecord, TrialRecord, best_trials
@@ -391,8 +391,11 @@ class SavedRun:
     def data_for(self, data: Any, number: int) -> Dataset:
         """The data set to evaluate on: the given one, or what trial `number` is validated on."""
         if isinstance(data, (str, os.PathLike)):
-            return Dataset(data)
+            data = Dataset(data)
         if isinstance(data, Dataset):
+            other = self.other_classes(data)
+            if other is not None:
+                raise InputError(f"{data.path}: {other}")
             return data
         if data is not None:
             raise InputError(
@@ -405,6 +408,14 @@ class SavedRun:
         if self.meta["validation"] is None:
             raise InputError("the run has no validation data: give data=")
         return self.dataset("validation")
+
+    def other_classes(self, data: Dataset) -> str | None:
+        """See `cerebro.settings.other_classes`; None also where the run's data are not here."""
+        try:
+            train = self.dataset("data")
+        except (InputError, CorruptDataError, OSError):
+            return None
+        return other_classes(train, data)
 
     def context(self, build: Callable[..., Any] | None, **changes: Any) -> RunContext:
         """The run's context, as its workers had it, with some values changed."""

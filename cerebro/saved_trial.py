@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -317,6 +318,9 @@ class Trial:
         if isinstance(data, (str, os.PathLike)):
             data = Dataset(data)
         model = self.load(build=build)
+        other = self.saved.other_classes(data) if isinstance(data, Dataset) else None
+        if other is not None:  # which matters only if the model reads that column
+            warnings.warn(f"{data.path}: {other}", stacklevel=2)
         with generators.preserved(_torch_imported()):
             return predict(model, data, self._batch_size())
 

@@ -183,6 +183,26 @@ def check_columns(train: Dataset, validation: Dataset | None) -> None:
         )
     if validation.num_rows == 0:
         raise InputError(f"validation ({validation.path}) has no rows")
+    other = other_classes(train, validation)
+    if other is not None:
+        raise InputError(f"validation ({validation.path}): {other}")
+
+
+def other_classes(train: Dataset, data: Dataset) -> str | None:
+    """Name a column whose codes mean other classes than in the training data; None if none does.
+
+    Of data sets that were written apart, each has numbered the names that it has.
+    """
+    for name, ours in train.classes.items():
+        theirs = data.classes.get(name)
+        for number, (here, there) in enumerate(zip(ours or (), theirs or (), strict=False)):
+            if here != there:
+                return (
+                    f"class {number} of column {name!r} is {there!r} here and {here!r} in the "
+                    "training data: write all rows as one data set and split that, or give "
+                    "numbers instead of names"
+                )
+    return None
 
 
 def check_points(points: Any) -> tuple[dict[str, Any], ...]:

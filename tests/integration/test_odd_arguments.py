@@ -28,6 +28,9 @@ class LeastSquares:
     def eval_batch(self, batch):
         return {"loss": float(((batch["x"] @ self.w - batch["y"]) ** 2).mean())}
 
+    def predict_batch(self, batch):
+        return batch["x"] @ self.w
+
     def state_dict(self):
         return {"w": self.w}
 
@@ -210,6 +213,27 @@ def test_a_categorical_is_a_column_like_a_series_of_them(tmp_path):
     series = cerebro.shard({"c": pandas.Series(values)}, tmp_path / "series", shards=1)
     assert own.classes == {"c": ["a", "b", "c"]}
     assert own.checksum == series.checksum
+
+
+def test_classes_that_were_numbered_apart_are_not_taken_for_each_other(data, tmp_path):
+    """Data sets written apart each number the names that they have."""
+
+    def named(folder, names):
+        columns = {name: np.concatenate([data.shard(i)[name] for i in range(2)]) for name in "xy"}
+        kind = [names[row % len(names)] for row in range(len(columns["y"]))]
+        return cerebro.shard({**columns, "kind": kind}, tmp_path / folder, shards=2)
+
+    train, fewer = named("train", ["a", "b", "c"]), named("fewer", ["a", "b"])
+    other = named("other", ["a", "c"])
+    message = "class 1 of column 'kind' is 'c' here and 'b' in the training data"
+    with pytest.raises(InputError, match=message):
+        search(train, tmp_path / "refused", validation=other)
+    result = search(train, tmp_path / "run", validation=fewer)
+    assert result.best.evaluate(fewer)["loss"] == result.best.metrics["loss"]
+    with pytest.raises(InputError, match=message):
+        result.best.evaluate(other)
+    with pytest.warns(UserWarning, match=message):
+        result.best.predict(other)
 
 
 def test_transforms_must_be_a_mapping(data):
