@@ -35,12 +35,16 @@ _children: list[subprocess.Popen[bytes]] = []
 
 
 def tell(line: str) -> None:
-    """Write a line to the campaign's pipe; lines are short enough to be written whole."""
+    """Write a line to the campaign's pipe; lines are short enough to be written whole.
+
+    OSError if the campaign has gone: nobody would end a run that waited for it.
+    """
     path = os.environ.get(EVENTS)
     if path is None:
         return
     if not _pipe:
-        _pipe.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+        _pipe.append(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+        os.set_blocking(_pipe[0], True)
     os.write(_pipe[0], (line + "\n").encode())
 
 

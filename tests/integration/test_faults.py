@@ -15,7 +15,7 @@ import pytest
 if not sys.platform.startswith("linux"):
     pytest.skip("the fault campaign needs Linux", allow_module_level=True)
 
-from benchmarks.faults import power, processes
+from benchmarks.faults import models, power, processes
 from benchmarks.faults.plan import ALL, PAUSES, WORKER_FAULTS, Fault, Leg, Moment, draw
 from benchmarks.faults.running import Death, Progress, Report, Running
 from benchmarks.faults.sabotage import CAUGHT_AS
@@ -338,3 +338,13 @@ def test_the_campaign_notices_what_is_spoilt() -> None:
     done = campaign("--self-test")
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(CAUGHT_AS)} ways to spoil a run, 0 not told apart" in done.stdout
+
+
+def test_nobody_waits_for_a_campaign_that_has_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "events")
+    monkeypatch.setenv(models.EVENTS, str(tmp_path / "events"))
+    monkeypatch.setattr(models, "_pipe", [])
+    with pytest.raises(OSError, match="No such device or address"):
+        models.tell("start 1 0 0 0")
