@@ -217,12 +217,10 @@ class SavedRun:
         with reader(self.folder) as connection:
             check_rows(connection, "units")
             rows = connection.execute("SELECT * FROM units ORDER BY started, id").fetchall()
-        shards, each = self.meta["num_shards"], self.trials_each
-        with_fold = self.meta.get("folds") is not None
+        shards = self.meta["num_shards"]
         return [
             {
-                "trial": row["trial"] // each,
-                **({"fold": row["trial"] % each} if with_fold else {}),
+                **self._trial_and_fold(row["trial"]),
                 "epoch": row["epoch"],
                 "step": row["step"],
                 "shard": row["shard"],
@@ -244,22 +242,23 @@ class SavedRun:
         with reader(self.folder) as connection:
             check_rows(connection, "events")
             rows = connection.execute("SELECT * FROM events ORDER BY id").fetchall()
-        each = self.trials_each
-        with_fold = self.meta.get("folds") is not None
         return [
             {
                 "time": row["time"],
                 "kind": row["kind"],
-                "trial": None if row["trial"] is None else row["trial"] // each,
-                **(
-                    {"fold": None if row["trial"] is None else row["trial"] % each}
-                    if with_fold
-                    else {}
-                ),
+                **self._trial_and_fold(row["trial"]),
                 "text": row["text"],
             }
             for row in rows
         ]
+
+    def _trial_and_fold(self, number: int | None) -> dict[str, int | None]:
+        """What a trial of the store is to the user; None: the run itself."""
+        each = self.trials_each
+        place = {"trial": None if number is None else number // each}
+        if self.meta.get("folds") is not None:
+            place["fold"] = None if number is None else number % each
+        return place
 
     @property
     def state_dir(self) -> Path:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
 from typing import Any, Literal
 
 from cerebro.errors import InputError
 from cerebro.metrics import metric_mode
+from cerebro.searchers.base import check_number, check_whole
 
 
 @dataclass(frozen=True)
@@ -41,19 +41,10 @@ class EarlyStopping:
     mode: Literal["min", "max"] | None = None
 
     def __post_init__(self) -> None:
-        patience: Any = self.patience
-        min_delta: Any = self.min_delta
-        if isinstance(patience, bool) or not isinstance(patience, Integral) or patience < 1:
-            raise InputError(
-                f"EarlyStopping: patience must be a whole number of at least 1, not {patience!r}"
-            )
-        is_number = isinstance(min_delta, Real) and not isinstance(min_delta, bool)
-        if not is_number or not min_delta >= 0:
-            raise InputError(
-                f"EarlyStopping: min_delta must be a number of at least 0, not {min_delta!r}"
-            )
-        object.__setattr__(self, "patience", int(patience))
-        object.__setattr__(self, "min_delta", float(min_delta))
+        patience = check_whole("EarlyStopping: patience", self.patience, 1)
+        min_delta = check_number("EarlyStopping: min_delta", self.min_delta, 0)
+        object.__setattr__(self, "patience", patience)
+        object.__setattr__(self, "min_delta", min_delta)
         metric_mode(self.monitor, self.mode, argument="EarlyStopping: monitor")
 
     def should_stop(self, history: Sequence[Mapping[str, Any]]) -> bool:

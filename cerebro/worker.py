@@ -71,8 +71,8 @@ MAX_LIVE_MODELS = 8
 MAX_OPEN_SLOTS = 64
 MAX_LOADERS = 8
 MAX_GPU_LOADERS = 4  # each has batches in device memory and in pinned memory
-_STDLIB = sysconfig.get_path("stdlib") + os.sep
 """Of a run with folds two for each fold, if that is more."""
+_STDLIB = sysconfig.get_path("stdlib") + os.sep
 
 Loader = _core.Loader | MovedBatches
 

@@ -53,10 +53,9 @@ PYTHON_LAYERS = [
         "native",
         "searchers",
         "sklearn",
-        "stopping",
         "torch",
     ],
-    ["folds", "predict", "state_files"],
+    ["folds", "predict", "state_files", "stopping"],
     ["settings"],
     ["worker"],
     [

@@ -262,16 +262,18 @@ def needs_end(title: str, n_trials: int | float | None) -> int | float:
 
 
 def check_whole(name: str, value: Any, least: int) -> int:
-    """Return an option of a searcher as an int; InputError unless it is one, and large enough."""
+    """Return an option as an int; InputError unless it is one, and large enough."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise InputError(f"{name} must be a whole number of at least {least}, not {value!r}")
     return int(value)
 
 
-def check_number(name: str, value: Any) -> float:
-    """Return an option of a searcher as a float; InputError unless it is a number."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise InputError(f"{name} must be a number, not {value!r}")
+def check_number(name: str, value: Any, least: float | None = None) -> float:
+    """Return an option as a float; InputError unless it is a number, and large enough."""
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if not number or not (least is None or value >= least):
+        bound = "" if least is None else f" of at least {least}"
+        raise InputError(f"{name} must be a number{bound}, not {value!r}")
     return float(value)
 
 
