@@ -1,7 +1,7 @@
 """Whether a trial's slots hold what was sealed in them; nothing is written or fenced.
 
 Slots (their layout is in ``csrc/core/slots.h``) change while a run goes on. Before bytes of
-a slot are written its record is made invalid, so bytes that do not fit a record are a damage
+a slot are written the page's head says so, so bytes that do not fit a record are a damage
 only if the page still says the same afterwards.
 """
 
@@ -19,7 +19,9 @@ from cerebro.plain_files import LinkError, open_plain, read_bytes
 PAGE_BYTES = 4096
 _HEAD = struct.Struct("<8sQ48xQ")  # magic, version, head
 _RECORD = struct.Struct("<7Q")  # attempt, position, length, check, hash low and high, seal
-_RECORDS = 128, 192
+_RECORDS = 128
+_RECORD_BYTES = 64
+_PLACES = 31
 _ATTEMPTS = 10
 """How often a page is read that changes all the time; then it is not damaged, but in use."""
 
@@ -64,10 +66,17 @@ def _damage(stem: Path, page_file: Path, page: bytes | str | None) -> SlotDamage
     if not any(page):
         return None
     newest = (head & 3) - 1
-    if magic != b"CERSLOTS" or version != 1 or newest == 2:
+    if magic != b"CERSLOTS" or version not in (1, 2) or newest == 2:
         return SlotDamage(page_file, "it is no commit page of slots")
-    for slot, place in enumerate(_RECORDS):
-        *state, check, low, high, seal = _RECORD.unpack_from(page, place)
+    if version == 1:
+        head &= 3  # the other bits were a count
+    packed = -1 if not head & 4 else 1 if newest == 0 else 0
+    for slot in (0, 1):
+        if slot == packed:
+            continue
+        place = (head >> (3 + 5 * slot) & 31) % _PLACES
+        at = _RECORDS + _RECORD_BYTES * (2 * place + slot)
+        *state, check, low, high, seal = _RECORD.unpack_from(page, at)
         whole = check == (_hash_of(*state, slot) or 1) and seal == _hash_of(check, low, high)
         if not whole and slot == newest:
             return SlotDamage(page_file, "its record of the newest state is damaged")

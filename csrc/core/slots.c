@@ -11,28 +11,30 @@
 #include "hash.h"
 
 #define MAGIC "CERSLOTS"
-#define VERSION 1
+#define VERSION 2
 #define PAGE_BYTES 4096
+#define PLACES 31 /* records that a slot takes turns with */
 
 typedef struct record {
     _Atomic uint64_t attempt, position, nbytes;
     _Atomic uint64_t check; /* 0: invalid */
     _Atomic uint64_t hash_low, hash_high;
     _Atomic uint64_t seal; /* of all before; another number: damaged */
-    uint64_t unused;
+    _Atomic uint64_t file; /* number of the slot's file */
 } record;
 
 typedef struct page {
     char magic[8];
     _Atomic uint64_t version; /* written last by whoever makes the page */
-    uint64_t unused[6];
+    _Atomic uint64_t files;   /* numbers given to files so far */
+    uint64_t unused[5];
     _Atomic uint64_t head;
     uint64_t unused_too[7];
-    record records[2];
+    record records[PLACES][2];
 } page;
 
 _Static_assert(offsetof(page, head) == 64 && offsetof(page, records) == 128 &&
-                   sizeof(record) == 64,
+                   sizeof(record) == 64 && sizeof(page) == PAGE_BYTES,
                "the layout of the commit page is a file format");
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2,
                "the commit page is shared between processes");
@@ -40,6 +42,8 @@ _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2,
 struct cer_slots_map {
     atomic_size_t users;
     cer_map file;
+    uint64_t number;      /* of the file: another one has taken its name if the
+                             record's differs */
     cer_slots_map *older; /* of the same slot, with a view when replaced */
 };
 
@@ -50,8 +54,8 @@ struct cer_slots {
     char *paths[2];
     char *page_path;
     int begun; /* the slot being packed, -1: none */
-    uint64_t begun_head;
     cer_slots_info begun_info;
+    uint32_t claim; /* the low half of head as our last begin made it */
 };
 
 /* --- head and records ---------------------------------------------------- */
@@ -71,14 +75,57 @@ newest_of(uint64_t head)
     return slot < 2 ? slot : -1;
 }
 
-/* What a commit makes of head. */
-static uint64_t
-flipped(uint64_t head, int slot)
-{
-    uint32_t commits = (uint32_t)head >> 2;
+/* Bits of the low half of head; see slots.h. */
+#define PACKING ((uint64_t)1 << 2)
+#define PLACE_BITS 5
+#define PLACE_MASK ((uint64_t)31)
+#define COUNT ((uint64_t)1 << 13) /* one change */
 
-    return (head & 0xffffffff00000000u) | (uint32_t)((commits + 1) << 2) |
-           (uint32_t)(slot + 1);
+static unsigned
+place_shift(int slot)
+{
+    return slot == 0 ? 3 : 3 + PLACE_BITS;
+}
+
+/* Which of the slot's records holds; a number that cannot be is a damage, and
+ * any record will do, for each is checked. */
+static size_t
+place_of(uint64_t head, int slot)
+{
+    return (size_t)(head >> place_shift(slot) & PLACE_MASK) % PLACES;
+}
+
+/* The slot that a pack goes into while this is the head. */
+static int
+packed_slot(uint64_t head)
+{
+    return newest_of(head) == 0 ? 1 : 0;
+}
+
+/* Head with another newest slot, or -1 for none, counted as a change. */
+static uint64_t
+with_newest(uint64_t head, int newest, bool packing)
+{
+    uint32_t low = (uint32_t)((head & ~(PACKING | 3)) + COUNT);
+
+    return (head & 0xffffffff00000000u) | low | (packing ? PACKING : 0) |
+           (uint64_t)(newest + 1);
+}
+
+static uint64_t
+with_next_place(uint64_t head, int slot)
+{
+    uint64_t next = (place_of(head, slot) + 1) % PLACES;
+
+    head &= ~(PLACE_MASK << place_shift(slot));
+    return head | next << place_shift(slot);
+}
+
+/* The record that holds for a slot. */
+static record *
+record_at(const cer_slots *slots, uint64_t head, int slot)
+{
+    return &slots->page->records[place_of(head, slot)][slot];
 }
 
 static uint64_t
@@ -92,9 +139,10 @@ check_of(const cer_slots_info *info, int slot)
 }
 
 static bool
-read_record(const cer_slots *slots, int slot, cer_slots_info *out)
+read_record(const cer_slots *slots, uint64_t head, int slot,
+            cer_slots_info *out)
 {
-    const record *r = &slots->page->records[slot];
+    const record *r = record_at(slots, head, slot);
     uint64_t check = atomic_load_explicit(&r->check, memory_order_acquire);
 
     out->attempt =
@@ -105,11 +153,20 @@ read_record(const cer_slots *slots, int slot, cer_slots_info *out)
     return check != 0 && check == check_of(out, slot);
 }
 
-static void
-write_record(cer_slots *slots, int slot, const cer_slots_info *info)
+/* Whether the slot holds a committed state: the one that is not the newest does
+ * while nothing is packed into it. */
+static bool
+read_committed(const cer_slots *slots, uint64_t head, int slot,
+               cer_slots_info *out)
 {
-    record *r = &slots->page->records[slot];
+    if ((head & PACKING) != 0 && slot == packed_slot(head))
+        return false;
+    return read_record(slots, head, slot, out);
+}
 
+static void
+write_record(record *r, int slot, const cer_slots_info *info)
+{
     atomic_store_explicit(&r->attempt, info->attempt, memory_order_relaxed);
     atomic_store_explicit(&r->position, info->position, memory_order_relaxed);
     atomic_store_explicit(&r->nbytes, info->nbytes, memory_order_relaxed);
@@ -125,58 +182,47 @@ seal_of(const cer_slots_info *info, int slot, cer_hash128 hash)
     return cer_hash64(words, sizeof words);
 }
 
-/* Whether the slot has a record, and the seal that belongs to it. */
+/* Whether the slot has a committed record, and the seal that belongs to it. */
 static bool
-read_sealed_record(const cer_slots *slots, int slot, cer_slots_info *out,
-                   cer_hash128 *hash)
+read_sealed_record(const cer_slots *slots, uint64_t head, int slot,
+                   cer_slots_info *out, cer_hash128 *hash)
 {
-    const record *r = &slots->page->records[slot];
+    const record *r = record_at(slots, head, slot);
     uint64_t seal = atomic_load_explicit(&r->seal, memory_order_acquire);
 
     hash->low = atomic_load_explicit(&r->hash_low, memory_order_relaxed);
     hash->high = atomic_load_explicit(&r->hash_high, memory_order_relaxed);
-    return read_record(slots, slot, out) && seal == seal_of(out, slot, *hash);
+    return read_committed(slots, head, slot, out) &&
+           seal == seal_of(out, slot, *hash);
 }
 
 static void
-write_seal(cer_slots *slots, int slot, const cer_slots_info *info,
-           cer_hash128 hash)
+write_seal(record *r, int slot, const cer_slots_info *info, cer_hash128 hash)
 {
-    record *r = &slots->page->records[slot];
-
     atomic_store_explicit(&r->hash_low, hash.low, memory_order_relaxed);
     atomic_store_explicit(&r->hash_high, hash.high, memory_order_relaxed);
     atomic_store_explicit(&r->seal, seal_of(info, slot, hash),
                           memory_order_release);
 }
 
-/* Nothing of the slot is written before this is: an exchange, as it also keeps
- * what follows from moving up. */
-static void
-invalidate_record(cer_slots *slots, int slot)
-{
-    (void)atomic_exchange(&slots->page->records[slot].check, 0);
-}
-
 /* The newest slot with a valid record, or -1. Should the newest be damaged, the
  * one before it stands. */
 static int
-find_committed(const cer_slots *slots, cer_slots_info *out)
+committed_slot(const cer_slots *slots, uint64_t head, cer_slots_info *out)
 {
-    uint64_t head = atomic_load(&slots->page->head), seen;
-    int slot;
+    int slot = newest_of(head);
 
-    do { /* again if somebody commits meanwhile */
-        seen = head;
-        slot = newest_of(head);
-        if (slot >= 0 && !read_record(slots, slot, out)) {
-            slot = 1 - slot;
-            if (!read_record(slots, slot, out))
-                slot = -1;
-        }
-        head = atomic_load(&slots->page->head);
-    } while (head != seen);
-    return slot;
+    if (slot < 0 || read_committed(slots, head, slot, out))
+        return slot;
+    return read_committed(slots, head, 1 - slot, out) ? 1 - slot : -1;
+}
+
+/* What head is afterwards says whether what was read meanwhile belongs
+ * together: its low half changes with every begin, commit and revert. */
+static bool
+has_changed(const cer_slots *slots, uint64_t head)
+{
+    return (uint32_t)atomic_load(&slots->page->head) != (uint32_t)head;
 }
 
 /* --- open and close ------------------------------------------------------ */
@@ -193,6 +239,22 @@ with_suffix(const char *stem, const char *suffix)
     return path;
 }
 
+/* Makes a page of version 1 one of this version. There, bits 31..2 of head were
+ * a count and only the first two records were in use: with these bits 0 it
+ * says the same here. Two processes may do this at once; head is only changed
+ * in another way when the version says that it is done. */
+static void
+take_up_old_page(page *p)
+{
+    uint64_t head = atomic_load(&p->head);
+
+    while (atomic_load(&p->version) == 1) {
+        if (atomic_compare_exchange_weak(&p->head, &head,
+                                         head & 0xffffffff00000003u))
+            atomic_store(&p->version, VERSION);
+    }
+}
+
 /* A page of zeros becomes one without commits; any other must be ours. */
 static cer_status
 check_page(cer_slots *slots, bool create, cer_error *err)
@@ -207,10 +269,12 @@ check_page(cer_slots *slots, bool create, cer_error *err)
         atomic_store_explicit(&p->version, VERSION, memory_order_release);
         return CER_OK;
     }
-    if (memcmp(p->magic, MAGIC, 8) != 0 || version != VERSION ||
+    if (memcmp(p->magic, MAGIC, 8) != 0 || version < 1 || version > VERSION ||
         (atomic_load(&p->head) & 3) == 3)
         return cer_fail(err, CER_CORRUPT, "%s is no commit page of slots",
                         slots->page_path);
+    if (version == 1)
+        take_up_old_page(p);
     return CER_OK;
 }
 
@@ -313,7 +377,8 @@ cer_slots_close(cer_slots *slots)
 /* Maps the file as it is now, in place of the old mapping, which stays for
  * those who still look at it. */
 static cer_status
-map_slot(cer_slots *slots, int slot, bool create, cer_error *err)
+map_slot(cer_slots *slots, int slot, uint64_t number, bool create,
+         cer_error *err)
 {
     cer_slots_map *map = cer_calloc(1, sizeof *map);
     cer_status status;
@@ -326,10 +391,23 @@ map_slot(cer_slots *slots, int slot, bool create, cer_error *err)
         return status;
     }
     atomic_init(&map->users, 1);
+    map->number = number;
     map->older = slots->maps[slot];
     slots->maps[slot] = map;
     release_older(map, true);
     return CER_OK;
+}
+
+/* Maps the file of this number, if that is not what is mapped. */
+static cer_status
+map_file(cer_slots *slots, int slot, uint64_t number, bool create,
+         cer_error *err)
+{
+    const cer_slots_map *map = slots->maps[slot];
+
+    return map != NULL && map->number == number
+               ? CER_OK
+               : map_slot(slots, slot, number, create, err);
 }
 
 static cer_status
@@ -344,40 +422,6 @@ file_length(const cer_slots *slots, int slot, size_t *out, cer_error *err)
     return CER_OK;
 }
 
-/* Makes the file of a slot `nbytes` long and maps all of it. Its pages are kept
- * when its length does not change, which is the rule. Under a view it is not
- * made shorter: reading what was cut off would be a SIGBUS. */
-static cer_status
-resize_slot(cer_slots *slots, int slot, size_t nbytes, cer_error *err)
-{
-    cer_status status = CER_OK;
-    cer_slots_map *map;
-    size_t length = 0;
-    bool has_views;
-
-    if (slots->maps[slot] == NULL)
-        status = map_slot(slots, slot, true, err);
-    if (status == CER_OK)
-        status = file_length(slots, slot, &length, err);
-    if (status != CER_OK ||
-        (length == nbytes && slots->maps[slot]->file.size_bytes == nbytes))
-        return status;
-    /* Whoever looks at the old mapping keeps it: change a new one. */
-    if (atomic_load(&slots->maps[slot]->users) > 1)
-        status = map_slot(slots, slot, true, err);
-    if (status != CER_OK)
-        return status;
-    map = slots->maps[slot];
-    release_older(map, true);
-    has_views = map->older != NULL;
-    if (length > nbytes && !has_views)
-        status =
-            cer_fsio_shorten(map->file.fd, nbytes, slots->paths[slot], err);
-    if (status != CER_OK)
-        return status;
-    return cer_fsio_map_grow(&map->file, nbytes, slots->paths[slot], err);
-}
-
 /* --- packing ------------------------------------------------------------- */
 static cer_status
 fenced(const cer_slots *slots, uint32_t attempt, uint64_t head, cer_error *err)
@@ -385,6 +429,106 @@ fenced(const cer_slots *slots, uint32_t attempt, uint64_t head, cer_error *err)
     return cer_fail(
         err, CER_STATE, "attempt %u may not pack into %s: attempt %u has begun",
         (unsigned)attempt, slots->page_path, (unsigned)fence_of(head));
+}
+
+/* Whether the pack that we began last may go on while this is the head: nobody
+ * has raised the fence above it, nor begun, committed or reverted since. */
+static cer_status
+check_claim(const cer_slots *slots, uint64_t head, cer_error *err)
+{
+    if (slots->begun_info.attempt < fence_of(head))
+        return fenced(slots, slots->begun_info.attempt, head, err);
+    if ((uint32_t)head != slots->claim)
+        return cer_fail(err, CER_STATE,
+                        "another process packed into %s at the same time",
+                        slots->page_path);
+    return CER_OK;
+}
+
+/* Takes the slot that is not the newest: after this its record and its file are
+ * ours, until another begin takes them. One that was left unfinished by another
+ * process may still be written to: *anew says that the slot goes on with the
+ * next record and a new file, and leaves these to whoever has them. */
+static cer_status
+claim_slot(cer_slots *slots, uint32_t attempt, int *slot, bool *anew,
+           cer_error *err)
+{
+    uint64_t head = atomic_load(&slots->page->head), claimed;
+    cer_slots_info unused;
+
+    do {
+        bool packing = (head & PACKING) != 0;
+        int newest =
+            packing ? newest_of(head) : committed_slot(slots, head, &unused);
+
+        if (attempt < fence_of(head))
+            return fenced(slots, attempt, head, err);
+        *anew = packing && (uint32_t)head != slots->claim;
+        claimed = with_newest(head, newest, true);
+        *slot = packed_slot(claimed);
+        if (*anew)
+            claimed = with_next_place(claimed, *slot);
+    } while (!atomic_compare_exchange_weak(&slots->page->head, &head, claimed));
+    slots->claim = (uint32_t)claimed;
+    return CER_OK;
+}
+
+/* Puts a new, empty file in the place of the slot's. The old one stays for
+ * those who have it mapped, to look at or, late, to write to. */
+static cer_status
+replace_file(cer_slots *slots, int slot, record *r, cer_error *err)
+{
+    uint64_t number;
+    cer_status status;
+    struct stat page_file;
+
+    if (fstat(slots->page_file.fd, &page_file) < 0)
+        return cer_fail_errno(err, errno, "cannot look at %s",
+                              slots->page_path);
+    if (page_file.st_nlink == 0) /* the names may be another page's by now */
+        return cer_fail(err, CER_STATE, "%s has been removed",
+                        slots->page_path);
+    number = atomic_fetch_add(&slots->page->files, 1) + 1;
+    /* As late as can be: if we are stopped between this and unlink, and taken
+     * for dead, then it is another one's file that we remove. */
+    status = check_claim(slots, atomic_load(&slots->page->head), err);
+    if (status != CER_OK)
+        return status;
+    atomic_store(&r->file, number); /* what others have mapped is the old one */
+    if (unlink(slots->paths[slot]) < 0 && errno != ENOENT)
+        return cer_fail_errno(err, errno, "cannot replace %s",
+                              slots->paths[slot]);
+    return map_slot(slots, slot, number, true, err);
+}
+
+/* Makes the file of a slot `nbytes` long and maps all of it. Its pages are kept
+ * when its length does not change, which is the rule. It is never made shorter:
+ * reading what was cut off would be a SIGBUS in any process that has a view. */
+static cer_status
+resize_slot(cer_slots *slots, int slot, record *r, size_t nbytes, bool anew,
+            cer_error *err)
+{
+    size_t length = 0;
+    cer_status status = map_file(slots, slot, atomic_load(&r->file), true, err);
+
+    if (status == CER_OK)
+        status = file_length(slots, slot, &length, err);
+    if (status == CER_OK && (anew || length > nbytes))
+        status = replace_file(slots, slot, r, err);
+    /* The mapping is replaced, not moved, under those who look at it. */
+    else if (status == CER_OK && slots->maps[slot]->file.size_bytes != nbytes &&
+             atomic_load(&slots->maps[slot]->users) > 1)
+        status = map_slot(slots, slot, slots->maps[slot]->number, true, err);
+    /* A process that takes the slot from us makes a new file, and not before
+     * head says so. It did not say so after our file was opened: the file is
+     * not the other one's, and may be grown and written to, however late. */
+    if (status == CER_OK)
+        status = check_claim(slots, atomic_load(&slots->page->head), err);
+    if (status != CER_OK)
+        return status;
+    release_older(slots->maps[slot], true);
+    return cer_fsio_map_grow(&slots->maps[slot]->file, nbytes,
+                             slots->paths[slot], err);
 }
 
 void
@@ -402,11 +546,12 @@ cer_slots_fence(cer_slots *slots, uint32_t attempt)
 uint32_t
 cer_slots_attempt(const cer_slots *slots)
 {
-    uint32_t highest = fence_of(atomic_load(&slots->page->head));
+    uint64_t head = atomic_load(&slots->page->head);
+    uint32_t highest = fence_of(head);
     cer_slots_info info;
 
     for (int slot = 0; slot < 2; slot++)
-        if (read_record(slots, slot, &info) && info.attempt > highest)
+        if (read_record(slots, head, slot, &info) && info.attempt > highest)
             highest = info.attempt;
     return highest;
 }
@@ -414,29 +559,36 @@ cer_slots_attempt(const cer_slots *slots)
 bool
 cer_slots_committed(const cer_slots *slots, cer_slots_info *out)
 {
-    return find_committed(slots, out) >= 0;
+    uint64_t head;
+    int slot;
+
+    do {
+        head = atomic_load(&slots->page->head);
+        slot = committed_slot(slots, head, out);
+    } while (has_changed(slots, head));
+    return slot >= 0;
 }
 
 cer_status
 cer_slots_begin(cer_slots *slots, uint32_t attempt, size_t nbytes, uint8_t **to,
                 cer_error *err)
 {
-    cer_slots_info newest;
-    uint64_t head = atomic_load(&slots->page->head);
-    int slot;
     cer_status status;
+    record *r;
+    bool anew = false;
+    int slot = 0;
 
     slots->begun = -1;
-    if (attempt < fence_of(head))
-        return fenced(slots, attempt, head, err);
-    slot = find_committed(slots, &newest) == 0 ? 1 : 0;
-    invalidate_record(slots, slot);
-    status = resize_slot(slots, slot, nbytes, err);
+    status = claim_slot(slots, attempt, &slot, &anew, err);
+    if (status != CER_OK)
+        return status;
+    slots->begun_info = (cer_slots_info){.attempt = attempt, .nbytes = nbytes};
+    r = record_at(slots, slots->claim, slot);
+    (void)atomic_exchange(&r->check, 0);
+    status = resize_slot(slots, slot, r, nbytes, anew, err);
     if (status != CER_OK)
         return status;
     slots->begun = slot;
-    slots->begun_head = head;
-    slots->begun_info = (cer_slots_info){.attempt = attempt, .nbytes = nbytes};
     *to = slots->maps[slot]->file.data;
     return CER_OK;
 }
@@ -446,8 +598,9 @@ cer_slots_commit(cer_slots *slots, uint64_t position, cer_hash128 *hash,
                  cer_error *err)
 {
     int slot = slots->begun;
-    uint32_t attempt = slots->begun_info.attempt;
-    uint64_t head = slots->begun_head;
+    cer_status status;
+    uint64_t head;
+    record *r;
 
     slots->begun = -1;
     if (slot < 0)
@@ -456,22 +609,21 @@ cer_slots_commit(cer_slots *slots, uint64_t position, cer_hash128 *hash,
     slots->begun_info.position = position;
     *hash =
         cer_hash128_of(slots->maps[slot]->file.data, slots->begun_info.nbytes);
-    write_seal(slots, slot, &slots->begun_info, *hash);
-    write_record(slots, slot, &slots->begun_info);
+    /* The record is ours even if the slot is not any more: it is hidden until
+     * head names it, and who took the slot goes on with another. */
+    r = record_at(slots, slots->claim, slot);
+    head = atomic_load(&slots->page->head);
+    status = check_claim(slots, head, err);
+    if (status != CER_OK)
+        return status;
+    write_seal(r, slot, &slots->begun_info, *hash);
+    write_record(r, slot, &slots->begun_info);
     while (!atomic_compare_exchange_weak(&slots->page->head, &head,
-                                         flipped(head, slot))) {
-        bool foreign = (uint32_t)head != (uint32_t)slots->begun_head;
-
-        if (!foreign && fence_of(head) <= attempt)
-            continue; /* the fence was raised, but not above us */
-        if (!foreign)
-            invalidate_record(slots, slot);
-        return foreign && fence_of(head) <= attempt
-                   ? cer_fail(err, CER_STATE,
-                              "another process packed into %s at the same "
-                              "time",
-                              slots->page_path)
-                   : fenced(slots, attempt, head, err);
+                                         with_newest(head, slot, false))) {
+        /* The fence may have been raised, but not above us. */
+        status = check_claim(slots, head, err);
+        if (status != CER_OK)
+            return status;
     }
     return CER_OK;
 }
@@ -488,42 +640,48 @@ cer_slots_revert(cer_slots *slots, uint32_t attempt, uint64_t position,
         newest = newest_of(head);
         if (attempt < fence_of(head))
             return fenced(slots, attempt, head, err);
-        if (newest >= 0 && read_record(slots, newest, &info) &&
+        if (newest >= 0 && read_committed(slots, head, newest, &info) &&
             info.position == position)
             return CER_OK;
-        if (newest < 0 || !read_record(slots, 1 - newest, &info) ||
+        if (newest < 0 || !read_committed(slots, head, 1 - newest, &info) ||
             info.position != position)
             return cer_fail(err, CER_STATE,
                             "%s holds no committed state of position %llu",
                             slots->page_path, (unsigned long long)position);
-    } while (!atomic_compare_exchange_weak(&slots->page->head, &head,
-                                           flipped(head, 1 - newest)));
+    } while (!atomic_compare_exchange_weak(
+        &slots->page->head, &head, with_newest(head, 1 - newest, false)));
     return CER_OK;
 }
 
 /* --- looking ------------------------------------------------------------- */
-static int
-find_position(const cer_slots *slots, uint64_t position, cer_slots_info *out)
-{
-    int slot = find_committed(slots, out);
 
-    if (slot < 0 || out->position == position)
+/* The slot of the committed state at *position, or of the newest with NULL; -1:
+ * there is none. */
+static int
+find_slot(const cer_slots *slots, uint64_t head, const uint64_t *position,
+          cer_slots_info *out)
+{
+    int slot = committed_slot(slots, head, out);
+
+    if (slot < 0 || position == NULL || out->position == *position)
         return slot;
     slot = 1 - slot;
-    return read_record(slots, slot, out) && out->position == position ? slot
-                                                                      : -1;
+    return read_committed(slots, head, slot, out) && out->position == *position
+               ? slot
+               : -1;
 }
 
 /* A file that has been cut off is an error here, not a SIGBUS later. */
 static cer_status
-map_committed(cer_slots *slots, int slot, size_t nbytes, cer_error *err)
+map_committed(cer_slots *slots, uint64_t head, int slot, size_t nbytes,
+              cer_error *err)
 {
-    cer_status status = CER_OK;
+    uint64_t number = atomic_load(&record_at(slots, head, slot)->file);
+    cer_status status = map_file(slots, slot, number, false, err);
     size_t length = 0;
 
-    if (slots->maps[slot] == NULL ||
-        slots->maps[slot]->file.size_bytes < nbytes)
-        status = map_slot(slots, slot, false, err);
+    if (status == CER_OK && slots->maps[slot]->file.size_bytes < nbytes)
+        status = map_slot(slots, slot, number, false, err);
     if (status == CER_OK)
         status = file_length(slots, slot, &length, err);
     if (status == CER_OK &&
@@ -536,9 +694,10 @@ map_committed(cer_slots *slots, int slot, size_t nbytes, cer_error *err)
 
 /* Looks at a slot with a valid record, out->info. */
 static cer_status
-look_at(cer_slots *slots, int slot, cer_slots_view *out, cer_error *err)
+look_at(cer_slots *slots, uint64_t head, int slot, cer_slots_view *out,
+        cer_error *err)
 {
-    cer_status status = map_committed(slots, slot, out->info.nbytes, err);
+    cer_status status = map_committed(slots, head, slot, out->info.nbytes, err);
 
     if (status != CER_OK)
         return status;
@@ -552,26 +711,36 @@ cer_status
 cer_slots_look(cer_slots *slots, const uint64_t *position, cer_slots_view *out,
                cer_error *err)
 {
-    int slot = position == NULL ? find_committed(slots, &out->info)
-                                : find_position(slots, *position, &out->info);
+    cer_status status = CER_OK;
 
-    if (slot < 0)
-        return cer_fail(err, CER_STATE, "%s holds no committed state%s",
-                        slots->page_path,
-                        position == NULL ? "" : " of that position");
-    return look_at(slots, slot, out, err);
+    for (;;) {
+        uint64_t head = atomic_load(&slots->page->head);
+        int slot = find_slot(slots, head, position, &out->info);
+
+        out->map = NULL;
+        if (slot >= 0)
+            status = look_at(slots, head, slot, out, err);
+        else
+            status = cer_fail(err, CER_STATE, "%s holds no committed state%s",
+                              slots->page_path,
+                              position == NULL ? "" : " of that position");
+        if (!has_changed(slots, head)) /* else the file may be another's */
+            return status;
+        if (status == CER_OK)
+            cer_slots_map_release(out->map);
+    }
 }
 
 /* --- seals --------------------------------------------------------------- */
 /* Whether the slot's bytes are those that were sealed; then *out is to be
  * released. */
 static bool
-look_at_sealed(cer_slots *slots, int slot, cer_slots_view *out)
+look_at_sealed(cer_slots *slots, uint64_t head, int slot, cer_slots_view *out)
 {
     cer_hash128 sealed, hash;
 
-    if (!read_sealed_record(slots, slot, &out->info, &sealed) ||
-        look_at(slots, slot, out, NULL) != CER_OK)
+    if (!read_sealed_record(slots, head, slot, &out->info, &sealed) ||
+        look_at(slots, head, slot, out, NULL) != CER_OK)
         return false;
     hash = cer_hash128_of(out->bytes, out->info.nbytes);
     if (hash.low == sealed.low && hash.high == sealed.high)
@@ -583,16 +752,18 @@ look_at_sealed(cer_slots *slots, int slot, cer_slots_view *out)
 bool
 cer_slots_look_sealed(cer_slots *slots, cer_slots_view *out)
 {
+    uint64_t head = atomic_load(&slots->page->head);
     cer_slots_info info[2];
     cer_hash128 unused;
     bool sealed[2];
     int first;
 
     for (int slot = 0; slot < 2; slot++)
-        sealed[slot] = read_sealed_record(slots, slot, &info[slot], &unused);
+        sealed[slot] =
+            read_sealed_record(slots, head, slot, &info[slot], &unused);
     first = sealed[1] && (!sealed[0] || info[1].position > info[0].position);
-    return look_at_sealed(slots, first, out) ||
-           look_at_sealed(slots, 1 - first, out);
+    return look_at_sealed(slots, head, first, out) ||
+           look_at_sealed(slots, head, 1 - first, out);
 }
 
 /* --- saving -------------------------------------------------------------- */

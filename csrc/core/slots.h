@@ -1,27 +1,62 @@
 /* slots.h -- the two slots in which a trial's state lives between units.
  *
  *     <stem>.a, <stem>.b   states (state.h), each exactly as long as its state:
- *                          whenever committed, valid safetensors files; longer
- *                          only while the packing process views a longer one
+ *                          whenever committed, valid safetensors files
  *     <stem>.slots         the commit page, 4096 bytes:
- *         0    "CERSLOTS", then a 64-bit version (1)
- *         64   head: bits 63..32 the fence, 31..2 the number of commits (it
- *              wraps), 1..0 the newest slot: 0 none, 1 a, 2 b
- *         128  record of a: attempt, position, length in bytes, XXH3-64 of
- *              these three and the slot; then its seal: the XXH3-128 of the
- *              state (low, high), XXH3-64 of all before; 64 bits each
- *         192  record of b
+ *         0    "CERSLOTS", then a 64-bit version (2)
+ *         16   files: numbers given to new files so far
+ *         64   head: bits 63..32 the fence, 31..13 the number of changes (it
+ *              wraps), 12..8 the place of b's record, 7..3 the place of a's,
+ *              2 whether a pack has begun and is not committed, 1..0 the newest
+ *              slot: 0 none, 1 a, 2 b
+ *         128  31 places with two records each, of a and of b: attempt,
+ *              position, length in bytes, XXH3-64 of these three and the slot;
+ *              then its seal: the XXH3-128 of the state (low, high), XXH3-64 of
+ *              all before; then the number of the slot's file, 0 for the first;
+ *              64 bits each
+ *
+ * In version 1, bits 31..2 of head were a count and only place 0 was in use. A
+ * page of version 1 becomes one of version 2 when it is opened.
  *
  * All are mapped shared, so what a process has written outlives it. A unit
- * packs into the slot that is not the newest: its record is made invalid, the
- * bytes are written, the seal, the record, and then head is flipped by one
- * compare-and-swap. Killed at any moment, head names a whole state: processes
- * die between two stores, not within one.
+ * packs into the slot that is not the newest. Every step that counts is one
+ * compare-and-swap of head:
  *
- * Raising the fence changes the same word, so a commit is either before it or
- * refused: attempts of one trial must therefore grow. One process at a time
- * packs; a second one is caught only when it commits, so the first is to be
- * reaped before.
+ *   begin   claims the slot. From here on the state that it held is gone and
+ *           its record is hidden, whatever it says. Then the record is made
+ *           invalid and the file gets its length; the caller writes the bytes.
+ *   commit  looks at head, writes seal and record, which are hidden still, and
+ *           makes the slot the newest.
+ *   revert  makes the other slot the newest, if it holds a state.
+ *   fence   refuses lower attempts. Attempts of one trial must grow.
+ *
+ * So each is before or after any other, and what was begun before another's
+ * begin, commit or revert is refused at its commit. Killed at any moment, head
+ * names a whole state: processes die between two stores, not within one.
+ *
+ * A process may be taken for dead and write later. One that was stopped after
+ * its begin has the record at one place and one file. A begin that finds a pack
+ * of another process unfinished therefore takes the record at the next place
+ * and puts a new file in the place of the slot's: the late writer goes on in a
+ * file without a name and a record that head does not name. A refused commit
+ * changes nothing that is committed. What stays possible:
+ *
+ *   - The places go round. A process that was stopped within commit, between
+ *     its look at head and its stores to the record, while 31 packs of this
+ *     slot were given up one after the other, writes to a record in use. Look
+ *     finds the record or its seal damaged.
+ *   - A begin that has to make a new file looks at head, then removes the name
+ *     of the old one. Stopped between the two, taken for dead, and continued
+ *     after another process has committed, it removes that one's file. Look
+ *     says so to who has not mapped it yet; the state before stands.
+ *   - Two processes pack at the same time, with attempts that are not fenced.
+ *     The one that began first is refused; one process at a time packs, so the
+ *     first is to be reaped before.
+ *
+ * In none of these is a mixture of two states taken for a state.
+ *
+ * A slot's file is never made shorter, for then views in other processes would
+ * end in a SIGBUS: a shorter state gets a new file too.
  *
  * Nothing is synced: after a loss of power the files may hold anything, pages
  * of different ages or zeros. A *seal* beside the record is the hash of the
@@ -62,13 +97,15 @@ uint32_t cer_slots_attempt(const cer_slots *slots);
 bool cer_slots_committed(const cer_slots *slots, cer_slots_info *out);
 
 /* Begins a pack: *to has room for nbytes, to be written before the commit.
- * Whoever begins and fails just leaves it. Errors: CER_STATE (fenced), CER_IO
- * (the disk is full), CER_NOMEM. */
+ * Whoever begins and fails just leaves it. Errors: CER_STATE (fenced; another
+ * process has begun meanwhile; the page has been removed), CER_IO (the disk is
+ * full), CER_NOMEM. */
 cer_status cer_slots_begin(cer_slots *slots, uint32_t attempt, size_t nbytes,
                            uint8_t **to, cer_error *err);
 
 /* Seals what was begun last with its hash, *hash, and commits it. Errors:
- * CER_STATE (fenced since, or another process has committed). */
+ * CER_STATE (fenced since, or another process has begun, committed or
+ * reverted); then nothing that is committed has changed. */
 cer_status cer_slots_commit(cer_slots *slots, uint64_t position,
                             cer_hash128 *hash, cer_error *err);
 
@@ -89,8 +126,9 @@ typedef struct cer_slots_view {
 } cer_slots_view;
 
 /* The bytes of the committed state at *position, or of the newest with NULL.
- * They stay mapped until released, and unchanged until the second pack from
- * now. Errors: CER_STATE (there is none), CER_CORRUPT, CER_IO, CER_NOMEM. */
+ * They stay mapped until released, whatever other processes do, and unchanged
+ * until the second pack from now. Errors: CER_STATE (there is none),
+ * CER_CORRUPT, CER_IO, CER_NOMEM. */
 cer_status cer_slots_look(cer_slots *slots, const uint64_t *position,
                           cer_slots_view *out, cer_error *err);
 void cer_slots_map_release(cer_slots_map *map);

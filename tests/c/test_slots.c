@@ -6,6 +6,10 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
+#ifdef __linux__
+#include <sys/ptrace.h>
+#endif
+
 #include "check.h"
 #include "scratch.h"
 
@@ -168,6 +172,318 @@ two_at_once_are_caught_at_the_commit(void)
     cer_slots_close(two);
 }
 
+/* The position of the state that a fresh opening believes, 0: none. */
+static uint64_t
+sealed_position(const char *name)
+{
+    cer_slots *slots = open_slots(name);
+    cer_slots_view view;
+    uint64_t position = 0;
+
+    if (cer_slots_look_sealed(slots, &view)) {
+        position = view.info.position;
+        cer_slots_map_release(view.map);
+    }
+    cer_slots_close(slots);
+    return position;
+}
+
+/* A writer that is late in what it may do: half of its bytes are written after
+ * another process has committed, and its own commit comes last. The lengths
+ * are those of the slot's file before, of the late writer and of the other. */
+static void
+check_late(const char *name, size_t before, size_t late_bytes, size_t bytes)
+{
+    cer_slots *late = open_slots(name), *slots = open_slots(name);
+    char page_name[32], page[2][4096];
+    cer_error err = {0};
+    uint8_t *to;
+
+    (void)snprintf(page_name, sizeof page_name, "%s.slots", name);
+    CHECK_EQ_INT(pack(late, 1, 1, before, 1, NULL), CER_OK);
+    CHECK_EQ_INT(pack(late, 1, 2, before, 2, NULL), CER_OK);
+    CHECK_EQ_INT(cer_slots_begin(late, 1, late_bytes, &to, NULL), CER_OK);
+    memset(to, 'L', late_bytes / 2);
+    cer_slots_fence(slots, 2);
+    CHECK_EQ_INT(pack(slots, 2, 3, bytes, 'N', NULL), CER_OK);
+    CHECK_EQ_INT(scratch_read(page_name, page[0], 4096), 4096);
+    memset(to + late_bytes / 2, 'L', late_bytes - late_bytes / 2);
+    CHECK_EQ_INT(commit(late, 3, &err), CER_STATE);
+    CHECK(strstr(err.message, "attempt 1 may not pack") != NULL);
+    CHECK_EQ_INT(scratch_read(page_name, page[1], 4096), 4096);
+    CHECK(memcmp(page[0], page[1], 4096) == 0);
+    check_newest(slots, 3, bytes, 'N');
+    check_newest(late, 3, bytes, 'N');
+    CHECK_EQ_INT(sealed_position(name), 3);
+    CHECK_EQ_INT(pack(slots, 2, 4, bytes, 4, NULL), CER_OK);
+    check_newest(late, 4, bytes, 4);
+    cer_slots_close(late);
+    cer_slots_close(slots);
+}
+
+static void
+a_late_writer_changes_nothing_that_is_committed(void)
+{
+    check_late("late0", 5000, 5000, 5000);
+    check_late("late1", 5000, 5000, 9000);
+    check_late("late2", 5000, 9000, 5000);
+    check_late("late3", 5000, 100, 9000);
+    check_late("late4", 5000, 5000, 100);
+}
+
+/* What a writer was about to write to its record when it was stopped, it writes
+ * when others have gone on: it is not the record that they use. */
+static void
+a_record_that_was_given_up_is_not_used_again(void)
+{
+    cer_slots *late = open_slots("place"), *slots = NULL;
+    uint8_t *to, record[64], other[64];
+    char page[4096];
+    int fd;
+
+    CHECK_EQ_INT(pack(late, 1, 1, 100, 1, NULL), CER_OK);
+    CHECK_EQ_INT(pack(late, 1, 2, 100, 2, NULL), CER_OK);
+    CHECK_EQ_INT(scratch_read("place.slots", page, 4096), 4096);
+    memcpy(record, page + 192, sizeof record); /* as b's is now */
+    memset(other, 0xa5, sizeof other);
+    for (unsigned round = 1; round <= 30; round++) {
+        uint64_t position = round + 2;
+
+        slots = open_slots("place");
+        CHECK_EQ_INT(pack(slots, round, position, 100, (int)position, NULL),
+                     CER_OK);
+        cer_slots_close(slots);
+        slots = open_slots("place");
+        CHECK_EQ_INT(cer_slots_begin(slots, round, 100, &to, NULL), CER_OK);
+        cer_slots_close(slots); /* as if killed */
+        slots = open_slots("place");
+        check_newest(slots, position, 100, (int)position);
+        cer_slots_close(slots);
+    }
+    slots = open_slots("place");
+    CHECK_EQ_INT(pack(slots, 40, 50, 100, 50, NULL), CER_OK);
+    CHECK_EQ_INT(pack(slots, 40, 51, 100, 51, NULL), CER_OK);
+    fd = open(scratch("place.slots"), O_WRONLY);
+    CHECK_EQ_INT(pwrite(fd, record, sizeof record, 192), 64);
+    CHECK_EQ_INT(pwrite(fd, other, sizeof other, 128), 64);
+    (void)close(fd);
+    check_newest(slots, 51, 100, 51);
+    CHECK_EQ_INT(sealed_position("place"), 51);
+    CHECK_EQ_INT(cer_slots_revert(slots, 40, 50, NULL), CER_OK);
+    check_newest(late, 50, 100, 50);
+    cer_slots_close(slots);
+    cer_slots_close(late);
+}
+
+/* A process that is stopped between any two instructions of a pack, while
+ * another one takes the trial over, changes nothing of what that one commits.
+ * Sanitizers make of few instructions many. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define STEPS_ARE_FEW 0
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define STEPS_ARE_FEW 0
+#endif
+#endif
+#ifndef STEPS_ARE_FEW
+#define STEPS_ARE_FEW 1
+#endif
+#if defined(__linux__) && STEPS_ARE_FEW
+static void
+remove_step(void)
+{
+    (void)unlink(scratch("step.a"));
+    (void)unlink(scratch("step.b"));
+    (void)unlink(scratch("step.slots"));
+}
+
+/* A traced process that has opened slots and is about to pack; -1: there are no
+ * traced processes here. */
+static pid_t
+start_late(void)
+{
+    pid_t child = fork();
+    int status = 0;
+
+    if (child == 0) {
+        cer_slots *slots = open_slots("step");
+
+        if (ptrace(PTRACE_TRACEME, 0, NULL, NULL) < 0)
+            _exit(1);
+        (void)raise(SIGSTOP);
+        _exit(pack(slots, 1, 3, 90, 'L', NULL) == CER_OK ? 0 : 2);
+    }
+    CHECK_EQ_INT(waitpid(child, &status, 0), child);
+    return WIFSTOPPED(status) ? child : -1;
+}
+
+/* Goes on by `steps` instructions; how many it was until the process ended. */
+static long
+step(pid_t child, long steps, int *status)
+{
+    long done = 0;
+
+    while (done < steps && ptrace(PTRACE_SINGLESTEP, child, NULL, NULL) == 0 &&
+           waitpid(child, status, 0) == child && !WIFEXITED(*status))
+        done++;
+    return done;
+}
+
+/* The slots of a trial; `files` of them have been in use. */
+static cer_slots *
+make_step(int files)
+{
+    cer_slots *slots;
+
+    remove_step();
+    slots = open_slots("step");
+    for (int position = 3 - files; position < 3; position++)
+        CHECK_EQ_INT(pack(slots, 1, (uint64_t)position, 90, position, NULL),
+                     CER_OK);
+    return slots;
+}
+
+static void
+check_stopped_after(long steps, int files)
+{
+    cer_slots *slots = make_step(files);
+    pid_t child = start_late();
+    int status = 0;
+
+    (void)step(child, steps, &status);
+    cer_slots_fence(slots, 2);
+    CHECK_EQ_INT(pack(slots, 2, 9, 120, 'N', NULL), CER_OK);
+    if (!WIFEXITED(status)) {
+        CHECK_EQ_INT(ptrace(PTRACE_DETACH, child, NULL, NULL), 0);
+        CHECK_EQ_INT(waitpid(child, &status, 0), child);
+    }
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) != 1);
+    check_newest(slots, 9, 120, 'N');
+    CHECK_EQ_INT(sealed_position("step"), 9);
+    CHECK_EQ_INT(scratch_read("step.a", (char[200]){0}, 200) +
+                     scratch_read("step.b", (char[200]){0}, 200),
+                 90 + 120);
+    cer_slots_close(slots);
+}
+
+static void
+a_writer_stopped_anywhere_changes_nothing(void)
+{
+    enum { SAMPLES = 40 };
+
+    for (int files = 1; files <= 2; files++) {
+        cer_slots *slots = make_step(files);
+        pid_t child = start_late();
+        int status = 0;
+        long all;
+
+        cer_slots_close(slots);
+        if (child < 0)
+            return;
+        all = step(child, 1000000, &status);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        CHECK(all > SAMPLES);
+        for (long i = 0; i < SAMPLES; i++)
+            check_stopped_after(all * i / SAMPLES, files);
+    }
+    remove_step();
+}
+#else
+static void
+a_writer_stopped_anywhere_changes_nothing(void)
+{
+}
+#endif
+
+/* What is written is no state before head says so. */
+static void
+what_is_recorded_and_not_committed_is_hidden(void)
+{
+    cer_slots *slots = open_slots("hidden"), *late = open_slots("hidden");
+    uint64_t third = 3;
+    cer_slots_view view;
+    uint8_t *to, page[4096];
+    int fd;
+
+    CHECK_EQ_INT(pack(slots, 1, 2, 10, 2, NULL), CER_OK);
+    CHECK_EQ_INT(cer_slots_begin(late, 1, 10, &to, NULL), CER_OK);
+    memset(to, 3, 10);
+    CHECK_EQ_INT(scratch_read("hidden.slots", page, 4096), 4096);
+    CHECK_EQ_INT(commit(late, 3, NULL), CER_OK);
+    fd = open(scratch("hidden.slots"), O_WRONLY); /* head as it was */
+    CHECK_EQ_INT(pwrite(fd, page + 64, 8, 64), 8);
+    (void)close(fd);
+    check_newest(slots, 2, 10, 2);
+    CHECK_EQ_INT(sealed_position("hidden"), 2);
+    CHECK_EQ_INT(cer_slots_look(slots, &third, &view, NULL), CER_STATE);
+    CHECK_EQ_INT(cer_slots_revert(slots, 1, 3, NULL), CER_STATE);
+    cer_slots_close(slots);
+    cer_slots_close(late);
+}
+
+/* Nothing is removed by its name when the names are another page's. */
+static void
+a_page_that_has_been_replaced_is_left_alone(void)
+{
+    cer_slots *late = open_slots("old"), *slots = open_slots("new");
+    cer_error err = {0};
+    uint8_t *to;
+
+    for (int position = 1; position <= 2; position++)
+        CHECK_EQ_INT(pack(late, 1, (uint64_t)position, 5000, 1, NULL), CER_OK);
+    CHECK_EQ_INT(pack(slots, 2, 9, 5000, 9, NULL), CER_OK);
+    cer_slots_close(slots);
+    CHECK_EQ_INT(rename(scratch("new.a"), scratch("old.a")), 0);
+    CHECK_EQ_INT(rename(scratch("new.slots"), scratch("old.slots")), 0);
+    CHECK_EQ_INT(cer_slots_begin(late, 1, 10, &to, &err), CER_STATE);
+    CHECK(strstr(err.message, "old.slots has been removed") != NULL);
+    CHECK_EQ_INT(pack(late, 1, 3, 5000, 3, NULL), CER_OK);
+    slots = open_slots("old");
+    check_newest(slots, 9, 5000, 9);
+    cer_slots_close(slots);
+    cer_slots_close(late);
+}
+
+/* A page as it was written before records had places. */
+static void
+a_page_of_version_1_is_taken_up(void)
+{
+    cer_slots *slots = open_slots("v1");
+    uint8_t page[4096];
+
+    CHECK_EQ_INT(pack(slots, 3, 1, 500, 1, NULL), CER_OK);
+    CHECK_EQ_INT(pack(slots, 3, 2, 400, 2, NULL), CER_OK);
+    cer_slots_fence(slots, 4);
+    cer_slots_close(slots);
+    CHECK_EQ_INT(scratch_read("v1.slots", page, 4096), 4096);
+    for (uint32_t count = 0; count < 9; count++) {
+        uint32_t low = count * 0x1abcd57u << 2 | 2;
+        uint64_t first = 1;
+        cer_slots_view view;
+
+        page[8] = 1;
+        memcpy(page + 64, &low, 4);
+        memset(page + 256, 0, 4096 - 256);
+        scratch_write("v1.slots", page, 4096);
+        CHECK_EQ_INT(sealed_position("v1"), 2);
+        slots = open_slots("v1");
+        check_newest(slots, 2, 400, 2);
+        CHECK_EQ_INT(cer_slots_attempt(slots), 4);
+        CHECK_EQ_INT(cer_slots_look(slots, &first, &view, NULL), CER_OK);
+        CHECK(view.bytes[0] == 1 && view.bytes[499] == 1);
+        cer_slots_map_release(view.map);
+        cer_slots_close(slots);
+    }
+    slots = open_slots("v1");
+    CHECK_EQ_INT(pack(slots, 3, 3, 500, 3, NULL), CER_STATE);
+    CHECK_EQ_INT(cer_slots_revert(slots, 4, 1, NULL), CER_OK);
+    CHECK_EQ_INT(pack(slots, 4, 2, 600, 4, NULL), CER_OK);
+    check_newest(slots, 2, 600, 4);
+    cer_slots_close(slots);
+    CHECK_EQ_INT(scratch_read("v1.slots", page, 4096), 4096);
+    CHECK_EQ_INT(page[8], 2);
+}
+
 /* A worker that committed and died before it said so is taken back. */
 static void
 the_state_before_is_made_the_newest_again(void)
@@ -230,20 +546,26 @@ views_outlive_everything(void)
     cer_slots_map_release(view.map);
 }
 
-/* The position of the state that a fresh opening believes, 0: none. */
-static uint64_t
-sealed_position(const char *name)
+/* Nothing of a view is cut off, though another process packs shorter states.
+ */
+static void
+views_of_others_outlive_shorter_states(void)
 {
-    cer_slots *slots = open_slots(name);
+    cer_slots *slots = open_slots("shorter"), *reader = open_slots("shorter");
     cer_slots_view view;
-    uint64_t position = 0;
+    size_t same = 0;
 
-    if (cer_slots_look_sealed(slots, &view)) {
-        position = view.info.position;
-        cer_slots_map_release(view.map);
-    }
+    CHECK_EQ_INT(pack(slots, 0, 1, 50000, 1, NULL), CER_OK);
+    CHECK_EQ_INT(cer_slots_look(reader, NULL, &view, NULL), CER_OK);
+    CHECK_EQ_INT(pack(slots, 0, 2, 100, 2, NULL), CER_OK);
+    CHECK_EQ_INT(pack(slots, 0, 3, 100, 3, NULL), CER_OK);
+    while (same < 50000 && view.bytes[same] == 1)
+        same++;
+    CHECK_EQ_INT(same, 50000);
+    check_newest(reader, 3, 100, 3);
+    cer_slots_map_release(view.map);
     cer_slots_close(slots);
-    return position;
+    cer_slots_close(reader);
 }
 
 static void
@@ -371,7 +693,7 @@ pages_are_checked(void)
     scratch_write("page.slots", page, sizeof page);
     slots = open_slots("page");
     cer_slots_close(slots);
-    page[8] = 2; /* a later version */
+    page[8] = 3; /* a later version */
     scratch_write("page.slots", page, sizeof page);
     CHECK_EQ_INT(cer_slots_open(scratch("page"), true, &slots, &err),
                  CER_CORRUPT);
@@ -524,9 +846,15 @@ CHECK_MAIN(commits_flip_between_the_slots, files_are_as_long_as_their_state,
            two_at_once_are_caught_at_the_commit,
            the_state_before_is_made_the_newest_again,
            a_revert_leaves_a_whole_state_whatever_follows,
-           views_outlive_everything, what_is_committed_is_believed,
-           what_is_torn_is_not_believed, the_highest_attempt_is_known,
-           the_newest_state_is_saved, pages_are_checked,
-           a_page_cut_anywhere_is_refused,
+           a_late_writer_changes_nothing_that_is_committed,
+           a_record_that_was_given_up_is_not_used_again,
+           a_writer_stopped_anywhere_changes_nothing,
+           what_is_recorded_and_not_committed_is_hidden,
+           a_page_that_has_been_replaced_is_left_alone,
+           a_page_of_version_1_is_taken_up, views_outlive_everything,
+           views_of_others_outlive_shorter_states,
+           what_is_committed_is_believed, what_is_torn_is_not_believed,
+           the_highest_attempt_is_known, the_newest_state_is_saved,
+           pages_are_checked, a_page_cut_anywhere_is_refused,
            a_page_that_changes_under_us_is_survived, links_are_not_followed,
            a_killed_process_leaves_a_whole_state)

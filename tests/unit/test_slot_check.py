@@ -1,0 +1,70 @@
+"""What Python reads of a commit page is what the core wrote: places, packs under way, version 1."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cerebro import _core
+from cerebro.slot_check import check_slots
+
+
+def packed(stem: Path, value: int, *, commit: bool = True) -> None:
+    slots = _core.Slots(stem, True)
+    slots.pack({"w": np.full(100, value)}, attempt=value)
+    if commit:
+        slots.commit(value)
+    slots.close()
+
+
+def flip(file: Path, at: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[at] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("given_up", [0, 1, 2, 5])
+def test_records_are_found_where_they_are(tmp_path: Path, given_up: int) -> None:
+    stem = tmp_path / "3"
+    packed(stem, 1)
+    for value in range(2, 2 + given_up):  # packs that nobody ended
+        packed(stem, value, commit=False)
+        assert check_slots(stem) is None
+    packed(stem, 10)
+    assert check_slots(stem) is None
+    place = 128 * given_up
+    flip(stem.with_suffix(".slots"), 128 + 64 + place)
+    assert check_slots(stem).what == "its record of the newest state is damaged"
+    flip(stem.with_suffix(".slots"), 128 + 64 + place)
+    flip(stem.with_suffix(".b"), -1)
+    assert "checksum differs" in check_slots(stem).what
+
+
+def test_a_slot_that_is_being_packed_is_no_damage(tmp_path: Path) -> None:
+    stem = tmp_path / "3"
+    for value in (1, 2):
+        packed(stem, value)
+    head = stem.with_suffix(".slots").read_bytes()[64:72]
+    packed(stem, 3, commit=False)
+    flip(stem.with_suffix(".a"), -1)
+    assert check_slots(stem) is None
+    content = bytearray(stem.with_suffix(".slots").read_bytes())
+    content[64:72] = head
+    stem.with_suffix(".slots").write_bytes(content)
+    assert check_slots(stem) is None  # its record was made invalid as well
+
+
+def test_pages_of_version_1_are_read(tmp_path: Path) -> None:
+    stem = tmp_path / "3"
+    for value in (1, 2):
+        packed(stem, value)
+    content = bytearray(stem.with_suffix(".slots").read_bytes())
+    content[8] = 1
+    content[64:68] = (2 | 0x1ABCDEF << 2).to_bytes(4, "little")
+    stem.with_suffix(".slots").write_bytes(content)
+    assert check_slots(stem) is None
+    flip(stem.with_suffix(".a"), -1)
+    assert check_slots(stem).path == stem.with_suffix(".a")
+    assert _core.Slots(stem, False).committed()[0] == 2
