@@ -4,10 +4,11 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-/* Large blocks ask for huge pages: a batch of 1.5 MB is gathered a tenth faster
- * when its 400 pages are one. Below LARGE the rounding would waste more. */
+/* Large blocks ask for huge pages: they are gathered into a tenth faster when
+ * their thousands of pages are a few. They are rounded up to whole ones, which
+ * below LARGE would waste too much: nearly half of a block of 1.1 MB. */
 #define HUGE_PAGE ((size_t)1 << 21)
-#define LARGE ((size_t)1 << 20)
+#define LARGE ((size_t)1 << 22)
 
 void *
 cer_alloc(size_t size)

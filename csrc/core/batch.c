@@ -322,6 +322,10 @@ cer_batch_place(cer_batch *batch, cer_error *err)
     size_t bytes = cer_batch_bytes(batch);
     cer_status status = CER_OK;
 
+    /* A batch of a source has a block also if its rows have no bytes: whoever
+     * copies it, or uses it on a stream, goes by the block's handle. */
+    if (bytes == 0 && batch->ring->source.get != NULL)
+        bytes = 1;
     if (bytes > batch->block.bytes)
         status = grow(batch, bytes, err);
     if (status != CER_OK)

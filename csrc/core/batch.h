@@ -92,7 +92,7 @@ cer_batch *cer_batch_ring_take(cer_batch_ring *ring);
 
 /* Sets each tensor's data to its place in the batch's memory, from the shapes,
  * n_rows and what comes late as they are, and makes the memory larger where it
- * has to be. */
+ * has to be. From a source there is always some, also for no bytes. */
 cer_status cer_batch_place(cer_batch *batch, cer_error *err);
 
 /* Bytes that place needs, and sets, for these shapes. */

@@ -17,6 +17,8 @@
 #include <sys/prctl.h>
 #endif
 
+#include "thread.h"
+
 #define MAGIC "CERBEAT1"
 
 #ifdef POLLRDHUP
@@ -238,17 +240,12 @@ open_pipe(cer_beat *beat, cer_error *err)
 static cer_status
 start_thread(cer_beat *beat, cer_error *err)
 {
-    sigset_t all, before;
     int code;
 
     atomic_store(&beat->stop, false);
     beat->process = getpid();
     beat->parent = getppid();
-    /* Signals are for the threads that can handle them. */
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    code = pthread_create(&beat->thread, NULL, beat_on, beat);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    code = cer_thread_start(&beat->thread, beat_on, beat);
     if (code != 0)
         return cer_fail_errno(err, code, "cannot start a thread");
     beat->beating = true;

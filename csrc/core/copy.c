@@ -3,11 +3,11 @@
  * a thread that is held up does not hold up the others. */
 #include "copy.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
 
 #include "stream.h"
+#include "thread.h"
 
 #define GRAIN_BYTES ((size_t)1 << 21) /* what a thread takes at a time */
 #define MAX_THREADS 8
@@ -196,7 +196,7 @@ cer_copy_all(const cer_copy *copies, size_t n, cer_copy_direction direction,
     if (threads > MAX_THREADS)
         threads = MAX_THREADS;
     for (unsigned i = 1; i < threads; i++) {
-        if (pthread_create(&helpers[started], NULL, work_on, &w) == 0)
+        if (cer_thread_start(&helpers[started], work_on, &w) == 0)
             started++;
     }
     work_on(&w);

@@ -726,6 +726,26 @@ make_streams(cer_depot *d, cer_error *err)
     return status;
 }
 
+/* All three or none. */
+static cer_status
+make_locks(cer_depot *d, cer_error *err)
+{
+    if (pthread_mutex_init(&d->lock, NULL) != 0)
+        goto no_lock;
+    if (pthread_mutex_init(&d->uploading, NULL) != 0)
+        goto no_uploading;
+    if (pthread_cond_init(&d->arrived, NULL) != 0)
+        goto no_arrived;
+    return CER_OK;
+
+no_arrived:
+    pthread_mutex_destroy(&d->uploading);
+no_uploading:
+    pthread_mutex_destroy(&d->lock);
+no_lock:
+    return cer_fail(err, CER_NOMEM, "out of memory for a lock");
+}
+
 cer_status
 cer_depot_new(cer_device *device, cer_depot **out, cer_error *err)
 {
@@ -741,15 +761,17 @@ cer_depot_new(cer_device *device, cer_depot **out, cer_error *err)
     d = cer_calloc(1, sizeof *d);
     if (d == NULL)
         return cer_fail(err, CER_NOMEM, "out of memory for a device's books");
+    status = make_locks(d, err);
+    if (status != CER_OK) {
+        cer_free(d);
+        return status;
+    }
     cer_device_retain(device);
     d->device = device;
     atomic_init(&d->count, 1);
     atomic_init(&d->limit, total / 2);
     atomic_init(&d->returned, NULL);
     d->spare_end = &d->spare;
-    pthread_mutex_init(&d->lock, NULL);
-    pthread_mutex_init(&d->uploading, NULL);
-    pthread_cond_init(&d->arrived, NULL);
     d->reclaimer = (cer_device_reclaimer){.reclaim = reclaim, .context = d};
     cer_device_add_reclaimer(device, &d->reclaimer);
     status = make_streams(d, err);

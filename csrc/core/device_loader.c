@@ -815,7 +815,7 @@ cer_device_loader_stream(const cer_device_loader *l)
 }
 
 size_t
-cer_device_loader_buffers(cer_device_loader *l)
+cer_device_loader_buffers(const cer_device_loader *l)
 {
     return l->ring == NULL ? 0 : cer_batch_ring_size(l->ring);
 }

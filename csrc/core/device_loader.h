@@ -73,7 +73,7 @@ cer_status cer_device_loader_next(cer_device_loader *loader, void *stream,
 void *cer_device_loader_stream(const cer_device_loader *loader);
 
 /* Batch buffers on the device. */
-size_t cer_device_loader_buffers(cer_device_loader *loader);
+size_t cer_device_loader_buffers(const cer_device_loader *loader);
 
 /* Waits for copies out of pinned memory and gives everything back; batches
  * handed out stay valid. Closing twice is fine. */

@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+#include "float_env.h"
 #include "pointwise_impl.h"
 #include "transform_impl.h"
 
@@ -252,6 +253,7 @@ cer_kernel_plan_new(const cer_transform *transform, cer_kernel_plan **out,
 {
     cer_status status = check(transform, err);
     cer_kernel_plan *plan;
+    fenv_t before;
 
     *out = NULL;
     if (status != CER_OK)
@@ -259,7 +261,9 @@ cer_kernel_plan_new(const cer_transform *transform, cer_kernel_plan **out,
     plan = cer_calloc(1, sizeof *plan);
     if (plan == NULL)
         return cer_fail(err, CER_NOMEM, "out of memory for a kernel's plan");
+    cer_float_enter(&before);
     status = make(transform, plan, err);
+    cer_float_leave(&before);
     if (status == CER_OK)
         *out = plan;
     else

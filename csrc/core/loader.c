@@ -1,4 +1,5 @@
-/* How a pass goes on. Whoever gathers (the caller of next(), or a thread):
+/* How a pass goes on, with threads. Whoever gathers (the caller of next(), or a
+ * thread):
  *
  *   claims, under the lock: the next batch's place in the pass, a buffer from
  *      the ring, and a copy of its row numbers out of the order table;
@@ -9,16 +10,23 @@
  * The window holds the batches claimed and not yet delivered, batch i at
  * i % MAX_WINDOW, so delivery is in order whoever finishes first. Row numbers
  * are copied at the claim, so an order table is free as soon as its part's last
- * batch is claimed: two tables are enough, part i of the pass uses i % 2. */
+ * batch is claimed: two tables are enough, part i of the pass uses i % 2.
+ *
+ * Without threads, because none were asked for or none were to be had, next()
+ * does the three by itself and nothing takes the lock: a fork at any moment
+ * leaves a loader that can be freed, and its counts can be read. The lock is
+ * taken as soon as one thread has started. */
 #include "loader.h"
 
 #include <pthread.h>
-#include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "float_env.h"
 #include "gather.h"
 #include "rng.h"
+#include "thread.h"
 
 #define NO_MEMORY "out of memory for the next batch"
 
@@ -69,13 +77,22 @@ struct cer_loader {
     bool raw_draws;     /* some column that is raw draws random numbers */
     size_t keep;        /* batches between passes, in use or not */
     worker *workers;    /* the threads, and at the end the one in next() */
-    pid_t process;      /* that started the threads */
+    /* Of the caller, one call at a time; no thread reads them, so the caller
+     * does without the lock. */
+    pid_t process; /* that started the threads */
     size_t n_started;
     bool closed;
+    /* Of the pass; read by any thread at any time. Changed under the lock. */
+    atomic_size_t n_batches, n_rows;
     /* The lock guards all that follows. */
     pthread_mutex_t lock;
-    pthread_cond_t work;  /* for threads: there may be something to do */
-    pthread_cond_t ready; /* for next() and begin(): a thread is done */
+    /* For threads: there may be something to do. To all of them, for what one
+     * thread leaves (a table that it makes, a pause) another may be able to
+     * do. */
+    pthread_cond_t work;
+    /* For the caller, in next() or begin(): a thread is done with something.
+     * One waiter at most, so a signal is enough. */
+    pthread_cond_t ready;
     bool stopping, paused;
     size_t active; /* threads that are working without the lock */
     /* The pass. */
@@ -83,7 +100,6 @@ struct cer_loader {
     size_t order_room, n_order;
     size_t at;    /* part of the pass that batches are claimed from */
     size_t batch; /* next batch to claim of that part */
-    size_t n_batches, n_rows;
     size_t claimed, delivered;
     uint64_t epoch;
     order_table tables[2];
@@ -191,17 +207,17 @@ gather_raw(const load_column *c, const cer_column *source, cer_batch *b)
     const cer_batch_raw *raw = &b->raw[c->tensor];
 
     if (c->ragged)
-        cer_transform_gather_ragged(c->transform, raw[ROLE_VALUES].data,
-                                    (int64_t *)(void *)raw[ROLE_LENGTH].data,
-                                    source->data, source->offsets, b->rows,
-                                    b->n_rows);
+        cer_transform_gather_ragged(
+            c->transform, raw[ROLE_VALUES].data, raw[ROLE_VALUES].bytes,
+            (int64_t *)(void *)raw[ROLE_LENGTH].data, source->data,
+            source->offsets, b->rows, b->n_rows);
     else
         cer_gather_rows(raw->data, source->data, c->row_bytes, b->rows,
                         b->n_rows);
 }
 
 static void
-fill_batch(const cer_loader *l, cer_batch *b, void *scratch)
+fill_columns(const cer_loader *l, cer_batch *b, void *scratch)
 {
     const cer_part *part = &l->parts[b->part];
     cer_row_key key = {l->options.seed, l->epoch, part->first_row};
@@ -231,6 +247,18 @@ fill_batch(const cer_loader *l, cer_batch *b, void *scratch)
                                  (size_t)t[ROLE_VALUES].shape[1], source->data,
                                  source->offsets, b->rows, b->n_rows);
     }
+}
+
+/* The caller's thread may be in a floating-point mode that the loader's threads
+ * are not in, and which of them fills a batch is chance. */
+static void
+fill_batch(const cer_loader *l, cer_batch *b, void *scratch)
+{
+    fenv_t before;
+
+    cer_float_enter(&before);
+    fill_columns(l, b, scratch);
+    cer_float_leave(&before);
 }
 
 /* Makes the order of a part in a table that its state keeps others away from.
@@ -337,6 +365,23 @@ table_missing(cer_loader *l, size_t at)
 
 /* --- threads -------------------------------------------------------------- */
 
+/* What the caller does to the pass. A worker locks always. */
+static void
+lock(cer_loader *l)
+{
+    if (l->n_started != 0)
+        pthread_mutex_lock(&l->lock);
+}
+
+static void
+unlock(cer_loader *l)
+{
+    if (l->n_started != 0)
+        pthread_mutex_unlock(&l->lock);
+}
+
+/* Enters with the lock and leaves with it; in between the state BUSY keeps
+ * others from the table, and `active` keeps begin() from changing the pass. */
 static void
 prepare_table(cer_loader *l, size_t at)
 {
@@ -356,6 +401,8 @@ prepare_table(cer_loader *l, size_t at)
     pthread_cond_signal(&l->ready);
 }
 
+/* Enters and leaves with the lock. In between the batch is this thread's alone:
+ * it is in the window, but nobody looks into it before it is ready. */
 static void
 gather_one(cer_loader *l, void *scratch)
 {
@@ -399,7 +446,7 @@ run_worker(void *argument)
     worker *w = argument;
     cer_loader *l = w->loader;
 
-    pthread_mutex_lock(&l->lock);
+    pthread_mutex_lock(&l->lock); /* held but for do_some_work and the wait */
     while (!l->stopping) {
         if (do_some_work(l, w->scratch))
             continue;
@@ -412,33 +459,24 @@ run_worker(void *argument)
     return NULL;
 }
 
-/* Threads take no signals but those that are about themselves: Ctrl-C is for
- * the thread that waits for it. */
-static cer_status
-start_threads(cer_loader *l, cer_error *err)
+/* Starts what is missing of the threads. Where none is to be had (a limit on
+ * processes, no memory), the loader goes on with those there are, or without:
+ * batches are the same. The next pass tries again. */
+static void
+start_threads(cer_loader *l)
 {
-    sigset_t all, old;
-    int code = 0;
-
     l->process = getpid();
-    sigfillset(&all);
-    sigdelset(&all, SIGBUS);
-    sigdelset(&all, SIGFPE);
-    sigdelset(&all, SIGILL);
-    sigdelset(&all, SIGSEGV);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    while (code == 0 && l->n_started < l->options.threads) {
+    while (l->n_started < l->options.threads) {
         worker *w = &l->workers[l->n_started];
 
-        code = pthread_create(&w->thread, NULL, run_worker, w);
-        l->n_started += code == 0;
+        if (cer_thread_start(&w->thread, run_worker, w) != 0)
+            break;
+        l->n_started++;
     }
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    return code == 0 ? CER_OK
-                     : cer_fail_errno(err, code,
-                                      "cannot start a thread of the loader");
 }
 
+/* Whether the threads are another process's. Their lock may be held for ever
+ * here, and what it guards be half changed. */
 static bool
 forked(const cer_loader *l)
 {
@@ -515,8 +553,8 @@ cer_loader_begin(cer_loader *l, const uint32_t *parts, size_t n, uint64_t epoch,
         return cer_fail(err, CER_INVALID,
                         "the loader's threads stayed in the parent process: "
                         "make a new loader after a fork");
-    pthread_mutex_lock(&l->lock);
-    l->paused = true;
+    lock(l);
+    l->paused = true; /* no thread begins anything before the broadcast below */
     while (l->active != 0)
         pthread_cond_wait(&l->ready, &l->lock);
     drop_waiting(l);
@@ -529,13 +567,13 @@ cer_loader_begin(cer_loader *l, const uint32_t *parts, size_t n, uint64_t epoch,
     }
     l->paused = false;
     pthread_cond_broadcast(&l->work);
-    pthread_mutex_unlock(&l->lock);
+    unlock(l);
     if (status == CER_OK && l->n_started < l->options.threads)
-        status = start_threads(l, err);
+        start_threads(l);
     return status;
 }
 
-/* The next batch, gathered here and now. */
+/* The next batch, gathered here and now: there are no threads, and no lock. */
 static cer_batch *
 next_inline(cer_loader *l)
 {
@@ -555,7 +593,8 @@ next_inline(cer_loader *l)
 }
 
 /* Waits only for what a thread is already working on: where the threads do not
- * keep up, this one gathers too. */
+ * keep up, this one gathers too. Under the lock, but for the work and the
+ * wait. */
 static cer_batch *
 next_prefetched(cer_loader *l)
 {
@@ -604,12 +643,12 @@ cer_loader_next(cer_loader *l, cer_batch **out, cer_error *err)
         return cer_fail(err, CER_INVALID,
                         "the loader's threads stayed in the parent process: "
                         "make a new loader after a fork");
-    pthread_mutex_lock(&l->lock);
+    lock(l);
     if (!l->closed && l->delivered < l->n_batches) {
         b = l->n_started == 0 ? next_inline(l) : next_prefetched(l);
         status = deliver(l, b, err);
     }
-    pthread_mutex_unlock(&l->lock);
+    unlock(l);
     if (status == CER_OK)
         *out = b;
     return status;
@@ -622,50 +661,29 @@ cer_loader_is_ready(cer_loader *l)
 
     if (forked(l))
         return false;
-    pthread_mutex_lock(&l->lock);
+    lock(l);
     ready = l->delivered < l->claimed &&
             l->waiting[l->delivered % MAX_WINDOW]->ready;
-    pthread_mutex_unlock(&l->lock);
+    unlock(l);
     return ready;
 }
 
-/* Reads a number that a call in another thread may be changing. */
-static size_t
-look(cer_loader *l, const size_t *number)
+size_t
+cer_loader_batches(const cer_loader *l)
 {
-    size_t value;
-
-    if (forked(l))
-        return *number; /* the lock may be held by a thread that is not here */
-    pthread_mutex_lock(&l->lock);
-    value = *number;
-    pthread_mutex_unlock(&l->lock);
-    return value;
+    return atomic_load_explicit(&l->n_batches, memory_order_relaxed);
 }
 
 size_t
-cer_loader_batches(cer_loader *l)
+cer_loader_rows(const cer_loader *l)
 {
-    return look(l, &l->n_batches);
+    return atomic_load_explicit(&l->n_rows, memory_order_relaxed);
 }
 
 size_t
-cer_loader_rows(cer_loader *l)
+cer_loader_buffers(const cer_loader *l)
 {
-    return look(l, &l->n_rows);
-}
-
-size_t
-cer_loader_buffers(cer_loader *l)
-{
-    size_t n;
-
-    if (forked(l))
-        return l->ring == NULL ? 0 : cer_batch_ring_size(l->ring);
-    pthread_mutex_lock(&l->lock);
-    n = l->ring == NULL ? 0 : cer_batch_ring_size(l->ring);
-    pthread_mutex_unlock(&l->lock);
-    return n;
+    return l->ring == NULL ? 0 : cer_batch_ring_size(l->ring);
 }
 
 size_t
@@ -734,7 +752,7 @@ cer_loader_reserve(cer_loader *l, size_t n, cer_part_way way, cer_error *err)
     cer_batch *taken = NULL, *b = NULL;
     cer_error why = {0};
 
-    pthread_mutex_lock(&l->lock);
+    lock(l);
     l->keep = n > l->keep ? n : l->keep;
     for (size_t i = 0; i < n; i++) {
         if ((b = reserve_one(l, way, &why)) == NULL)
@@ -747,7 +765,7 @@ cer_loader_reserve(cer_loader *l, size_t n, cer_part_way way, cer_error *err)
         taken = b->next;
         cer_owner_release(&b->owner);
     }
-    pthread_mutex_unlock(&l->lock);
+    unlock(l);
     return why.status == CER_OK ? CER_OK
                                 : cer_fail(err, why.status, "%s", why.message);
 }
@@ -1023,6 +1041,26 @@ check_options(const cer_load_options *o, size_t n_parts, size_t n_columns,
     return CER_OK;
 }
 
+/* All three or none. */
+static cer_status
+make_locks(cer_loader *l, cer_error *err)
+{
+    if (pthread_mutex_init(&l->lock, NULL) != 0)
+        goto no_lock;
+    if (pthread_cond_init(&l->work, NULL) != 0)
+        goto no_work;
+    if (pthread_cond_init(&l->ready, NULL) != 0)
+        goto no_ready;
+    return CER_OK;
+
+no_ready:
+    pthread_cond_destroy(&l->work);
+no_work:
+    pthread_mutex_destroy(&l->lock);
+no_lock:
+    return cer_fail(err, CER_NOMEM, "out of memory for the loader's lock");
+}
+
 cer_status
 cer_loader_new(const cer_part *parts, size_t n_parts,
                const cer_load_column *columns, size_t n_columns,
@@ -1038,9 +1076,11 @@ cer_loader_new(const cer_part *parts, size_t n_parts,
     l = cer_calloc(1, sizeof *l);
     if (l == NULL)
         return cer_fail(err, CER_NOMEM, "out of memory for the loader");
-    pthread_mutex_init(&l->lock, NULL);
-    pthread_cond_init(&l->work, NULL);
-    pthread_cond_init(&l->ready, NULL);
+    status = make_locks(l, err);
+    if (status != CER_OK) {
+        cer_free(l);
+        return status;
+    }
     l->options = *options;
     status = take_parts(l, parts, n_parts, err);
     if (status == CER_OK)
@@ -1065,20 +1105,18 @@ cer_loader_close(cer_loader *l)
         return;
     l->closed = true;
     if (forked(l))
-        return; /* the lock may be held by a thread that is not here */
-    pthread_mutex_lock(&l->lock);
+        return;
+    lock(l);
     l->stopping = true;
     pthread_cond_broadcast(&l->work);
-    pthread_mutex_unlock(&l->lock);
+    unlock(l);
     for (size_t i = 0; i < l->n_started; i++)
         pthread_join(l->workers[i].thread, NULL);
-    l->n_started = 0;
-    pthread_mutex_lock(&l->lock);
+    l->n_started = 0; /* from here on there is nobody to lock out */
     drop_waiting(l);
     l->n_batches = l->n_rows = 0;
     ring = l->ring;
     l->ring = NULL;
-    pthread_mutex_unlock(&l->lock);
     cer_batch_ring_close(ring);
     for (size_t i = 0; i < l->n_parts; i++)
         cer_shard_release(l->parts[i].shard);

@@ -6,10 +6,11 @@
  * rows is a Fisher-Yates table keyed by (seed, epoch, part), so it depends
  * neither on threads nor on what was loaded before.
  *
- * Without threads next() gathers by itself. With threads they gather ahead, in
- * order, into a bounded window of batches, and prepare the row order of the
- * next part while they have nothing else to do. They only ever touch memory of
- * the core: no lock of anyone else, no Python.
+ * Without threads next() gathers by itself, and so it does where no thread is
+ * to be had. With threads they gather ahead, in order, into a bounded window of
+ * batches, and prepare the row order of the next part while they have nothing
+ * else to do. They only ever touch memory of the core: no lock of anyone else,
+ * no Python.
  *
  * A loader with threads does not survive a fork: in the child next() says so,
  * and freeing it there leaves alone what the parent's threads were using.
@@ -103,7 +104,7 @@ const cer_tensor *cer_loader_kinds(const cer_loader *loader, size_t *max_rows);
 
 /* Starts a pass over these parts in this order, without the first `start`
  * batches. What was left of the pass before is dropped. Errors: CER_INVALID (no
- * such part; closed; forked), CER_NOMEM, CER_IO (no thread can be started). */
+ * such part; closed; forked), CER_NOMEM. */
 cer_status cer_loader_begin(cer_loader *loader, const uint32_t *parts, size_t n,
                             uint64_t epoch, size_t start, cer_error *err);
 
@@ -114,18 +115,18 @@ cer_status cer_loader_next(cer_loader *loader, cer_batch **out, cer_error *err);
 /* Whether next() need not wait for a thread, nor gather by itself. */
 bool cer_loader_is_ready(cer_loader *loader);
 
-/* Of the pass, with what `start` left out not counted. These two and
- * cer_loader_buffers may be called while another thread is in any function
- * but cer_loader_free. */
-size_t cer_loader_batches(cer_loader *loader);
-size_t cer_loader_rows(cer_loader *loader);
+/* Of the pass, with what `start` left out not counted. These two take no lock:
+ * they may be called while another thread is in any function but
+ * cer_loader_free, and in a process that was forked meanwhile. */
+size_t cer_loader_batches(const cer_loader *loader);
+size_t cer_loader_rows(const cer_loader *loader);
 
 /* Batches of a part of `rows` rows: a last batch of one row joins the one
  * before it. */
 size_t cer_loader_count(size_t rows, size_t batch_size, bool drop_last);
 
-/* Batch buffers in existence. */
-size_t cer_loader_buffers(cer_loader *loader);
+/* Batch buffers in existence. One call at a time, as for next. */
+size_t cer_loader_buffers(const cer_loader *loader);
 
 /* Stops and joins the threads and releases the shards; batches handed out stay
  * valid. Closing twice is fine. */

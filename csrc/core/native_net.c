@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "float_env.h"
+
 enum { CONVS = 2 };
 
 /* Values, momenta and gradients; they outlive the network where somebody holds
@@ -481,25 +483,35 @@ cer_native_net_differentiate(cer_native_net *net, const float *pictures,
                              const int64_t *labels, size_t rows,
                              cer_native_net_metrics *out, cer_error *err)
 {
-    cer_status status = score(net, pictures, labels, rows, true, out, err);
+    cer_status status;
+    fenv_t before;
 
+    cer_float_enter(&before);
+    status = score(net, pictures, labels, rows, true, out, err);
     if (status != CER_OK)
-        return status;
+        goto done;
     memset(net->parts->kinds[CER_NATIVE_NET_GRADIENTS], 0,
            net->offsets[CER_NATIVE_NET_PART_COUNT] * sizeof(float));
     backward_linear(net, rows);
     for (size_t row = 0; row < rows; row++)
         backward_row(net, pictures, row);
-    return CER_OK;
+
+done:
+    cer_float_leave(&before);
+    return status;
 }
 
 void
 cer_native_net_step(cer_native_net *net, float rate, float momentum)
 {
+    fenv_t before;
+
+    cer_float_enter(&before);
     cer_native_descend(net->offsets[CER_NATIVE_NET_PART_COUNT], rate, momentum,
                        net->parts->kinds[CER_NATIVE_NET_GRADIENTS],
                        net->parts->kinds[CER_NATIVE_NET_MOMENTA],
                        net->parts->kinds[CER_NATIVE_NET_VALUES]);
+    cer_float_leave(&before);
 }
 
 cer_status
@@ -507,7 +519,13 @@ cer_native_net_evaluate(cer_native_net *net, const float *pictures,
                         const int64_t *labels, size_t rows,
                         cer_native_net_metrics *out, cer_error *err)
 {
-    return score(net, pictures, labels, rows, false, out, err);
+    cer_status status;
+    fenv_t before;
+
+    cer_float_enter(&before);
+    status = score(net, pictures, labels, rows, false, out, err);
+    cer_float_leave(&before);
+    return status;
 }
 
 cer_status
@@ -515,8 +533,11 @@ cer_native_net_predict(cer_native_net *net, const float *pictures, size_t rows,
                        float *scores, cer_error *err)
 {
     cer_status status = make_rows(net, rows, err);
+    fenv_t before;
 
+    cer_float_enter(&before);
     if (status == CER_OK)
         forward(net, pictures, rows, scores);
+    cer_float_leave(&before);
     return status;
 }

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "float_env.h"
 #include "gather.h"
 #include "rng.h"
 #include "transform_impl.h"
@@ -279,11 +280,14 @@ cer_transform_new(const cer_column *column, const cer_op *ops, size_t n_ops,
 {
     maker m = {.t = cer_calloc(1, sizeof **out), .column = column, .err = err};
     cer_status status;
+    fenv_t before;
 
     *out = NULL;
     if (m.t == NULL)
         return cer_fail(err, CER_NOMEM, "out of memory for a transform");
+    cer_float_enter(&before); /* tables and fills are results */
     status = make(&m, ops, n_ops);
+    cer_float_leave(&before);
     if (status == CER_OK)
         *out = m.t;
     else
@@ -677,6 +681,9 @@ cer_transform_ragged(const cer_transform *t, void *dst, uint8_t *mask,
 
         if (i + ROWS_AHEAD < n)
             ask_for_row(t, src, offsets, rows[i + ROWS_AHEAD]);
+        /* The offsets may be in a mapped file that another process has changed
+         * since `length` was found: the result has room for no more. */
+        m = m < length ? m : length;
         lengths[i] = (int64_t)m;
         if (length == 0)
             continue;
@@ -708,11 +715,12 @@ cer_transform_ragged_bytes(const cer_transform *t, const int64_t *offsets,
 }
 
 void
-cer_transform_gather_ragged(const cer_transform *t, uint8_t *dst,
+cer_transform_gather_ragged(const cer_transform *t, uint8_t *dst, size_t bytes,
                             int64_t *starts, const uint8_t *src,
                             const int64_t *offsets, const uint32_t *rows,
                             size_t n)
 {
+    size_t room = t->in_bytes == 0 ? SIZE_MAX : bytes / t->in_bytes;
     size_t start = 0;
 
     for (size_t i = 0; i < n; i++) {
@@ -720,6 +728,7 @@ cer_transform_gather_ragged(const cer_transform *t, uint8_t *dst,
 
         if (i + ROWS_AHEAD < n)
             ask_for_row(t, src, offsets, rows[i + ROWS_AHEAD]);
+        m = m < room - start ? m : room - start; /* as above */
         memcpy(dst + start * t->in_bytes, row_values(t, src, offsets, rows[i]),
                m * t->in_bytes);
         starts[i] = (int64_t)start;

@@ -89,7 +89,8 @@ size_t cer_transform_length(const cer_transform *transform,
                             size_t n);
 
 /* Writes ragged rows: values (n x length x output), mask (n x length, 1 where
- * there is a value), lengths (n, after the cut). */
+ * there is a value), lengths (n, after the cut). What is longer than `length`
+ * by now, because somebody changed the offsets, is cut there. */
 void cer_transform_ragged(const cer_transform *transform, void *dst,
                           uint8_t *mask, int64_t *lengths, size_t length,
                           const uint8_t *src, const int64_t *offsets,
@@ -97,13 +98,13 @@ void cer_transform_ragged(const cer_transform *transform, void *dst,
 
 /* Ragged rows for whoever pads them later: what is left of them after the cut,
  * as it is, one after the other. cer_transform_ragged_bytes says how much that
- * is; starts has n + 1 offsets of the result. */
+ * is, and the result has room for; starts has n + 1 offsets of it. */
 size_t cer_transform_ragged_bytes(const cer_transform *transform,
                                   const int64_t *offsets, const uint32_t *rows,
                                   size_t n);
 void cer_transform_gather_ragged(const cer_transform *transform, uint8_t *dst,
-                                 int64_t *starts, const uint8_t *src,
-                                 const int64_t *offsets, const uint32_t *rows,
-                                 size_t n);
+                                 size_t bytes, int64_t *starts,
+                                 const uint8_t *src, const int64_t *offsets,
+                                 const uint32_t *rows, size_t n);
 
 #endif

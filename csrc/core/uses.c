@@ -24,8 +24,11 @@ cer_uses_init(cer_uses *uses, cer_device *device, cer_error *err)
 
     *uses = (cer_uses){.device = device};
     status = cer_device_event_new(device, &uses->event, err);
-    if (status == CER_OK)
-        pthread_mutex_init(&uses->lock, NULL);
+    if (status == CER_OK && pthread_mutex_init(&uses->lock, NULL) != 0) {
+        cer_device_event_free(device, uses->event);
+        uses->event = NULL;
+        status = cer_fail(err, CER_NOMEM, "out of memory for a lock");
+    }
     return status;
 }
 

@@ -26,6 +26,9 @@ typedef struct loader_object {
     bool busy;
 } loader_object;
 
+/* Takes the loader for one call; whoever has it may let go of the GIL. What
+ * does not take it reads only what another call's thread may be changing:
+ * counts. */
 static int
 enter(loader_object *self)
 {
@@ -517,29 +520,42 @@ static PyObject *
 loader_get_buffers(PyObject *object, void *Py_UNUSED(closure))
 {
     loader_object *self = (loader_object *)object;
+    size_t n;
 
-    return PyLong_FromSize_t(self->on_device != NULL
-                                 ? cer_device_loader_buffers(self->on_device)
-                                 : cer_loader_buffers(self->loader));
+    if (enter(self) < 0)
+        return NULL;
+    n = self->on_device != NULL ? cer_device_loader_buffers(self->on_device)
+                                : cer_loader_buffers(self->loader);
+    self->busy = false;
+    return PyLong_FromSize_t(n);
 }
 
 static PyObject *
 loader_get_resident(PyObject *object, void *Py_UNUSED(closure))
 {
     loader_object *self = (loader_object *)object;
+    size_t n = 0;
 
-    return PyLong_FromSize_t(self->on_device != NULL
-                                 ? cer_device_loader_resident(self->on_device)
-                                 : 0);
+    if (enter(self) < 0)
+        return NULL;
+    if (self->on_device != NULL)
+        n = cer_device_loader_resident(self->on_device);
+    self->busy = false;
+    return PyLong_FromSize_t(n);
 }
 
 static PyObject *
 loader_get_note(PyObject *object, void *Py_UNUSED(closure))
 {
     loader_object *self = (loader_object *)object;
+    PyObject *note;
 
-    return PyUnicode_FromString(
+    if (enter(self) < 0)
+        return NULL;
+    note = PyUnicode_FromString(
         self->on_device != NULL ? cer_device_loader_note(self->on_device) : "");
+    self->busy = false;
+    return note;
 }
 
 static PyMethodDef loader_methods[] = {

@@ -19,6 +19,7 @@ py_plans_free(py_plan *plans, Py_ssize_t n)
             PyMem_Free((void *)(uintptr_t)plans[i].ops[k].std);
         }
         PyMem_Free(plans[i].ops);
+        Py_XDECREF(plans[i].name);
     }
     PyMem_Free(plans);
 }
@@ -192,6 +193,7 @@ py_plan_read(PyObject *column, py_plan *out)
                         "a plan has a dict per column: name and a list ops");
         return -1;
     }
+    out->name = Py_NewRef(name);
     if ((out->column.name = PyUnicode_AsUTF8(name)) == NULL)
         return -1;
     n = PyList_GET_SIZE(ops);

@@ -10,10 +10,12 @@
 typedef struct py_plan {
     cer_load_column column;
     cer_op *ops;
+    PyObject *name; /* whose text column.name is */
 } py_plan;
 
-/* Reads {"name": ..., "ops": [...]}, which both stay alive through that dict,
- * into a zeroed plan. 0, or -1 with an exception; free it in either case. */
+/* Reads {"name": ..., "ops": [...]} into a zeroed plan, which needs neither
+ * afterwards: it may be used without the GIL. 0, or -1 with an exception; free
+ * it in either case. */
 int py_plan_read(PyObject *column, py_plan *out);
 void py_plans_free(py_plan *plans, Py_ssize_t n);
 

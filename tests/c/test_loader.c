@@ -1,5 +1,7 @@
 #include "loader.h"
 
+#include <errno.h>
+#include <fenv.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/wait.h>
@@ -7,6 +9,7 @@
 #include "check.h"
 #include "loader_files.h"
 #include "rng.h"
+#include "thread.h"
 
 static const cer_load_column all_columns[] = {
     {.name = "id"}, {.name = "v"}, {.name = "img"}, {.name = "t"}};
@@ -356,6 +359,193 @@ a_forked_child_is_told(void)
     release_parts(parts);
 }
 
+/* Memory for batches; a batch that needs it is being filled. */
+typedef struct asking {
+    cer_loader *loader;
+    bool fork; /* ask in a child that was forked meanwhile, too */
+    size_t asked;
+} asking;
+
+static void
+ask(cer_loader *loader)
+{
+    CHECK_EQ_INT(cer_loader_batches(loader), 10);
+    CHECK_EQ_INT(cer_loader_rows(loader), 40);
+}
+
+static cer_status
+get_and_ask(void *context, size_t bytes, cer_batch_block *out, cer_error *err)
+{
+    asking *a = context;
+    pid_t child = a->fork ? fork() : -1;
+    int code = -1;
+
+    (void)err;
+    if (child == 0) {
+        (void)alarm(20); /* what waits here would wait for ever */
+        ask(a->loader);
+        cer_loader_close(a->loader);
+        _exit(cer_loader_batches(a->loader) == 0 ? 0 : 1);
+    }
+    ask(a->loader);
+    a->asked++;
+    if (child > 0)
+        CHECK(waitpid(child, &code, 0) == child && code == 0);
+    *out = (cer_batch_block){cer_aligned_alloc(bytes), bytes, NULL, NULL};
+    return CER_OK;
+}
+
+static void
+give(void *context, cer_batch_block *block)
+{
+    (void)context;
+    cer_aligned_free(block->data);
+}
+
+/* Also in a child that was forked at that moment. */
+static void
+counts_are_known_while_a_batch_is_filled(void)
+{
+    static const uint32_t visits[] = {1};
+    asking asked = {.fork = true};
+    cer_batch_source source = {
+        .context = &asked, .get = get_and_ask, .give = give};
+    cer_part parts[LOADER_SHARDS];
+    cer_batch *b;
+
+    make_parts(parts);
+    asked.loader = new_loader(
+        parts, (cer_load_options){.batch_size = 4, .memory = &source});
+    (void)alarm(60);
+    CHECK_EQ_INT(cer_loader_begin(asked.loader, visits, 1, 0, 0, NULL),
+                 CER_OK);
+    while ((b = next_batch(asked.loader)) != NULL)
+        cer_owner_release(&b->owner);
+    (void)alarm(0);
+    CHECK(asked.asked > 0);
+    cer_loader_free(asked.loader);
+    release_parts(parts);
+}
+
+/* Batches of scaled values, in the order of the rows, as bytes. */
+static size_t
+scaled(const cer_part *parts, int mode, int mode_of_making, uint32_t threads,
+       uint8_t *out)
+{
+    static const uint32_t visits[] = {0, 1, 2};
+    static const cer_op scale = {.kind = CER_OP_SCALE, .value = 0.013};
+    static const double third = 1.0 / 3, seventh = 1.0 / 7;
+    static const cer_op normalize = {
+        .kind = CER_OP_NORMALIZE, .mean = &third, .std = &seventh, .n = 1};
+    const cer_op ops[] = {scale, normalize};
+    const cer_load_column columns[] = {{"v", ops, 2}, {"img", ops, 2}};
+    cer_load_options options = {.batch_size = 3, .threads = threads};
+    cer_loader *loader = NULL;
+    size_t n = 0;
+    cer_batch *b;
+
+    CHECK_EQ_INT(fesetround(mode_of_making), 0);
+    CHECK_EQ_INT(cer_loader_new(parts, LOADER_SHARDS, columns, 2, &options,
+                                &loader, NULL),
+                 CER_OK);
+    CHECK_EQ_INT(fegetround(), mode_of_making);
+    CHECK_EQ_INT(fesetround(FE_TONEAREST), 0); /* which threads are born with */
+    CHECK_EQ_INT(cer_loader_begin(loader, visits, 3, 0, 0, NULL), CER_OK);
+    CHECK_EQ_INT(fesetround(mode), 0);
+    while ((b = next_batch(loader)) != NULL) {
+        for (int i = 0; i < 2; i++) {
+            size_t bytes = cer_tensor_bytes(&b->tensors[i]);
+
+            memcpy(out + n, b->tensors[i].data, bytes);
+            n += bytes;
+        }
+        cer_owner_release(&b->owner);
+    }
+    CHECK_EQ_INT(fegetround(), mode);
+    CHECK_EQ_INT(fesetround(FE_TONEAREST), 0);
+    cer_loader_free(loader);
+    return n;
+}
+
+/* A thread's rounding mode, as an example of what may be changed in it. */
+static void
+bits_do_not_depend_on_the_mode_of_a_thread(void)
+{
+    static const int modes[] = {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD,
+                                FE_TOWARDZERO};
+    static uint8_t expected[1 << 16], found[1 << 16];
+    cer_part parts[LOADER_SHARDS];
+    size_t n;
+
+    make_parts(parts);
+    n = scaled(parts, FE_TONEAREST, FE_TONEAREST, 0, expected);
+    CHECK(n > 1000 && n <= sizeof expected);
+    for (int i = 0; i < 4; i++) {
+        for (int k = 0; k < 4; k++) {
+            CHECK_EQ_INT(scaled(parts, modes[i], modes[k], i == 3, found), n);
+            CHECK(memcmp(expected, found, n) == 0);
+        }
+    }
+    release_parts(parts);
+}
+
+#ifdef __GLIBC__
+/* With a stack that is larger than the address space no thread starts. */
+static void
+set_default_stack(size_t bytes)
+{
+    pthread_attr_t attributes;
+
+    CHECK_EQ_INT(pthread_attr_init(&attributes), 0);
+    CHECK_EQ_INT(pthread_attr_setstacksize(&attributes, bytes), 0);
+    CHECK_EQ_INT(pthread_setattr_default_np(&attributes), 0);
+    (void)pthread_attr_destroy(&attributes);
+}
+
+static void
+without_threads_to_be_had_a_loader_goes_on(void)
+{
+    static const uint32_t visits[] = {1, 2, 0};
+    cer_load_options options = {.batch_size = 4, .seed = 3, .shuffle = true};
+    int64_t expected[LOADER_ROWS], ids[LOADER_ROWS];
+    size_t sizes[64], n_batches, n;
+    cer_part parts[LOADER_SHARDS];
+    pthread_attr_t attributes;
+    cer_loader *loader;
+    size_t stack = 0;
+    pthread_t thread;
+
+    make_parts(parts);
+    loader = new_loader(parts, options);
+    CHECK_EQ_INT(cer_loader_begin(loader, visits, 3, 5, 0, NULL), CER_OK);
+    n = collect(loader, expected, sizes, &n_batches);
+    cer_loader_free(loader);
+    options.threads = 3;
+    loader = new_loader(parts, options);
+    CHECK_EQ_INT(pthread_getattr_default_np(&attributes), 0);
+    CHECK_EQ_INT(pthread_attr_getstacksize(&attributes, &stack), 0);
+    (void)pthread_attr_destroy(&attributes);
+    for (int i = 0; i < 3; i++) { /* none to be had, then there are, then not */
+        set_default_stack(i == 1 ? stack : (size_t)1 << 50);
+        if (i != 1)
+            CHECK_EQ_INT(
+                cer_thread_start(&thread, (void *(*)(void *))abort, NULL),
+                EAGAIN);
+        CHECK_EQ_INT(cer_loader_begin(loader, visits, 3, 5, 0, NULL), CER_OK);
+        CHECK_EQ_INT(collect(loader, ids, sizes, &n_batches), n);
+        CHECK(memcmp(ids, expected, n * sizeof *ids) == 0);
+    }
+    set_default_stack(stack);
+    cer_loader_free(loader);
+    release_parts(parts);
+}
+#else
+static void
+without_threads_to_be_had_a_loader_goes_on(void)
+{
+}
+#endif
+
 static void
 check_refused(const cer_part *parts, size_t n_parts,
               const cer_load_column *columns, size_t n_columns,
@@ -426,4 +616,7 @@ CHECK_MAIN(batches_are_counted, passes_follow_their_definition,
            batch_sizes_of_a_pass, row_lists_and_ranges,
            a_loader_is_used_for_many_passes, batches_outlive_the_loader,
            shards_may_be_released_first, a_forked_child_is_told,
-           nonsense_is_refused, tensors_have_names)
+           counts_are_known_while_a_batch_is_filled,
+           bits_do_not_depend_on_the_mode_of_a_thread,
+           without_threads_to_be_had_a_loader_goes_on, nonsense_is_refused,
+           tensors_have_names)
