@@ -355,11 +355,19 @@ cer_batch_ring_size(const cer_batch_ring *ring)
 }
 
 void
-cer_batch_ring_close(cer_batch_ring *ring)
+cer_batch_ring_end(cer_batch_ring *ring)
 {
     if (ring == NULL)
         return;
     atomic_store_explicit(&ring->closed, true, memory_order_release);
     cer_batch_ring_trim(ring, 0);
+}
+
+void
+cer_batch_ring_close(cer_batch_ring *ring)
+{
+    if (ring == NULL)
+        return;
+    cer_batch_ring_end(ring); /* again, for what came back just before it */
     leave(ring);
 }

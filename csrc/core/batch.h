@@ -101,10 +101,13 @@ size_t cer_batch_bytes(const cer_batch *batch);
 /* Frees batches that are not in use, all but `keep`. Must not overlap take. */
 void cer_batch_ring_trim(cer_batch_ring *ring, size_t keep);
 
-/* Batches in existence, in use or not. */
+/* Batches in existence, in use or not. From any thread. */
 size_t cer_batch_ring_size(const cer_batch_ring *ring);
 
-/* Frees what is not in use now, and the rest as it comes back. NULL allowed. */
+/* Frees what is not in use now, and the rest as it comes back. Takes nothing
+ * any more; its size can be asked for until it is closed. NULL allowed. */
+void cer_batch_ring_end(cer_batch_ring *ring);
+/* The same, and lets go of the ring. NULL allowed. */
 void cer_batch_ring_close(cer_batch_ring *ring);
 
 #endif

@@ -832,8 +832,7 @@ cer_device_loader_close(cer_device_loader *l)
     end_copies(l);
     if (l->plan != NULL)
         cer_loader_close(l->plan);
-    cer_batch_ring_close(l->ring);
-    l->ring = NULL;
+    cer_batch_ring_end(l->ring); /* freed later: it may be asked for its size */
     for (size_t i = 0; l->columns != NULL && i < l->n_columns; i++) {
         cer_kernel_plan_free(l->columns[i].plan);
         l->columns[i].plan = NULL;
@@ -855,6 +854,7 @@ cer_device_loader_free(cer_device_loader *l)
     if (l->process != getpid())
         return;
     cer_loader_free(l->plan);
+    cer_batch_ring_close(l->ring);
     for (size_t i = 0; l->parts != NULL && i < l->n_parts; i++)
         cer_free(l->parts[i].columns);
     cer_free(l->parts);

@@ -72,7 +72,7 @@ cer_status cer_device_loader_next(cer_device_loader *loader, void *stream,
                                   cer_batch **out, cer_error *err);
 void *cer_device_loader_stream(const cer_device_loader *loader);
 
-/* Batch buffers on the device. */
+/* Batch buffers on the device. As cer_loader_buffers. */
 size_t cer_device_loader_buffers(const cer_device_loader *loader);
 
 /* Waits for copies out of pinned memory and gives everything back; batches

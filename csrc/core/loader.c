@@ -1099,8 +1099,6 @@ cer_loader_new(const cer_part *parts, size_t n_parts,
 void
 cer_loader_close(cer_loader *l)
 {
-    cer_batch_ring *ring;
-
     if (l->closed)
         return;
     l->closed = true;
@@ -1115,9 +1113,7 @@ cer_loader_close(cer_loader *l)
     l->n_started = 0; /* from here on there is nobody to lock out */
     drop_waiting(l);
     l->n_batches = l->n_rows = 0;
-    ring = l->ring;
-    l->ring = NULL;
-    cer_batch_ring_close(ring);
+    cer_batch_ring_end(l->ring); /* freed later: it may be asked for its size */
     for (size_t i = 0; i < l->n_parts; i++)
         cer_shard_release(l->parts[i].shard);
 }
@@ -1145,6 +1141,7 @@ cer_loader_free(cer_loader *l)
         cer_transform_free(l->columns[i].transform);
     }
     free_worker_memory(l);
+    cer_batch_ring_close(l->ring);
     cer_free(l->columns);
     cer_free(l->parts);
     cer_free(l->ways);

@@ -115,9 +115,11 @@ cer_status cer_loader_next(cer_loader *loader, cer_batch **out, cer_error *err);
 /* Whether next() need not wait for a thread, nor gather by itself. */
 bool cer_loader_is_ready(cer_loader *loader);
 
-/* Of the pass, with what `start` left out not counted. These two take no lock:
- * they may be called while another thread is in any function but
- * cer_loader_free, and in a process that was forked meanwhile. */
+/* Of the pass, with what `start` left out not counted. These two and
+ * cer_loader_buffers take no lock: they may be called while another thread is
+ * in any function but cer_loader_free, and in a process that was forked
+ * meanwhile.
+ */
 size_t cer_loader_batches(const cer_loader *loader);
 size_t cer_loader_rows(const cer_loader *loader);
 
@@ -125,7 +127,7 @@ size_t cer_loader_rows(const cer_loader *loader);
  * before it. */
 size_t cer_loader_count(size_t rows, size_t batch_size, bool drop_last);
 
-/* Batch buffers in existence. One call at a time, as for next. */
+/* Batch buffers in existence. */
 size_t cer_loader_buffers(const cer_loader *loader);
 
 /* Stops and joins the threads and releases the shards; batches handed out stay

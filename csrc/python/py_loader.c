@@ -26,9 +26,8 @@ typedef struct loader_object {
     bool busy;
 } loader_object;
 
-/* Takes the loader for one call; whoever has it may let go of the GIL. What
- * does not take it reads only what another call's thread may be changing:
- * counts. */
+/* Takes the loader for one call, which may let go of the GIL. What does not
+ * take it reads counts only, which are atomic: len(), rows and buffers. */
 static int
 enter(loader_object *self)
 {
@@ -520,14 +519,10 @@ static PyObject *
 loader_get_buffers(PyObject *object, void *Py_UNUSED(closure))
 {
     loader_object *self = (loader_object *)object;
-    size_t n;
 
-    if (enter(self) < 0)
-        return NULL;
-    n = self->on_device != NULL ? cer_device_loader_buffers(self->on_device)
-                                : cer_loader_buffers(self->loader);
-    self->busy = false;
-    return PyLong_FromSize_t(n);
+    return PyLong_FromSize_t(self->on_device != NULL
+                                 ? cer_device_loader_buffers(self->on_device)
+                                 : cer_loader_buffers(self->loader));
 }
 
 static PyObject *

@@ -261,7 +261,7 @@ streamed_case(const test_case *c, const cer_transform *t)
     if (c->column.ragged) {
         s.offsets = room((c->n_rows + 1) * sizeof *s.offsets);
         s.column.offsets = s.offsets;
-        cer_transform_gather_ragged(t, values, s.offsets, c->column.data,
+        cer_transform_gather_ragged(t, values, bytes, s.offsets, c->column.data,
                                     c->offsets, c->rows, c->n_rows);
         CHECK_EQ_INT(s.offsets[c->n_rows] * (int64_t)row_bytes, bytes);
     }

@@ -326,6 +326,56 @@ any_setting(int chain, int residence)
     return set;
 }
 
+/* Rows of no bytes: their batches have memory all the same, which is copied
+ * nowhere. */
+static void
+batches_of_no_bytes(void)
+{
+    static const cer_column_spec spec = {.name = "x",
+                                         .dtype = CER_F32,
+                                         .n_dims = 1,
+                                         .shape = {0},
+                                         .file = "empty.npy"};
+    static const cer_npy npy = {
+        .dtype = CER_F32, .n_dims = 2, .shape = {10, 0}};
+    static const cer_load_column column = {.name = "x"};
+    static const uint32_t visit = 0;
+    cer_column_spec specs[1] = {spec};
+    cer_part part = {.count = 10};
+
+    specs[0].file_bytes = write_npy("empty.npy", npy, "");
+    CHECK_EQ_INT(
+        cer_shard_open(scratch_folder, 10, specs, 1, &part.shard, NULL),
+        CER_OK);
+    for (int way = 0; way < 6; way++) {
+        static const cer_residence ways[] = {CER_STREAMED, CER_RESIDENT_AUTO,
+                                             CER_RESIDENT};
+        cer_load_options options = {.batch_size = 4, .threads = way % 2 * 2};
+        scene s = {.depot = NULL};
+        cer_error err = {0};
+        cer_batch *b = NULL;
+        size_t rows = 0;
+
+        lazy_init(&s.device, 5, 3, PLENTY);
+        if (cer_depot_new(&s.device.base, &s.depot, &err) != CER_OK ||
+            cer_device_loader_new(s.depot, ways[way / 2], &part, 1, &column, 1,
+                                  &options, &s.loader, &err) != CER_OK ||
+            cer_device_loader_begin(s.loader, &visit, 1, 0, 0, &err) != CER_OK)
+            CHECK_EQ_STR(err.message, "");
+        while (cer_device_loader_next(s.loader, NULL, &b, &err) == CER_OK &&
+               b != NULL) {
+            CHECK(b->tensors[0].data == NULL && b->tensors[0].place != NULL);
+            CHECK_EQ_INT(b->tensors[0].shape[0], b->n_rows);
+            rows += b->n_rows;
+            cer_owner_release(&b->owner);
+        }
+        CHECK_EQ_STR(err.message, "");
+        CHECK_EQ_INT(rows, 10);
+        close_scene(&s);
+    }
+    cer_shard_release(part.shard);
+}
+
 static void
 bits_are_the_cpus(void)
 {
@@ -969,9 +1019,9 @@ clean_up(void)
     release_parts(parts);
 }
 
-CHECK_MAIN(prepare, bits_are_the_cpus, every_option_of_a_pass,
-           streamed_rows_come_as_they_are, bytes_that_cross,
-           pinned_memory_is_made_when_a_pass_begins,
+CHECK_MAIN(prepare, batches_of_no_bytes, bits_are_the_cpus,
+           every_option_of_a_pass, streamed_rows_come_as_they_are,
+           bytes_that_cross, pinned_memory_is_made_when_a_pass_begins,
            more_streams_than_are_remembered, consumers_without_order,
            default_streams_of_threads, kept_batches_never_hang,
            a_batch_outlives_loader_and_depot,

@@ -315,6 +315,41 @@ padding_takes_part_in_the_chain(void)
     }
 }
 
+/* Offsets in a mapped file may change after the length was found: no more is
+ * written than there is room for. */
+static void
+longer_rows_than_there_is_room_for_are_cut(void)
+{
+    static const int64_t before[3] = {0, 2, 3}, after[3] = {0, 3, 8};
+    static const uint32_t rows[] = {1, 0};
+    static const uint8_t expected_mask[4] = {1, 1, 1, 1};
+    cer_column column = {.name = "t",
+                         .dtype = CER_I32,
+                         .ragged = true,
+                         .row_bytes = 4,
+                         .data = (const uint8_t *)tokens};
+    cer_transform *t = new_transform(&column, NULL, 0);
+    size_t length = cer_transform_length(t, before, rows, 2);
+    size_t bytes = cer_transform_ragged_bytes(t, before, rows, 2);
+    int32_t out[5] = {0, 0, 0, 0, -1}, raw[4] = {0, 0, 0, -1};
+    uint8_t mask[5] = {0, 0, 0, 0, 7};
+    int64_t lengths[3] = {0, 0, -1}, starts[3];
+
+    CHECK_EQ_INT(length, 2);
+    CHECK_EQ_INT(bytes, 12);
+    cer_transform_ragged(t, out, mask, lengths, length, column.data, after,
+                         rows, 2);
+    CHECK(out[0] == 4 && out[1] == 5 && out[2] == 1 && out[3] == 2);
+    CHECK(memcmp(mask, expected_mask, 4) == 0);
+    CHECK(lengths[0] == 2 && lengths[1] == 2);
+    CHECK(out[4] == -1 && mask[4] == 7 && lengths[2] == -1);
+    cer_transform_gather_ragged(t, (uint8_t *)raw, bytes, starts, column.data,
+                                after, rows, 2);
+    CHECK(raw[0] == 4 && raw[1] == 5 && raw[2] == 6 && raw[3] == -1);
+    CHECK(starts[0] == 0 && starts[1] == 3 && starts[2] == 3);
+    cer_transform_free(t);
+}
+
 static void
 check_refused(const cer_column *column, const cer_op *ops, size_t n,
               const char *what)
@@ -361,4 +396,4 @@ nonsense_is_refused(void)
 CHECK_MAIN(nothing_is_a_copy, channels_come_first, images_move,
            paddings_lie_over_each_other, short_and_long_rows_go_through_a_chain,
            ragged_rows_are_padded, padding_takes_part_in_the_chain,
-           nonsense_is_refused)
+           longer_rows_than_there_is_room_for_are_cut, nonsense_is_refused)

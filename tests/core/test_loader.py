@@ -120,10 +120,14 @@ def test_rows_that_nobody_can_change_are_not_copied(parts: Any) -> None:
     del made
 
 
+@pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("threads", [0, 2])
-def test_a_loader_may_be_looked_at_while_another_thread_closes_it(parts: Any, threads: int) -> None:
+def test_a_loader_may_be_looked_at_while_another_thread_closes_it(
+    parts: Any, threads: int, on_device: bool
+) -> None:
+    depot = _core.Depot(_core.Device("cpu")) if on_device else None
     for _ in range(200):
-        made = loader(parts, threads=threads)
+        made = loader(parts, threads=threads, depot=depot)
         made.begin([0, 1], 0)
         next(made)
         closing = threading.Thread(target=made.close)
@@ -134,6 +138,49 @@ def test_a_loader_may_be_looked_at_while_another_thread_closes_it(parts: Any, th
             assert made.buffers >= 0
         closing.join()
         assert (len(made), made.rows, made.buffers) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("residence", ["streamed", "auto", "resident"])
+@pytest.mark.parametrize("threads", [0, 2])
+def test_batches_of_no_bytes_on_a_device(tmp_path: Path, residence: str, threads: int) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((10, 0), np.float32))
+    files = {"x.npy": (tmp_path / "x.npy").stat().st_size}
+    shard = _core.ShardReader(tmp_path, 10, [("x", "float32", (0,), False, files)])
+    made = loader(
+        [(shard, (0, 10))],
+        [{"name": "x", "ops": []}],
+        depot=_core.Depot(_core.Device("cpu")),
+        residence=residence,
+        threads=threads,
+    )
+    for epoch in range(2):
+        made.begin([0], epoch)
+        assert [batch["x"].shape for batch in made] == [(4, 0), (4, 0), (2, 0)]
+
+
+@pytest.mark.parametrize("ops", [[("scale", 0.013)], [("scale", 0.013), ("cast", "float16")]])
+@pytest.mark.parametrize("threads", [0, 1])
+def test_flushed_denormals_of_the_caller_are_not_a_batchs(
+    tmp_path: Path, ops: list[tuple[Any, ...]], threads: int
+) -> None:
+    torch = pytest.importorskip("torch")
+    np.save(tmp_path / "x.npy", np.full((200, 5), 3e-38, np.float32))
+    files = {"x.npy": (tmp_path / "x.npy").stat().st_size}
+    shard = _core.ShardReader(tmp_path, 200, [("x", "float32", (5,), False, files)])
+
+    def batches(flush: bool) -> list[bytes]:
+        made = loader([(shard, (0, 200))], [{"name": "x", "ops": ops}], threads=threads)
+        made.begin([0], 0)
+        if not torch.set_flush_denormal(flush):
+            pytest.skip("this processor does not flush denormal numbers")
+        try:
+            return [batch["x"].tobytes() for batch in made]
+        finally:
+            torch.set_flush_denormal(False)
+
+    plain = batches(False)
+    assert (any(plain[0]), len(plain)) == (len(ops) == 1, 50)
+    assert batches(True) == plain
 
 
 def test_first_rows_key_random_transforms(parts: Any, tmp_path: Path) -> None:
