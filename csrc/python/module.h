@@ -23,7 +23,6 @@
     X(state_buffer)                                                            \
     X(slots)                                                                   \
     X(beat_page)                                                               \
-    X(folder_watch)                                                            \
     X(device)                                                                  \
     X(native_net)                                                              \
     X(unit_result)
@@ -82,7 +81,6 @@ int core_register_slots(PyObject *module);
 int core_register_beat(PyObject *module);
 int core_register_native(PyObject *module);
 int core_register_runner(PyObject *module);
-int core_register_watch(PyObject *module);
 int core_register_device(PyObject *module);
 int core_register_kernels(PyObject *module);
 
