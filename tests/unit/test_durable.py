@@ -55,7 +55,11 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 
 def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd" if os.path.isdir("/proc") else "/dev/fd"))
+    return len(list(Path("/dev/fd").iterdir()))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 # --- publishing -------------------------------------------------------------------
@@ -101,7 +105,7 @@ def test_a_bare_name_is_in_the_working_directory(
     make(tmp_path, 1)
     monkeypatch.chdir(tmp_path)
     durable.publish([("0.new", "0")])
-    assert disk.calls == "frd" and os.listdir() == ["0"]
+    assert disk.calls == "frd" and names(Path()) == ["0"]
 
 
 def test_a_file_that_cannot_be_synced_leaves_all_unpublished(tmp_path: Path, disk: Disk) -> None:
@@ -196,11 +200,11 @@ def test_replacing_makes_and_replaces(tmp_path: Path, disk: Disk) -> None:
         assert path.read_bytes() == content and disk.calls == "frd"
     durable.replace_file(str(path), b"two")
     assert path.read_bytes() == b"two"
-    assert os.listdir(tmp_path) == ["note"]
+    assert names(tmp_path) == ["note"]
     assert descriptors() == before
     with pytest.raises(TypeError):
         durable.replace_file(path, "text")  # type: ignore[arg-type]
-    assert os.listdir(tmp_path) == ["note"]
+    assert names(tmp_path) == ["note"]
 
 
 @pytest.mark.parametrize(
@@ -217,7 +221,7 @@ def test_a_failed_replacement_leaves_the_old_file(
     with pytest.raises(OSError, match=f"{message} {path}: ") as caught:
         durable.replace_file(path, b"new bytes")
     assert caught.value.errno == code
-    assert path.read_bytes() == b"old bytes" and os.listdir(tmp_path) == ["old"]
+    assert path.read_bytes() == b"old bytes" and names(tmp_path) == ["old"]
     assert descriptors() == before
 
 
@@ -229,7 +233,7 @@ def test_a_disk_that_fills_leaves_the_old_file(tmp_path: Path, size: int) -> Non
     with largest_file(size), pytest.raises(OSError, match=f"cannot write {path}: ") as caught:
         durable.replace_file(path, bytes(200_000))
     assert caught.value.errno == errno.EFBIG
-    assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["old"]
+    assert path.read_bytes() == b"old" and names(tmp_path) == ["old"]
     assert descriptors() == before
 
 
@@ -239,7 +243,7 @@ def test_what_cannot_be_replaced_is_named(tmp_path: Path) -> None:
         durable.replace_file(tmp_path / "folder", b"x")
     with pytest.raises(FileNotFoundError, match=r"cannot create .*/none/note"):
         durable.replace_file(tmp_path / "none" / "note", b"x")
-    assert os.listdir(tmp_path) == ["folder"]
+    assert names(tmp_path) == ["folder"]
 
 
 def test_a_file_whose_folder_cannot_be_synced_is_there_and_not_durable(
