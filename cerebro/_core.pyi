@@ -224,7 +224,7 @@ def pack_state(state: object, /) -> StateBuffer: ...
 def unpack_state(
     buffer: Buffer,
     framework: Literal["torch", "numpy", "jax"] = "numpy",
-    copy: bool = True,
+    copy: bool | None = True,
     *,
     name: str = "the state",
 ) -> Any:
@@ -232,9 +232,9 @@ def unpack_state(
 
     Tensors come back as what they were packed from (torch, NumPy, JAX); as
     `framework` where theirs cannot be imported. ``copy=False`` gives views of
-    the buffer, which they keep alive; writing to those of a read-only buffer is
-    an error in NumPy and a crash in torch. Raises ``CorruptDataError`` naming
-    `name`.
+    the buffer, which they keep alive. Torch has no read-only tensors: views of a
+    read-only buffer are a ``BufferError``, and with ``copy=None`` the caller
+    promises to write to none. Raises ``CorruptDataError`` naming `name`.
     """
 
 def load_into(buffer: Buffer, state: object, *, name: str = "the state") -> Any | None:

@@ -792,7 +792,7 @@ def load_tree(
 ) -> None:
     """Load a packed state into a live model, which is on `device`."""
     if device != "cpu":
-        tree = _core.unpack_state(buffer, "torch", copy=False)
+        tree = _core.unpack_state(buffer, "torch", copy=None)  # only read: the arena copies
         load_parts(live, (arena or StateArena()).to_device(tree, device))
         return
     framework: Literal["torch", "numpy"] = "torch" if live.torch else "numpy"

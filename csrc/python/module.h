@@ -62,6 +62,11 @@ PyObject *core_raise(core_state *state, const cer_error *err);
 int core_read_number(PyObject *argument, const char *name, uint64_t most,
                      uint64_t *out);
 
+/* The items of an iterable in a tuple, TypeError with `message` for anything
+ * else. Unlike a list, a tuple stays as it is while its items are converted,
+ * which may run Python. NULL: an exception. */
+PyObject *core_tuple(PyObject *iterable, const char *message);
+
 /* Makes the heap type of `spec`, adds it to the module and keeps it in *slot.
  */
 int core_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **slot);

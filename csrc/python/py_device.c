@@ -40,16 +40,16 @@ read_paths(PyObject *object, void *out)
         free_paths(list);
         return 1;
     }
-    items = PySequence_Fast(object, "folders must be a list of paths");
+    items = core_tuple(object, "folders must be a list of paths");
     if (items == NULL)
         return 0;
-    n = PySequence_Fast_GET_SIZE(items);
+    n = PyTuple_GET_SIZE(items);
     list->owners = PyList_New(0);
     list->paths = PyMem_Calloc((size_t)n + 1, sizeof *list->paths);
     if (list->owners == NULL || list->paths == NULL)
         goto failed;
     for (Py_ssize_t i = 0; i < n; i++) {
-        if (!PyUnicode_FSConverter(PySequence_Fast_GET_ITEM(items, i), &bytes))
+        if (!PyUnicode_FSConverter(PyTuple_GET_ITEM(items, i), &bytes))
             goto failed;
         list->paths[i] = PyBytes_AS_STRING(bytes);
         if (PyList_Append(list->owners, bytes) < 0) {

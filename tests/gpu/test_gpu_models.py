@@ -282,7 +282,7 @@ def test_a_hop_changes_nothing(optimizer, graph):
     buffer = _core.pack_state(StateArena().to_host(first.state_dict()))
     second = model(optimizer, graph=graph)
     arena = StateArena()
-    second.load_state_dict(arena.to_device(_core.unpack_state(buffer, "torch", copy=False), GPU))
+    second.load_state_dict(arena.to_device(_core.unpack_state(buffer, "torch", copy=None), GPU))
     arena.to_host({"a": torch.full((10**6,), 7.0, device=GPU)})  # the arena is used again
     assert train(straight) == train(second)
     assert packed(straight) == packed(second)
