@@ -256,6 +256,26 @@ reserve(int fd, size_t old_bytes, size_t new_bytes)
     return 0;
 }
 #else
+/* Has blocks by writing zeros, where the file system cannot reserve any. */
+static int
+write_zeros(int fd, size_t at, size_t end)
+{
+    static const char zeros[4096];
+
+    while (at < end) {
+        size_t left = end - at;
+        ssize_t n = pwrite(fd, zeros, left < sizeof zeros ? left : sizeof zeros,
+                           (off_t)at);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n < 0 ? errno : EIO;
+        at += (size_t)n;
+    }
+    return 0;
+}
+
 static int
 reserve(int fd, size_t old_bytes, size_t new_bytes)
 {
@@ -265,6 +285,9 @@ reserve(int fd, size_t old_bytes, size_t new_bytes)
         code = posix_fallocate(fd, (off_t)old_bytes,
                                (off_t)(new_bytes - old_bytes));
     while (code == EINTR);
+    /* NFS before 4.2, say: glibc writes then, musl does not. */
+    if (code == EOPNOTSUPP || code == EINVAL)
+        code = write_zeros(fd, old_bytes, new_bytes);
     return code;
 }
 #endif

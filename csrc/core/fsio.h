@@ -67,7 +67,10 @@ cer_status cer_fsio_map_read(const char *path, cer_map *out, cer_error *err);
  * written and a death of this one loses nothing. It is made if it is not there
  * and `create` is given, and grown to `size_bytes` if it is smaller (never
  * shrunk), with its blocks reserved: a full disk is an error here and not a
- * SIGBUS later. A file made by a failing call is removed again. */
+ * SIGBUS later, where a block is overwritten in its place. Copy-on-write file
+ * systems (btrfs, ZFS, reflinked files of XFS) take a new block for what is
+ * overwritten, so there a full disk can still be a SIGBUS. A file made by a
+ * failing call is removed again. */
 cer_status cer_fsio_map_write(const char *path, size_t size_bytes, bool create,
                               cer_map *out, cer_error *err);
 

@@ -605,36 +605,34 @@ get_nbytes(PyObject *self, void *Py_UNUSED(closure))
 
 /* --- the type ------------------------------------------------------------- */
 
-#define WITH_KEYWORDS(function)                                                \
-    {                                                                          \
-#function, (PyCFunction)(void (*)(void))function,                      \
-            METH_VARARGS | METH_KEYWORDS, function##_doc                       \
-    }
-#define FAST(function)                                                         \
-    {                                                                          \
-#function, (PyCFunction)(void (*)(void))function, METH_FASTCALL,       \
-            function##_doc                                                     \
-    }
-
 static PyMethodDef schedule_methods[] = {
     {"add_worker", add_worker, METH_O, add_worker_doc},
-    FAST(remove_worker),
-    WITH_KEYWORDS(set_holders),
+    {"remove_worker", (PyCFunction)(void (*)(void))remove_worker, METH_FASTCALL,
+     remove_worker_doc},
+    {"set_holders", (PyCFunction)(void (*)(void))set_holders,
+     METH_VARARGS | METH_KEYWORDS, set_holders_doc},
     {"live", live, METH_O, live_doc},
-    WITH_KEYWORDS(forget_live),
-    WITH_KEYWORDS(add_trial),
-    WITH_KEYWORDS(extend_trial),
+    {"forget_live", (PyCFunction)(void (*)(void))forget_live,
+     METH_VARARGS | METH_KEYWORDS, forget_live_doc},
+    {"add_trial", (PyCFunction)(void (*)(void))add_trial,
+     METH_VARARGS | METH_KEYWORDS, add_trial_doc},
+    {"extend_trial", (PyCFunction)(void (*)(void))extend_trial,
+     METH_VARARGS | METH_KEYWORDS, extend_trial_doc},
     {"drop_trial", drop_trial, METH_O, drop_trial_doc},
     {"forget_trial", forget_trial, METH_O, forget_trial_doc},
     {"hold_trial", hold_trial, METH_O, hold_trial_doc},
     {"release_trial", release_trial, METH_O, release_trial_doc},
-    WITH_KEYWORDS(rewind_trial),
+    {"rewind_trial", (PyCFunction)(void (*)(void))rewind_trial,
+     METH_VARARGS | METH_KEYWORDS, rewind_trial_doc},
     {"trial_status", trial_status, METH_O, trial_status_doc},
     {"trial_position", trial_position, METH_O, trial_position_doc},
     {"next", next, METH_O, next_doc},
-    FAST(unit_done),
-    FAST(unit_failed),
-    FAST(unit_lost),
+    {"unit_done", (PyCFunction)(void (*)(void))unit_done, METH_FASTCALL,
+     unit_done_doc},
+    {"unit_failed", (PyCFunction)(void (*)(void))unit_failed, METH_FASTCALL,
+     unit_failed_doc},
+    {"unit_lost", (PyCFunction)(void (*)(void))unit_lost, METH_FASTCALL,
+     unit_lost_doc},
     {"remaining", remaining, METH_NOARGS, remaining_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -42,6 +42,35 @@ write(int fd, const void *data, size_t len_bytes)
     return (ssize_t)syscall(SYS_write, fd, data, len_bytes);
 }
 
+/* A file system that cannot reserve blocks, and what else it writes of zeros.
+ */
+static int fail_reserve_with;
+static long room_for_writes = -1; /* in bytes; -1: enough */
+
+int posix_fallocate(int fd, off_t at, off_t len_bytes);
+
+int
+posix_fallocate(int fd, off_t at, off_t len_bytes)
+{
+    if (fail_reserve_with != 0)
+        return fail_reserve_with;
+    return syscall(SYS_fallocate, fd, 0, at, len_bytes) < 0 ? errno : 0;
+}
+
+ssize_t pwrite(int fd, const void *data, size_t len_bytes, off_t at);
+
+ssize_t
+pwrite(int fd, const void *data, size_t len_bytes, off_t at)
+{
+    if (room_for_writes >= 0 && room_for_writes < (long)len_bytes) {
+        errno = ENOSPC;
+        return -1;
+    }
+    if (room_for_writes >= 0)
+        room_for_writes -= (long)len_bytes;
+    return (ssize_t)syscall(SYS_pwrite64, fd, data, len_bytes, at);
+}
+
 /* --- reading and writing -------------------------------------------------- */
 typedef struct dribble {
     int fd;
@@ -275,6 +304,40 @@ a_disk_without_room_is_an_error(void)
     CHECK(map.data == NULL && map.fd == -1);
 }
 
+/* Where no blocks can be reserved, they are written. */
+static void
+a_file_system_that_reserves_nothing(void)
+{
+    static const int codes[] = {EOPNOTSUPP, EINVAL};
+
+    for (size_t i = 0; i < sizeof codes / sizeof codes[0]; i++) {
+        const char *path = scratch("written");
+        cer_map map;
+        cer_error err = {0};
+        struct stat info;
+
+        fail_reserve_with = codes[i];
+        CHECK_EQ_INT(cer_fsio_map_write(path, 10000, true, &map, NULL), CER_OK);
+        CHECK_EQ_INT(stat(path, &info), 0);
+        CHECK_EQ_INT(info.st_size, 10000);
+        CHECK(info.st_blocks * 512 >= 10000); /* no hole */
+        map.data[9999] = 7;
+        CHECK_EQ_INT(cer_fsio_map_grow(&map, 20000, path, NULL), CER_OK);
+        CHECK_EQ_INT(map.data[9999], 7);
+        CHECK_EQ_INT(map.data[19999], 0);
+        room_for_writes = 5000;
+        CHECK_EQ_INT(cer_fsio_map_grow(&map, 30000, path, &err), CER_IO);
+        room_for_writes = -1;
+        fail_reserve_with = 0;
+        CHECK_EQ_INT(err.os_errno, ENOSPC);
+        CHECK_EQ_INT(stat(path, &info), 0);
+        CHECK_EQ_INT(info.st_size,
+                     20000); /* what had been added is given back */
+        cer_fsio_unmap(&map);
+        CHECK_EQ_INT(unlink(path), 0);
+    }
+}
+
 static void
 impossible_sizes_are_refused(void)
 {
@@ -301,7 +364,6 @@ links_are_followed_only_on_the_way(void)
 {
     cer_error err = {0};
     cer_map map;
-    char text[8] = "";
     int fd;
 
     CHECK_EQ_INT(mkdir(scratch("folder"), 0700), 0);
@@ -371,5 +433,6 @@ CHECK_MAIN(reading_takes_up_short_counts_and_interruptions,
            maps_for_reading, what_cannot_be_mapped_is_named,
            writable_mappings_are_shared_and_grow,
            an_empty_writable_mapping_can_grow, a_disk_without_room_is_an_error,
-           impossible_sizes_are_refused, links_are_followed_only_on_the_way,
-           overwriting_makes_and_empties, a_write_of_nothing_is_an_error)
+           a_file_system_that_reserves_nothing, impossible_sizes_are_refused,
+           links_are_followed_only_on_the_way, overwriting_makes_and_empties,
+           a_write_of_nothing_is_an_error)
