@@ -416,11 +416,6 @@ class UnitRunner:
             if slots is not None:
                 slots.close()
 
-    @property
-    def live_trials(self) -> list[int]:
-        """Trials whose models are in memory, the one used longest ago first."""
-        return list(self._live)
-
     def info_of(self, trial: int, config: Mapping[str, Any], epochs: int | None = None) -> Info:
         context = self.context
         return make_info(

@@ -9,8 +9,9 @@ import sys
 import threading
 
 import pytest
+from stored_run import read_run
 
-from cerebro.store import FILE, Store, batch, log_size, read_run, reader, writing
+from cerebro.store import FILE, Store, batch, log_size, reader, writing
 
 
 def add_trials(store, numbers):
