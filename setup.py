@@ -104,6 +104,8 @@ setup(
                 "-g",
                 "-fvisibility=hidden",
                 "-ffp-contract=off",
+                # Raw values are read as whole numbers of their size, as Python's headers do.
+                "-fno-strict-aliasing",
                 *WARNINGS,
             ],
             libraries=["m", "pthread"] + (["dl"] if sys.platform == "linux" else []),

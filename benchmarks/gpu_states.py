@@ -51,7 +51,7 @@ def measure(bench: Bench, name: str, nbytes: float, tensors: int, rounds: int) -
             slots.pack(arena.to_host(tree), attempt=0)
 
         def load() -> None:
-            found = _core.unpack_state(slots.view(), "torch", copy=False)
+            found = _core.unpack_state(slots.view(), "torch", copy=None)
             for key, value in arena.to_device(found, DEVICE)["model"].items():
                 live[key].copy_(value)
             torch.cuda.synchronize()

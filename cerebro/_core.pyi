@@ -64,10 +64,6 @@ class NpyWriter:
     def close(self) -> tuple[int, str]: ...
     def abort(self) -> None: ...
 
-def fsync_directory(path: _Path, /) -> None: ...
-def replace_file(path: _Path, data: Buffer) -> None: ...
-def publish_files(pairs: Iterable[tuple[_Path, _Path]], /) -> None: ...
-
 # --- the scheduler --------------------------------------------------------------
 
 class Schedule:
@@ -228,7 +224,7 @@ def pack_state(state: object, /) -> StateBuffer: ...
 def unpack_state(
     buffer: Buffer,
     framework: Literal["torch", "numpy", "jax"] = "numpy",
-    copy: bool = True,
+    copy: bool | None = True,
     *,
     name: str = "the state",
 ) -> Any:
@@ -236,9 +232,9 @@ def unpack_state(
 
     Tensors come back as what they were packed from (torch, NumPy, JAX); as
     `framework` where theirs cannot be imported. ``copy=False`` gives views of
-    the buffer, which they keep alive; writing to those of a read-only buffer is
-    an error in NumPy and a crash in torch. Raises ``CorruptDataError`` naming
-    `name`.
+    the buffer, which they keep alive. Torch has no read-only tensors: views of a
+    read-only buffer are a ``BufferError``, and with ``copy=None`` the caller
+    promises to write to none. Raises ``CorruptDataError`` naming `name`.
     """
 
 def load_into(buffer: Buffer, state: object, *, name: str = "the state") -> Any | None:
@@ -344,20 +340,6 @@ class NativeNet:
     def step(self, rate: float, momentum: float, /) -> None: ...
     def predict(self, pictures: _Array, /) -> NDArray[np.float32]: ...
     def parts(self, kind: Literal["values", "momenta", "gradients"], /) -> dict[str, Tensor]: ...
-
-class FolderWatch:
-    """A descriptor that becomes readable when a file arrives in a folder.
-
-    Files renamed into the folder count, and those written there and closed. What
-    another host does on a network file system is not seen.
-    """
-
-    def __new__(cls, path: _Path) -> FolderWatch: ...
-    def fileno(self) -> int: ...
-    def drain(self) -> bool:
-        """Take note of all that has arrived, without waiting; whether there was anything."""
-
-    def close(self) -> None: ...
 
 class BeatPage:
     """A page shared between a worker and its coordinator.

@@ -199,11 +199,6 @@ class GraphedStep:
         self.refusal: str | None = None
         """Why steps are ordinary ones for good."""
 
-    @property
-    def is_captured(self) -> bool:
-        """Whether batches of one shape are replayed."""
-        return self._graph is not None and self._compared >= COMPARED
-
     def __call__(self, batch: Batch) -> Values:
         if self.refusal is not None:
             return self._ordinary(batch)

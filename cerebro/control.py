@@ -1,9 +1,9 @@
 """Commands to a run that goes on: stop, pause, continue.
 
 A command is a small JSON file that is written under a temporary name and renamed into
-the run's ``control`` folder. The process that trains is woken by the rename, carries
-commands out in the order of their names, and removes each when it took effect. Nothing
-listens on a port, and whoever may write the folder may command the run.
+the run's ``control`` folder. The process that trains looks there between units and at least
+once a second, carries commands out in the order of their names, and removes each when it took
+effect. Nothing listens on a port, and whoever may write the folder may command the run.
 
     {"command": "pause", "trial": 3}
 

@@ -17,7 +17,7 @@ from typing import Any
 from cerebro import _core, control
 from cerebro.ended_trials import EndedTrials
 from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
-from cerebro.executors.base import Executor, placing, wait_for, waker
+from cerebro.executors.base import Executor, placing
 from cerebro.failures import (
     ALIKE_FAILURES,
     missing_metric,
@@ -59,8 +59,6 @@ from cerebro.unit import (
 
 MAX_LOST_STATES = 10
 """Times that a trial may go back in one epoch because a machine was lost."""
-MAX_PATIENCE = 86_400.0
-"""Seconds; the system's own waits end at some 24 days."""
 
 
 class Coordinator:
@@ -110,7 +108,6 @@ class Coordinator:
         self._losses = Losses(settings.max_retries)
         self._growth = Growth()
         self.out_of_time = False
-        self._wait = waker(executor)
         self._remote = Remote(settings.folder / control.FOLDER, self._note_command)
         if restored is not None:
             self._searched.restore(restored.trials, restored.answers)
@@ -154,7 +151,7 @@ class Coordinator:
                 continue
             if self._remote.gave_up:
                 break
-            for event in self._wait(self._patience(), self._remote.wake):
+            for event in self.executor.wait(self._patience()):
                 self._hear(event)
             self._advance()
             self._meter.show(self.trials.values(), len(self._schedule_worker))
@@ -289,10 +286,10 @@ class Coordinator:
             self._meter.rest(self.trials.values(), len(self._schedule_worker))
             before = self._now()
             if waits:  # which ends the executor's wait
-                for event in self._wait(self._patience(), self._remote.wake):
+                for event in self.executor.wait(self._patience()):
                     self._hear(event)
             else:
-                wait_for(self._remote.wake, self._patience())
+                time.sleep(self._patience())
             self._meter.rested += self._now() - before
         return rests or waits
 
@@ -641,11 +638,11 @@ class Coordinator:
             self.out_of_time = True
             self.store.add_event(self._now(), "time limit", f"{limit} seconds are over")
 
-    def _patience(self) -> float | None:
+    def _patience(self) -> float:
         """How long to wait for events: until something else is due."""
         limit = self.settings.time_limit
         left = None if limit is None or self.out_of_time else max(0.0, limit - self._own_seconds())
-        return self._remote.patience(None if left is None else min(left, MAX_PATIENCE))
+        return self._remote.patience(left)
 
     def _own_seconds(self) -> float:
         """Seconds that this process has been at it; the run's clock may be older."""

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from cerebro import _core
 from cerebro.control import FOLDER, Command
 from cerebro.environment import is_network_file_system
 from cerebro.errors import one_line
@@ -16,7 +15,7 @@ from cerebro.plain_files import check_folder
 
 MAX_BYTES = 4096
 LOOK_SECONDS = 1.0
-"""Between two looks where nothing wakes: on a network file system other hosts' files do not."""
+"""The longest time between two looks."""
 
 
 class Inbox:
@@ -39,21 +38,15 @@ class Inbox:
         self._fd = os.open(self._folder, flags)
         self._next_look = 0.0
         self._stuck: set[str] = set()  # what could not be removed; not to be obeyed twice
-        self.wake: _core.FolderWatch | None = None
-        try:
-            self.wake = _core.FolderWatch(self._folder)
-        except OSError:  # the system has no more watches, or none at all
-            self.patience: float | None = LOOK_SECONDS
-        else:
-            self.patience = LOOK_SECONDS if is_network_file_system(self._folder) else None
-        """Seconds after which to look although nothing woke; None: never."""
+        self._is_far = is_network_file_system(self._folder)
         self.discard()
 
     def take(self) -> Iterator[Command | str]:
         """Yield what has arrived, in order of names: commands, and why other things are none.
 
         A file is removed when the next one is asked for, that is when it took effect.
-        Costs one system call where nothing has arrived.
+        Costs a few microseconds where nothing has arrived. On a network file system a look costs
+        a round trip, so it looks once in `LOOK_SECONDS` there, however often it is asked.
         """
         if not self._is_due():
             return
@@ -73,26 +66,25 @@ class Inbox:
             self._remove(name)
 
     def close(self) -> None:
-        """Stop watching; commands that came too late are discarded."""
+        """Take no more; commands that came too late are discarded."""
         if self._fd < 0:
             return
         self.discard()
         os.close(self._fd)
         self._fd = -1
-        if self.wake is not None:
-            self.wake.close()
-            self.wake = None
 
     def __del__(self) -> None:
         if getattr(self, "_fd", -1) >= 0:
             os.close(self._fd)
 
     def _is_due(self) -> bool:
-        due = self.wake is not None and self.wake.drain()
-        if self.patience is not None and time.monotonic() >= self._next_look:
-            self._next_look = time.monotonic() + self.patience
-            due = True
-        return due
+        if not self._is_far:
+            return True
+        now = time.monotonic()
+        if now < self._next_look:
+            return False
+        self._next_look = now + LOOK_SECONDS
+        return True
 
     def _names(self) -> list[str]:
         try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import cerebro.environment as environment
-from cerebro import _core
+from cerebro import durable
 from cerebro.conduct import Opened
 from cerebro.errors import InputError
 from cerebro.owner import FILE as OWNER_FILE
@@ -21,8 +21,6 @@ from cerebro.recipe import Recipe
 from cerebro.settings import Settings, refuse_folder
 from cerebro.state_files import CLAIM
 from cerebro.store import FILE, Store
-
-"""File in a `state_dir` that says which run it belongs to."""
 
 MADE = ("states", "trials", "control")
 """Folders of a run."""
@@ -85,7 +83,7 @@ def make_durable_folder(folder: Path) -> None:
         make_durable_folder(folder.parent)
     folder.mkdir(exist_ok=True)
     with contextlib.suppress(PermissionError):  # a folder that may be written, but not read
-        _core.fsync_directory(str(folder.parent))
+        durable.sync_folder(folder.parent)
 
 
 def make_folders(settings: Settings) -> None:
@@ -115,7 +113,7 @@ def claim_state_dir(settings: Settings, run: str) -> None:
             "is over; a run that is resumed goes on from its last finished epochs then"
         )
     if claimed != run:
-        _core.replace_file(str(file), run.encode())
+        durable.replace_file(file, run.encode())
 
 
 def slots_folder(

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cerebro.control import Command
-from cerebro.executors.base import Wake
-from cerebro.inbox import Inbox
+from cerebro.inbox import LOOK_SECONDS, Inbox
 from cerebro.live_trial import LiveTrial
 from cerebro.trial import ENDED, Status
 
@@ -72,21 +71,16 @@ class Remote:
         """No unit begins, and the run ends."""
 
     @property
-    def wake(self) -> Wake | None:
-        """Becomes readable when a command arrives; None where nothing can tell."""
-        return self._inbox.wake
-
-    @property
     def gave_up(self) -> bool:
         """Whether units in flight do not end although the run was told to stop."""
         return self.stopping and self._clock() >= self._stop_by
 
-    def patience(self, seconds: float | None) -> float | None:
+    def patience(self, seconds: float | None) -> float:
         """The longest time to wait, where `seconds` would do for everything else."""
-        limits = [seconds, self._inbox.patience]
+        limits = [LOOK_SECONDS] if seconds is None else [LOOK_SECONDS, seconds]
         if self.stopping:
             limits.append(max(0.0, self._stop_by - self._clock()))
-        return min((limit for limit in limits if limit is not None), default=None)
+        return min(limits)
 
     def obey(self, run: Commanded) -> None:
         """Carry out what has arrived, in order."""

@@ -416,11 +416,6 @@ class UnitRunner:
             if slots is not None:
                 slots.close()
 
-    @property
-    def live_trials(self) -> list[int]:
-        """Trials whose models are in memory, the one used longest ago first."""
-        return list(self._live)
-
     def info_of(self, trial: int, config: Mapping[str, Any], epochs: int | None = None) -> Info:
         context = self.context
         return make_info(
@@ -792,7 +787,7 @@ def load_tree(
 ) -> None:
     """Load a packed state into a live model, which is on `device`."""
     if device != "cpu":
-        tree = _core.unpack_state(buffer, "torch", copy=False)
+        tree = _core.unpack_state(buffer, "torch", copy=None)  # only read: the arena copies
         load_parts(live, (arena or StateArena()).to_device(tree, device))
         return
     framework: Literal["torch", "numpy"] = "torch" if live.torch else "numpy"

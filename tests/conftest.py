@@ -51,7 +51,10 @@ def _shared_library(library: Path, *arguments: str | Path) -> Path:
     return library
 
 
-STANDIN_FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-ffp-contract=off")
+STANDIN_FLAGS = (
+    *("-std=c11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-ffp-contract=off"),
+    "-fno-strict-aliasing",
+)
 
 
 @pytest.fixture(scope="session")

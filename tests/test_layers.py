@@ -1,6 +1,6 @@
 """The sources' structure: includes and imports point one way, and the core keeps its manners.
 
-Reads the files; nothing is compiled or imported. A new file takes its place in
+Reads the files; nothing is built or imported. A new file takes its place in
 the tables below, the lowest layer first, and in csrc/README.md.
 """
 
@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 CORE = ROOT / "csrc" / "core"
@@ -22,9 +25,9 @@ PACKAGE = ROOT / "cerebro"
 # A family is <name>.[ch] and <name>_*.[ch]; it may include its own headers and those below.
 C_LAYERS = [
     ["base"],
-    ["alloc", "beat", "device", "dtype", "hash", "heap", "json", "rng", "stream", "watch"],
+    ["alloc", "beat", "device", "dtype", "hash", "heap", "json", "rng", "stream"],
     ["convert", "copy", "fsio", "gather", "native_ops", "native_shared", "runner", "uses"],
-    ["npy", "pointwise", "publish", "schedule", "tensor"],
+    ["npy", "pointwise", "schedule", "tensor"],
     ["native_net", "shard", "state"],
     ["slots", "transform"],
     ["batch", "kernels"],
@@ -36,7 +39,7 @@ C_LAYERS = [
 PYTHON_LAYERS = [
     ["errors", "interrupts", "memory", "shadows", "sources", "storage"],
     ["cuda", "environment", "growth", "plain_files", "torch_settings", "trial", "unit"],
-    ["devices", "folded", "owner"],
+    ["devices", "durable", "folded", "owner"],
     [
         *["_torch_place", "_torch_state", "device_batches", "device_states", "device_values"],
         *["_jax_state", "columns", "epoch_progress", "export", "generators", "losses", "metrics"],
@@ -108,14 +111,11 @@ USE_CORE = {
     "executors.process",
     "executors.simulated",
     "export",
-    "inbox",
     "recipe",
     "live_trials",
     "native",
-    "new_run",
     "plan",
     "ray.actor",
-    "ray.cache",
     "ray.fetching",
     "ray.requests",
     "ray.tune_searcher",
@@ -129,8 +129,6 @@ USE_CORE = {
     "space.search_space",
     "space.tune_dimensions",
     "state_files",
-    "store.batch",
-    "store.writing",
     "testing",
     "verify",
     "worker",
@@ -209,6 +207,18 @@ def test_core_includes_point_down() -> None:
             if own and other and other != own and layer_of(other) >= layer_of(own):
                 problems.append(f"{file.name} includes {name}, which is not below it")
     assert problems == []
+
+
+def test_core_needs_a_little_endian_machine() -> None:
+    """Where numbers lie the other way round, files would be written that no other machine reads."""
+    compiler = shutil.which("gcc") or shutil.which("clang-14") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("no C compiler here")
+    command = [compiler, "-std=c11", "-fsyntax-only", "-x", "c", str(CORE / "base.h")]
+    big = ["-U__BYTE_ORDER__", "-D__BYTE_ORDER__=__ORDER_BIG_ENDIAN__"]
+    assert subprocess.run(command, check=False, capture_output=True).returncode == 0
+    refused = subprocess.run([*command, *big], check=False, capture_output=True, text=True)
+    assert refused.returncode != 0 and "little-endian machine" in refused.stderr
 
 
 def test_core_knows_no_cuda() -> None:
@@ -300,6 +310,20 @@ def test_binding_has_no_static_objects() -> None:
         for f in c_files(BINDING)
     }
     assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+def test_functions_are_called_as_what_they_are() -> None:
+    """Methods take PyObjects; only what also takes keywords is cast, and through void (*)(void)."""
+    problems = []
+    for file in c_files(BINDING):
+        source = without_comments(file.read_text(encoding="utf-8"))
+        problems += re.findall(
+            r"\((?:PyCFunction|[gs]etter)\)(?!\(void \(\*\)\(void\)\))\w+", source
+        )
+        for name in re.findall(r"\(void \(\*\)\(void\)\)(\w+)", source):
+            if not re.search(rf"^{name}\(PyObject \*", source, re.MULTILINE):
+                problems.append(f"{name} in {file.name} takes no PyObject")
+    assert problems == []
 
 
 def test_c_files_say_what_they_are() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from cerebro import _core
+from cerebro import _core, durable
 from cerebro.data.dataset import Dataset, RaggedRows
 from cerebro.data.dtypes import Array
 from cerebro.data.manifest import (
@@ -156,7 +156,7 @@ def write_view(view: Dataset, folder: Path) -> Dataset:
         source={"kind": "view", "fingerprint": view.checksum},
         library=version(),
     )
-    _core.replace_file(folder / FILE_NAME, manifest.to_bytes())
+    durable.replace_file(folder / FILE_NAME, manifest.to_bytes())
     return Dataset(folder).with_transforms(view.transforms)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from cerebro import _core
+from cerebro import _core, durable
 from cerebro.data.columns import ColumnData
 from cerebro.data.dataset import Dataset
 from cerebro.data.dtypes import dtype_name
@@ -252,8 +252,8 @@ def _commit(manifest: Manifest, folder: Path, target: Path) -> None:
             f"{len(manifest.shards)} shards of {len(manifest.columns)} columns are more than a "
             "manifest can list: ask for fewer shards"
         )
-    _core.replace_file(os.fspath(folder / FILE_NAME), content)
-    _core.fsync_directory(os.fspath(folder))
+    durable.replace_file(folder / FILE_NAME, content)
+    durable.sync_folder(folder)
     try:
         folder.rename(target)  # an empty folder gives way, anything else does not
     except OSError:
@@ -261,7 +261,7 @@ def _commit(manifest: Manifest, folder: Path, target: Path) -> None:
             raise InputError(f"'{target}' was made by somebody else meanwhile") from None
         raise
     (target / _LOCK).unlink(missing_ok=True)
-    _core.fsync_directory(os.fspath(target.parent))
+    durable.sync_folder(target.parent)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cerebro import _core
+from cerebro import _core, durable
 from cerebro.data.columns import ColumnData, offsets_of
 from cerebro.data.dtypes import Array
 from cerebro.data.layout import OutputColumn
@@ -69,7 +69,7 @@ def write_shards(
             path = folder / shard_folder(shard)
             files[shard].update(_write_column(source, rows_of, path, meter))
     for shard in range(shards):
-        _core.fsync_directory(os.fspath(folder / shard_folder(shard)))
+        durable.sync_folder(folder / shard_folder(shard))
     names = [name for output in outputs for name in output.column.file_names]
     return [
         ShardEntry(starts[shard + 1] - starts[shard], {name: files[shard][name] for name in names})

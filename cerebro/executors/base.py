@@ -7,15 +7,10 @@ same protocol stands for this process (`inline`), for processes on this machine
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from multiprocessing.connection import wait as wait_for_any
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from cerebro.unit import Job, News, RunContext
-
-LOOK_SECONDS = 1.0
-"""How long an executor that cannot be woken is left waiting."""
 
 
 class Wake(Protocol):
@@ -42,8 +37,8 @@ class Executor(Protocol):
     def wait(self, timeout: float | None = None, wake: Wake | None = None) -> Sequence[News]:
         """Return what happened, waiting until something has or `timeout` seconds passed.
 
-        Returns early when `wake` becomes readable. An executor without this parameter
-        is asked again every second instead.
+        Returns early when `wake` becomes readable: what Ray Tune asks for rings. No other run
+        gives one.
         """
 
     def replace(self, worker: int) -> int:
@@ -74,22 +69,3 @@ def placing(executor: Executor) -> PlacingExecutor | None:
     """Return the executor if its workers read different shards; it has been started."""
     holders = getattr(executor, "holders", None)
     return executor if holders is not None and holders() is not None else None  # type: ignore[return-value]
-
-
-def wait_for(wake: Wake | None, timeout: float | None) -> None:
-    """Wait until `wake` is readable or `timeout` seconds passed, where no unit runs."""
-    wait_for_any([] if wake is None else [wake.fileno()], timeout)
-
-
-def waker(executor: Executor) -> Callable[[float | None, Wake | None], Sequence[News]]:
-    """Return `executor.wait`, which is woken as well as it can be."""
-    wait: Callable[..., Sequence[News]] = executor.wait
-    parameters = inspect.signature(wait).parameters.values()
-    if any(p.name == "wake" or p.kind is p.VAR_KEYWORD for p in parameters):
-        return lambda timeout, wake: wait(timeout, wake=wake)
-
-    def wait_in_steps(timeout: float | None, wake: Wake | None) -> Sequence[News]:
-        steps = wake is not None and (timeout is None or timeout > LOOK_SECONDS)
-        return wait(LOOK_SECONDS if steps else timeout)
-
-    return wait_in_steps

@@ -44,7 +44,7 @@ from cerebro.executors.process import (
     signal_of,
     warm_workers,
 )
-from cerebro.executors.seats import SeatedShards, fits_devices, with_shares
+from cerebro.executors.seats import SeatedShards, stay, with_shares
 from cerebro.executors.vigil import BEAT_SECONDS, Vigil
 from cerebro.sources import sent_whole
 from cerebro.unit import (
@@ -161,7 +161,7 @@ class LocalExecutor:
         self._clock = _core.BeatPage()
         self._clock.start_beating(round(1000 * BEAT_SECONDS))
         self._kills = memory.kills()
-        resident = fits_devices(context, self._seats)
+        resident = stay(context.train, context.validation, self._seats, stagger=context.stagger)
         self._places = SeatedShards(
             len(self._seats), context.train.shard_rows() if resident else []
         )

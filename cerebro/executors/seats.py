@@ -55,11 +55,6 @@ class SeatedShards:
         }
 
 
-def fits_devices(context: RunContext, seats: Sequence[Device | None]) -> bool:
-    """Whether a run's shards are dealt out to stay in device memory; see `stay`."""
-    return stay(context.train, context.validation, seats, stagger=context.stagger)
-
-
 def stay(
     train: Dataset, validation: Dataset | None, seats: Sequence[Device | None], *, stagger: bool
 ) -> bool:

@@ -98,11 +98,6 @@ class Simulation:
         return self.makespan / self.lower_bound if self.lower_bound > 0 else 1.0
 
     @cached_property
-    def hop_share(self) -> float:
-        """Share of the units that ran on another worker than their trial's last."""
-        return sum(unit.hopped for unit in self.units) / max(1, len(self.units))
-
-    @cached_property
     def idle_share(self) -> float:
         """Share of the workers' time without a unit."""
         if self.capacity <= 0:

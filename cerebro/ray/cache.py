@@ -25,7 +25,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from cerebro import _core
+from cerebro import durable
 from cerebro.data.manifest import FILE_NAME, Manifest, parse_manifest, shard_folder
 from cerebro.data.placed import PlacedDataset
 from cerebro.errors import CorruptDataError, InputError
@@ -113,7 +113,7 @@ class Cache:
         self.use(checksum)
         folder = self.data(checksum)
         folder.mkdir(exist_ok=True)
-        _core.replace_file(folder / FILE_NAME, manifest)
+        durable.replace_file(folder / FILE_NAME, manifest)
         return sorted(
             int(entry.name.removeprefix("shard-")) for entry in folder.glob("shard-*[0-9]")
         )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import selectors
 import threading
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
@@ -352,10 +351,7 @@ class Woken:
 
     def wait(self, timeout: float | None = None, wake: Wake | None = None) -> Sequence[News]:
         """Return what happened; see `cerebro.executors.base.Executor.wait`."""
-        with selectors.DefaultSelector() as both:  # which is readable itself
-            for source in (self._bell, *(() if wake is None else (wake,))):
-                both.register(source.fileno(), selectors.EVENT_READ)
-            return self._executor.wait(timeout, wake=both)
+        return self._executor.wait(timeout, wake=wake or self._bell)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._executor, name)

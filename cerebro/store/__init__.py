@@ -30,11 +30,9 @@ from cerebro.store.going_on import (
 )
 from cerebro.store.location import FILE, default_run_path
 from cerebro.store.reading import (
-    StoredRun,
     check_whole,
     read_meta,
     read_ranking,
-    read_run,
     read_trials,
     reader,
 )
@@ -46,7 +44,6 @@ __all__ = [
     "SCHEMA_VERSION",
     "Answers",
     "Store",
-    "StoredRun",
     "check_meta",
     "check_rows",
     "check_whole",
@@ -58,7 +55,6 @@ __all__ = [
     "read_clock",
     "read_meta",
     "read_ranking",
-    "read_run",
     "read_said",
     "read_trials",
     "read_unit_seconds",

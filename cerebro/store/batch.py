@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
-from cerebro import _core
+from cerebro import durable
 from cerebro.store.encoding import storable
 
 Files = tuple[str, str]
@@ -108,7 +108,7 @@ class Batch:
     def write(self, connection: sqlite3.Connection) -> None:
         """Make the states durable, commit the rows, then delete what none names any more."""
         if self._publish:
-            _core.publish_files((new, final) for final, new in self._publish.items())
+            durable.publish((new, final) for final, new in self._publish.items())
         statements = list(self._statements())
         if statements:
             with connection:

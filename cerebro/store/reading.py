@@ -8,7 +8,6 @@ import os
 import sqlite3
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -76,32 +75,6 @@ def _access(file: Path) -> str:
     if file.with_name(FILE + "-wal").exists():
         return "mode=ro"
     return "mode=rw" if os.access(file.parent, os.W_OK) else "mode=ro&immutable=1"
-
-
-@dataclass(frozen=True)
-class StoredRun:
-    """All that a store knows about a run, as it was at one moment."""
-
-    meta: dict[str, Any]
-    trials: list[TrialRecord]
-    """By number, with their epochs."""
-    units: int
-    """How many units have been recorded."""
-
-
-def read_run(folder: Path) -> StoredRun:
-    """Read what is needed to go on with a run.
-
-    Raises
-    ------
-    InputError
-        If the folder holds no run.
-    CorruptDataError
-        If its store cannot be read.
-    """
-    with reader(folder) as connection:
-        (units,) = connection.execute("SELECT count(*) FROM units").fetchone()
-        return StoredRun(read_meta(connection), read_trials(connection), units)
 
 
 def check_whole(folder: Path) -> None:

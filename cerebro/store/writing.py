@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cerebro import _core
+from cerebro import durable
 from cerebro.errors import CorruptDataError, text_of
 from cerebro.store.batch import Batch, Files
 from cerebro.store.encoding import encode, storable
@@ -107,7 +107,7 @@ class Store:
         except sqlite3.Error as error:
             raise OSError(f"{temporary}: {error}") from error
         temporary.rename(folder / FILE)
-        _core.fsync_directory(str(folder))
+        durable.sync_folder(folder)
         return cls(folder)
 
     @classmethod

@@ -12,6 +12,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* States, slots and .npy files are little-endian and copied as they are. */
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "Cerebro's files need a little-endian machine"
+#endif
+
 /* One list makes the enum and the names. */
 #define CER_STATUS_LIST(X)                                                     \
     X(OK, "ok")                                                                \

@@ -22,13 +22,12 @@ typedef unsigned long long uint64_t;
 #include <string.h>
 #endif
 
-/* A function of such a header; and one that a GPU calls rather than repeats. */
+/* A function of such a header; one that a GPU calls rather than repeats; and
+ * what stands before a loop that is short there and stays one. */
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #define CER_SHARED static __device__ inline
 #define CER_SHARED_CALL static __device__ __noinline__
-#define CER_ROLLED                                                             \
-    _Pragma("unroll 1") /* before a loop: short, not unrolled                  \
-                         */
+#define CER_ROLLED _Pragma("unroll 1")
 #else
 #define CER_SHARED static inline
 #define CER_SHARED_CALL static inline

@@ -46,10 +46,27 @@ struct cer_beat {
 };
 
 #ifdef __linux__
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+
+/* Kernels before 6.3 do not know of NOEXEC_SEAL, which others may insist on. */
 static int
 make_memory(void)
 {
-    return memfd_create("cerebro-beat", 0);
+    unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+    int fd = memfd_create("cerebro-beat", flags | MFD_NOEXEC_SEAL);
+
+    if (fd < 0 && errno == EINVAL)
+        fd = memfd_create("cerebro-beat", flags);
+    return fd;
+}
+
+/* A page that is cut off would end the process that reads it. */
+static int
+seal_memory(int fd)
+{
+    return fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK);
 }
 #else
 /* A temporary file without a name. */
@@ -63,6 +80,13 @@ make_memory(void)
         (void)unlink(path);
     return fd;
 }
+
+static int
+seal_memory(int fd)
+{
+    (void)fd;
+    return 0;
+}
 #endif
 
 static cer_status
@@ -70,7 +94,8 @@ make_page(cer_beat *beat, cer_error *err)
 {
     beat->fd = make_memory();
     beat->owns_fd = beat->fd >= 0;
-    if (beat->fd < 0 || ftruncate(beat->fd, CER_BEAT_BYTES) < 0)
+    if (beat->fd < 0 || ftruncate(beat->fd, CER_BEAT_BYTES) < 0 ||
+        seal_memory(beat->fd) < 0)
         return cer_fail_errno(err, errno, "cannot make a beat page");
     return CER_OK;
 }

@@ -112,8 +112,7 @@ give_pinned(void *context, cer_batch_block *block)
     free_pinned(context, block->handle);
 }
 
-/* --- copies under way ------------------------------------------------------
- */
+/* --- copies under way ----------------------------------------------------- */
 
 static void
 drop_copy(cer_device_loader *l)

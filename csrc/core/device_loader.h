@@ -4,11 +4,13 @@
  * shapes and the bits are those of the CPU. What a column's tensors are made of
  * is one of two things, decided for each part (shard) when a pass begins:
  *
- *   resident   the part's column is in the device's memory; a kernel gathers
- * and transforms the batch's rows on the stream that will use them; streamed
- * the host gathers them into pinned memory, which is copied on a stream of its
- * own while others compute. They are transformed, or padded, by a kernel after
- * the copy, where that makes no less of them; else by the host, as it gathers.
+ * - Resident: the part's column is in the device's memory. A kernel gathers
+ *   and transforms the batch's rows on the stream that will use them.
+ *
+ * - Streamed: the host gathers them into pinned memory, which is copied on a
+ *   stream of its own while others compute. They are transformed, or padded, by
+ *   a kernel after the copy, where that makes no less of them; else by the
+ *   host, as it gathers.
  *
  * Columns whose chain no kernel takes are streamed beside resident ones. One
  * copy a batch brings both what is streamed and the row numbers for the

@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -210,109 +209,6 @@ cer_fsio_sync(int fd, const char *path, cer_error *err)
     return CER_OK;
 }
 
-cer_status
-cer_fsio_sync_directory(const char *path, cer_error *err)
-{
-    cer_status status = CER_OK;
-    int fd = open_file(path, O_RDONLY | O_DIRECTORY);
-
-    if (fd < 0)
-        return cer_fail_errno(err, errno, "cannot open folder %s", path);
-    if (sync_fd(fd) < 0 && errno != EINVAL)
-        status = cer_fail_errno(err, errno, "cannot sync folder %s", path);
-    close_fd(fd);
-    return status;
-}
-
-char *
-cer_fsio_parent(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    size_t len = slash == NULL ? 1 : (size_t)(slash - path);
-    char *parent;
-
-    if (len == 0)
-        len = 1; /* "/x": the slash itself */
-    parent = cer_alloc(len + 1);
-    if (parent == NULL)
-        return NULL;
-    memcpy(parent, slash == NULL ? "." : path, len);
-    parent[len] = '\0';
-    return parent;
-}
-
-/* Opens a new file beside `path` and leaves its name in *name. The name holds
- * the process, and a number for what other threads or a dead process with the
- * same id have left: no clock and no randomness needed. */
-static cer_status
-open_temporary(const char *path, char **name, int *fd, cer_error *err)
-{
-    enum { TRIES = 1000, SUFFIX = 48 };
-    size_t room = strlen(path) + SUFFIX;
-
-    *name = cer_alloc(room);
-    if (*name == NULL)
-        return cer_fail(err, CER_NOMEM, "out of memory writing %s", path);
-    for (int i = 0; i < TRIES; i++) {
-        (void)snprintf(*name, room, "%s.tmp-%ld-%d", path, (long)getpid(), i);
-        *fd = open_file(*name, O_WRONLY | O_CREAT | O_EXCL);
-        if (*fd >= 0)
-            return CER_OK;
-        if (errno != EEXIST)
-            break;
-    }
-    return cer_fail_errno(err, errno, "cannot create %s", *name);
-}
-
-static cer_status
-write_and_close(int *fd, const void *data, size_t len_bytes, const char *path,
-                cer_error *err)
-{
-    cer_status status = cer_fsio_write(*fd, data, len_bytes, path, err);
-
-    if (status == CER_OK)
-        status = cer_fsio_sync(*fd, path, err);
-    if (close(*fd) < 0 && status == CER_OK && errno != EINTR)
-        status = cer_fail_errno(err, errno, "cannot close %s", path);
-    *fd = -1;
-    return status;
-}
-
-cer_status
-cer_fsio_replace(const char *path, const void *data, size_t len_bytes,
-                 cer_error *err)
-{
-    cer_status status = CER_OK;
-    char *parent = cer_fsio_parent(path);
-    char *temporary = NULL;
-    bool renamed = false, created = false;
-    int fd = -1;
-
-    if (parent == NULL) {
-        status = cer_fail(err, CER_NOMEM, "out of memory writing %s", path);
-        goto done;
-    }
-    if ((status = open_temporary(path, &temporary, &fd, err)) != CER_OK)
-        goto done;
-    created = true;
-    status = write_and_close(&fd, data, len_bytes, path, err);
-    if (status != CER_OK)
-        goto done;
-    if (rename(temporary, path) < 0) {
-        status = cer_fail_errno(err, errno, "cannot replace %s", path);
-        goto done;
-    }
-    renamed = true;
-    status = cer_fsio_sync_directory(parent, err);
-
-done:
-    if (created && !renamed)
-        (void)unlink(temporary);
-    cer_free(temporary);
-    cer_free(parent);
-    return status;
-}
-
 /* mmap of a whole file; an empty one has no pages and gives NULL. */
 static cer_status
 map_all(int fd, size_t size_bytes, int protection, const char *path,
@@ -360,6 +256,26 @@ reserve(int fd, size_t old_bytes, size_t new_bytes)
     return 0;
 }
 #else
+/* Has blocks by writing zeros, where the file system cannot reserve any. */
+static int
+write_zeros(int fd, size_t at, size_t end)
+{
+    static const char zeros[4096];
+
+    while (at < end) {
+        size_t left = end - at;
+        ssize_t n = pwrite(fd, zeros, left < sizeof zeros ? left : sizeof zeros,
+                           (off_t)at);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n < 0 ? errno : EIO;
+        at += (size_t)n;
+    }
+    return 0;
+}
+
 static int
 reserve(int fd, size_t old_bytes, size_t new_bytes)
 {
@@ -369,6 +285,9 @@ reserve(int fd, size_t old_bytes, size_t new_bytes)
         code = posix_fallocate(fd, (off_t)old_bytes,
                                (off_t)(new_bytes - old_bytes));
     while (code == EINTR);
+    /* NFS before 4.2, say: glibc writes then, musl does not. */
+    if (code == EOPNOTSUPP || code == EINVAL)
+        code = write_zeros(fd, old_bytes, new_bytes);
     return code;
 }
 #endif

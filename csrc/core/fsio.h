@@ -1,5 +1,4 @@
-/* fsio.h -- files: whole reads and writes, durability, atomic replacement and
- * mappings.
+/* fsio.h -- files: whole reads and writes, durability and mappings.
  *
  * Every function names the file in its error and gives CER_IO with the errno
  * of the call that failed. Interrupted calls and short counts are taken up
@@ -46,22 +45,6 @@ cer_status cer_fsio_write(int fd, const void *data, size_t len_bytes,
  * without the data. */
 cer_status cer_fsio_sync(int fd, const char *path, cer_error *err);
 
-/* Makes names added to or removed from a folder durable. A file system that
- * cannot do that (EINVAL) is taken at its word. */
-cer_status cer_fsio_sync_directory(const char *path, cer_error *err);
-
-/* The folder that holds `path`: "." for a bare name, "/" for "/x". NULL: out
- * of memory; the caller frees it with cer_free. */
-char *cer_fsio_parent(const char *path);
-
-/* Puts `data` in the place of the file `path` in one step: readers see the old
- * bytes or the new ones, also after a loss of power. Written to a temporary
- * file in the same folder, synced, renamed, and the folder synced. On failure
- * the temporary file is gone and the old file untouched, with one exception: if
- * syncing the folder fails, the new file is in place but not known durable. */
-cer_status cer_fsio_replace(const char *path, const void *data,
-                            size_t len_bytes, cer_error *err);
-
 /* --- mappings ------------------------------------------------------------ */
 typedef struct cer_map {
     uint8_t *data;     /* page-aligned; NULL if the file is empty */
@@ -84,7 +67,10 @@ cer_status cer_fsio_map_read(const char *path, cer_map *out, cer_error *err);
  * written and a death of this one loses nothing. It is made if it is not there
  * and `create` is given, and grown to `size_bytes` if it is smaller (never
  * shrunk), with its blocks reserved: a full disk is an error here and not a
- * SIGBUS later. A file made by a failing call is removed again. */
+ * SIGBUS later, where a block is overwritten in its place. Copy-on-write file
+ * systems (btrfs, ZFS, reflinked files of XFS) take a new block for what is
+ * overwritten, so there a full disk can still be a SIGBUS. A file made by a
+ * failing call is removed again. */
 cer_status cer_fsio_map_write(const char *path, size_t size_bytes, bool create,
                               cer_map *out, cer_error *err);
 

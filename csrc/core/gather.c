@@ -62,9 +62,9 @@ ask_for_pages(const uint8_t *row, size_t row_bytes)
     size_t at = 0;
 
     while (at < row_bytes) {
+        /* The second may be beyond the row: harmless. */
         __builtin_prefetch(row + at, 0, 2);
-        __builtin_prefetch(row + at + LINE, 0,
-                           2); /* beyond the row: harmless */
+        __builtin_prefetch(row + at + LINE, 0, 2);
         at += PAGE - ((uintptr_t)(row + at) & (PAGE - 1));
     }
 }

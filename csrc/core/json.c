@@ -224,37 +224,17 @@ escape_length(const char *at, const char *end)
     return 6;
 }
 
+/* clang-format off */
 /* Characters that stand for themselves and end nothing: ASCII without
  * controls, quote and backslash. */
 #define PLAIN_8 1, 1, 1, 1, 1, 1, 1, 1
 static const uint8_t is_plain[256] = {
-    [0x20] = 1,
-    1,
-    0,
-    1,
-    1,
-    1,
-    1,
-    1, /* not the quote */
-    [0x28] = PLAIN_8,
-    PLAIN_8,
-    PLAIN_8,
-    PLAIN_8,
-    PLAIN_8,
-    PLAIN_8,
-    [0x58] = 1,
-    1,
-    1,
-    1,
-    0,
-    1,
-    1,
-    1, /* not the backslash */
-    [0x60] = PLAIN_8,
-    PLAIN_8,
-    PLAIN_8,
-    PLAIN_8,
+    [0x20] = 1, 1, 0, 1, 1, 1, 1, 1, /* not the quote */
+    [0x28] = PLAIN_8, PLAIN_8, PLAIN_8, PLAIN_8, PLAIN_8, PLAIN_8,
+    [0x58] = 1, 1, 1, 1, 0, 1, 1, 1, /* not the backslash */
+    [0x60] = PLAIN_8, PLAIN_8, PLAIN_8, PLAIN_8,
 };
+/* clang-format on */
 
 /* Reads a string from its opening quote to behind its closing one. */
 static bool

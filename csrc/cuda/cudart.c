@@ -151,8 +151,7 @@ find(const cer_cudart_search *search, void **out, cer_error *err)
     return status;
 }
 
-/* --- its functions ---------------------------------------------------------
- */
+/* --- its functions -------------------------------------------------------- */
 
 typedef struct entry_points {
 #define MEMBER(result, name, params) result(*name) params;
@@ -284,8 +283,7 @@ cer_cudart_release(cer_cudart *runtime)
         cer_free(runtime);
 }
 
-/* --- its devices -----------------------------------------------------------
- */
+/* --- its devices ---------------------------------------------------------- */
 
 cer_status
 cer_cudart_devices(cer_cudart *runtime, int *count, cer_error *err)

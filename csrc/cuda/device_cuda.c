@@ -24,8 +24,7 @@ cuda_of(cer_device *device)
     return (cuda_device *)(void *)device;
 }
 
-/* --- on the device and back ------------------------------------------------
- */
+/* --- on the device and back ----------------------------------------------- */
 
 typedef cer_cuda_visit cuda_visit;
 
@@ -106,8 +105,7 @@ leave(cuda_device *device, cuda_visit *visit, const char *call, int code,
         (void)self->runtime->cudaGetLastError();                               \
     put_back(self, &v)
 
-/* --- memory ----------------------------------------------------------------
- */
+/* --- memory --------------------------------------------------------------- */
 
 static cer_status
 cuda_alloc(cer_device *device, size_t bytes, void **out, cer_error *err)
@@ -162,8 +160,7 @@ cuda_memory(cer_device *device, size_t *free_bytes, size_t *total_bytes,
     VISIT(cudaMemGetInfo, (free_bytes, total_bytes));
 }
 
-/* --- streams and events ----------------------------------------------------
- */
+/* --- streams and events --------------------------------------------------- */
 
 static cer_status
 cuda_stream_new(cer_device *device, void **out, cer_error *err)
@@ -257,8 +254,7 @@ cuda_sync(cer_device *device, cer_error *err)
     VISIT(cudaDeviceSynchronize, ());
 }
 
-/* --- work ------------------------------------------------------------------
- */
+/* --- work ----------------------------------------------------------------- */
 
 static cer_status
 cuda_copy(cer_device *device, void *to, const void *from, size_t bytes,
@@ -364,8 +360,7 @@ cuda_run(cer_device *device, const cer_device_launch *launch, void *stream,
     return leave(self, &v, "cuLaunchKernel", code, err);
 }
 
-/* --- the device ------------------------------------------------------------
- */
+/* --- the device ----------------------------------------------------------- */
 
 static void
 drop(cer_device *device)

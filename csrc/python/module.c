@@ -8,12 +8,11 @@
 typedef int (*register_function)(PyObject *module);
 
 static const register_function registrations[] = {
-    core_register_rng,      core_register_hash,   core_register_shard,
-    core_register_fsio,     core_register_tensor, core_register_loader,
-    core_register_schedule, core_register_state,  core_register_slots,
-    core_register_beat,     core_register_runner, core_register_watch,
-    core_register_device,   core_register_depot,  core_register_kernels,
-    core_register_native,
+    core_register_rng,      core_register_hash,    core_register_shard,
+    core_register_fsio,     core_register_tensor,  core_register_loader,
+    core_register_schedule, core_register_state,   core_register_slots,
+    core_register_beat,     core_register_runner,  core_register_device,
+    core_register_depot,    core_register_kernels, core_register_native,
 };
 
 core_state *
@@ -104,6 +103,16 @@ core_read_number(PyObject *argument, const char *name, uint64_t most,
                  "%s must be a whole number from 0 to %llu, not %R", name,
                  (unsigned long long)most, argument);
     return -1;
+}
+
+PyObject *
+core_tuple(PyObject *iterable, const char *message)
+{
+    PyObject *list = PySequence_Fast(iterable, message);
+    PyObject *tuple = list == NULL ? NULL : PySequence_Tuple(list);
+
+    Py_XDECREF(list);
+    return tuple;
 }
 
 int

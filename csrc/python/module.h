@@ -23,7 +23,6 @@
     X(state_buffer)                                                            \
     X(slots)                                                                   \
     X(beat_page)                                                               \
-    X(folder_watch)                                                            \
     X(device)                                                                  \
     X(native_net)                                                              \
     X(unit_result)
@@ -63,6 +62,11 @@ PyObject *core_raise(core_state *state, const cer_error *err);
 int core_read_number(PyObject *argument, const char *name, uint64_t most,
                      uint64_t *out);
 
+/* The items of an iterable in a tuple, TypeError with `message` for anything
+ * else. Unlike a list, a tuple stays as it is while its items are converted,
+ * which may run Python. NULL: an exception. */
+PyObject *core_tuple(PyObject *iterable, const char *message);
+
 /* Makes the heap type of `spec`, adds it to the module and keeps it in *slot.
  */
 int core_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **slot);
@@ -82,7 +86,6 @@ int core_register_slots(PyObject *module);
 int core_register_beat(PyObject *module);
 int core_register_native(PyObject *module);
 int core_register_runner(PyObject *module);
-int core_register_watch(PyObject *module);
 int core_register_device(PyObject *module);
 int core_register_kernels(PyObject *module);
 

@@ -86,8 +86,9 @@ PyDoc_STRVAR(
     "process and its group when the other end or the parent is gone.");
 
 static PyObject *
-beat_start(beat_object *self, PyObject *args, PyObject *kwargs)
+beat_start(PyObject *object, PyObject *args, PyObject *kwargs)
 {
+    beat_object *self = (beat_object *)object;
     static char *keywords[] = {"", "coordinator", NULL};
     PyObject *interval, *coordinator = Py_None;
     uint64_t interval_ms = 0, peer = 0;
@@ -112,8 +113,10 @@ PyDoc_STRVAR(stop_doc,
              "stop()\n--\n\nEnd the beating and wait for its thread.");
 
 static PyObject *
-beat_stop(beat_object *self, PyObject *Py_UNUSED(unused))
+beat_stop(PyObject *object, PyObject *Py_UNUSED(unused))
 {
+    beat_object *self = (beat_object *)object;
+
     /* With the GIL, so that no other call overlaps; the thread never asks for
      * it and ends at once. */
     cer_beat_stop(self->beat);
@@ -126,8 +129,10 @@ PyDoc_STRVAR(cancel_doc,
              "cancel()\n--\n\nTell the running unit to stop within a batch.");
 
 static PyObject *
-beat_cancel(beat_object *self, PyObject *Py_UNUSED(unused))
+beat_cancel(PyObject *object, PyObject *Py_UNUSED(unused))
 {
+    beat_object *self = (beat_object *)object;
+
     atomic_store(&cer_beat_page_of(self->beat)->cancel, 1);
     Py_RETURN_NONE;
 }
@@ -135,8 +140,10 @@ beat_cancel(beat_object *self, PyObject *Py_UNUSED(unused))
 PyDoc_STRVAR(clear_doc, "clear()\n--\n\nTake the cancel flag down again.");
 
 static PyObject *
-beat_clear(beat_object *self, PyObject *Py_UNUSED(unused))
+beat_clear(PyObject *object, PyObject *Py_UNUSED(unused))
 {
+    beat_object *self = (beat_object *)object;
+
     atomic_store(&cer_beat_page_of(self->beat)->cancel, 0);
     Py_RETURN_NONE;
 }
@@ -147,8 +154,9 @@ PyDoc_STRVAR(begin_task_doc,
              "seconds are not counted.");
 
 static PyObject *
-beat_begin_task(beat_object *self, PyObject *args, PyObject *kwargs)
+beat_begin_task(PyObject *object, PyObject *args, PyObject *kwargs)
 {
+    beat_object *self = (beat_object *)object;
     static char *keywords[] = {"grace", NULL};
     double grace = 0;
 
@@ -166,8 +174,10 @@ beat_begin_task(beat_object *self, PyObject *args, PyObject *kwargs)
 PyDoc_STRVAR(end_task_doc, "end_task()\n--\n\nStop the clock of the task.");
 
 static PyObject *
-beat_end_task(beat_object *self, PyObject *Py_UNUSED(unused))
+beat_end_task(PyObject *object, PyObject *Py_UNUSED(unused))
 {
+    beat_object *self = (beat_object *)object;
+
     cer_beat_end_task(self->beat);
     Py_RETURN_NONE;
 }
@@ -211,12 +221,12 @@ get_cancelled(PyObject *self, void *Py_UNUSED(closure))
 static PyMethodDef beat_methods[] = {
     {"start_beating", (PyCFunction)(void (*)(void))beat_start,
      METH_VARARGS | METH_KEYWORDS, start_doc},
-    {"stop", (PyCFunction)beat_stop, METH_NOARGS, stop_doc},
-    {"cancel", (PyCFunction)beat_cancel, METH_NOARGS, cancel_doc},
-    {"clear", (PyCFunction)beat_clear, METH_NOARGS, clear_doc},
+    {"stop", beat_stop, METH_NOARGS, stop_doc},
+    {"cancel", beat_cancel, METH_NOARGS, cancel_doc},
+    {"clear", beat_clear, METH_NOARGS, clear_doc},
     {"begin_task", (PyCFunction)(void (*)(void))beat_begin_task,
      METH_VARARGS | METH_KEYWORDS, begin_task_doc},
-    {"end_task", (PyCFunction)beat_end_task, METH_NOARGS, end_task_doc},
+    {"end_task", beat_end_task, METH_NOARGS, end_task_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -12,8 +12,7 @@ typedef struct device_object {
     cer_device *device;
 } device_object;
 
-/* --- finding ----------------------------------------------------------------
- */
+/* --- finding -------------------------------------------------------------- */
 
 /* A sequence of paths as C strings; NULL-terminated. */
 typedef struct path_list {
@@ -40,16 +39,16 @@ read_paths(PyObject *object, void *out)
         free_paths(list);
         return 1;
     }
-    items = PySequence_Fast(object, "folders must be a list of paths");
+    items = core_tuple(object, "folders must be a list of paths");
     if (items == NULL)
         return 0;
-    n = PySequence_Fast_GET_SIZE(items);
+    n = PyTuple_GET_SIZE(items);
     list->owners = PyList_New(0);
     list->paths = PyMem_Calloc((size_t)n + 1, sizeof *list->paths);
     if (list->owners == NULL || list->paths == NULL)
         goto failed;
     for (Py_ssize_t i = 0; i < n; i++) {
-        if (!PyUnicode_FSConverter(PySequence_Fast_GET_ITEM(items, i), &bytes))
+        if (!PyUnicode_FSConverter(PyTuple_GET_ITEM(items, i), &bytes))
             goto failed;
         list->paths[i] = PyBytes_AS_STRING(bytes);
         if (PyList_Append(list->owners, bytes) < 0) {
@@ -220,8 +219,7 @@ cudnn_find(PyObject *module, PyObject *argument)
                          "version", found.version, "cuda", found.cudart);
 }
 
-/* --- Device ------------------------------------------------------------------
- */
+/* --- Device --------------------------------------------------------------- */
 
 cer_device *
 py_device_get(core_state *state, PyObject *object)
@@ -301,20 +299,25 @@ device_repr(device_object *self)
 }
 
 static PyObject *
-device_name(device_object *self, void *Py_UNUSED(closure))
+device_name(PyObject *object, void *Py_UNUSED(closure))
 {
+    device_object *self = (device_object *)object;
+
     return PyUnicode_FromString(cer_device_name(self->device));
 }
 
 static PyObject *
-device_index(device_object *self, void *Py_UNUSED(closure))
+device_index(PyObject *object, void *Py_UNUSED(closure))
 {
+    device_object *self = (device_object *)object;
+
     return PyLong_FromLong(cer_device_index(self->device));
 }
 
 static PyObject *
-device_unpinned(device_object *self, void *Py_UNUSED(closure))
+device_unpinned(PyObject *object, void *Py_UNUSED(closure))
 {
+    device_object *self = (device_object *)object;
     const char *why = cer_device_unpinned(self->device);
 
     if (why == NULL)
@@ -328,8 +331,9 @@ PyDoc_STRVAR(memory_doc,
              "allocator keeps for itself counts as taken.");
 
 static PyObject *
-device_memory(device_object *self, PyObject *Py_UNUSED(unused))
+device_memory(PyObject *object, PyObject *Py_UNUSED(unused))
 {
+    device_object *self = (device_object *)object;
     size_t free_bytes = 0, total = 0;
     cer_error err = {0};
     cer_status status;
@@ -348,8 +352,10 @@ PyDoc_STRVAR(held_doc,
              "process: a dictionary of shards, batches, states and other.");
 
 static PyObject *
-device_held(device_object *self, PyObject *Py_UNUSED(unused))
+device_held(PyObject *object, PyObject *Py_UNUSED(unused))
 {
+    device_object *self = (device_object *)object;
+
 #define HELD(use) (Py_ssize_t) cer_device_held(self->device, CER_USE_##use)
     return Py_BuildValue("{s:n,s:n,s:n,s:n}", "shards", HELD(SHARDS), "batches",
                          HELD(BATCHES), "states", HELD(STATES), "other",
@@ -366,8 +372,9 @@ PyDoc_STRVAR(
     "block has come back. Both live as long as the process.");
 
 static PyObject *
-device_set_allocator(device_object *self, PyObject *args)
+device_set_allocator(PyObject *object, PyObject *args)
 {
+    device_object *self = (device_object *)object;
     PyObject *allocate, *release;
     const cer_device_allocator *pool;
 
@@ -399,8 +406,10 @@ PyDoc_STRVAR(check_doc,
              "with the call that fails, or if the result is wrong.");
 
 static PyObject *
-device_check(device_object *self, PyObject *Py_UNUSED(unused))
+device_check(PyObject *object, PyObject *Py_UNUSED(unused))
 {
+    device_object *self = (device_object *)object;
+
     return without_gil(self, cer_device_check);
 }
 
@@ -409,28 +418,28 @@ PyDoc_STRVAR(synchronize_doc,
              "Wait until the device has done all that this process put on it.");
 
 static PyObject *
-device_synchronize(device_object *self, PyObject *Py_UNUSED(unused))
+device_synchronize(PyObject *object, PyObject *Py_UNUSED(unused))
 {
+    device_object *self = (device_object *)object;
+
     return without_gil(self, cer_device_sync);
 }
 
 static PyGetSetDef device_members[] = {
-    {"name", (getter)device_name, NULL, "'cpu', 'cuda:1'", NULL},
-    {"index", (getter)device_index, NULL, "0 for the host", NULL},
-    {"unpinned", (getter)device_unpinned, NULL,
+    {"name", device_name, NULL, "'cpu', 'cuda:1'", NULL},
+    {"index", device_index, NULL, "0 for the host", NULL},
+    {"unpinned", device_unpinned, NULL,
      "why memory could not be pinned, the first time; None: it always could",
      NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMethodDef device_methods[] = {
-    {"memory", (PyCFunction)device_memory, METH_NOARGS, memory_doc},
-    {"held", (PyCFunction)device_held, METH_NOARGS, held_doc},
-    {"set_allocator", (PyCFunction)device_set_allocator, METH_VARARGS,
-     set_allocator_doc},
-    {"check", (PyCFunction)device_check, METH_NOARGS, check_doc},
-    {"synchronize", (PyCFunction)device_synchronize, METH_NOARGS,
-     synchronize_doc},
+    {"memory", device_memory, METH_NOARGS, memory_doc},
+    {"held", device_held, METH_NOARGS, held_doc},
+    {"set_allocator", device_set_allocator, METH_VARARGS, set_allocator_doc},
+    {"check", device_check, METH_NOARGS, check_doc},
+    {"synchronize", device_synchronize, METH_NOARGS, synchronize_doc},
     {NULL, NULL, 0, NULL},
 };
 

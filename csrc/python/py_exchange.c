@@ -9,17 +9,22 @@
 const DLPackExchangeAPI *
 py_exchange_api(PyTypeObject *type)
 {
-    const DLPackExchangeAPI *api = NULL;
+    const DLPackExchangeAPIHeader *header = NULL;
+    const DLPackExchangeAPI *api;
     PyObject *capsule =
         PyObject_GetAttrString((PyObject *)type, "__dlpack_c_exchange_api__");
 
     if (capsule != NULL) {
-        api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+        header = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
         Py_DECREF(capsule);
     }
     PyErr_Clear();
-    if (api != NULL && (api->header.version.major != DLPACK_MAJOR_VERSION ||
-                        api->dltensor_from_py_object_no_sync == NULL))
+    /* A framework with a later DLPack may have a table of ours behind its own.
+     */
+    while (header != NULL && header->version.major != DLPACK_MAJOR_VERSION)
+        header = header->prev_api;
+    api = (const DLPackExchangeAPI *)header;
+    if (api != NULL && api->dltensor_from_py_object_no_sync == NULL)
         api = NULL;
     return api;
 }

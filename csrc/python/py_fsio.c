@@ -1,14 +1,12 @@
-/* py_fsio.c -- NpyWriter, fsync_directory, replace_file and publish_files. */
+/* py_fsio.c -- NpyWriter: rows streamed into a new .npy file. */
 #define NO_IMPORT_ARRAY
 #include "module.h"
 
 #include <numpy/arrayobject.h>
 
-#include "fsio.h"
 #include "hash.h"
 #include "npy.h"
 #include "npy_writer.h"
-#include "publish.h"
 #include "py_dtype.h"
 
 typedef struct writer_object {
@@ -243,138 +241,9 @@ static PyType_Spec writer_spec = {
     .slots = writer_slots,
 };
 
-PyDoc_STRVAR(fsync_directory_doc,
-             "fsync_directory(path)\n--\n\n"
-             "Make names added to or removed from a folder durable.");
-
-static PyObject *
-fsync_directory(PyObject *module, PyObject *argument)
-{
-    PyObject *path = NULL;
-    cer_error err = {0};
-    cer_status status;
-
-    if (!PyUnicode_FSConverter(argument, &path))
-        return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    status = cer_fsio_sync_directory(PyBytes_AS_STRING(path), &err);
-    Py_END_ALLOW_THREADS
-    Py_DECREF(path);
-    if (status != CER_OK)
-        return core_raise(core_state_of_module(module), &err);
-    Py_RETURN_NONE;
-}
-
-PyDoc_STRVAR(replace_file_doc,
-             "replace_file(path, data)\n--\n\n"
-             "Put bytes in the place of a file in one durable step.\n\n"
-             "Readers see the old bytes or the new ones, also after a loss of\n"
-             "power. On failure (OSError) the old file is untouched.");
-
-static PyObject *
-replace_file(PyObject *module, PyObject *args, PyObject *kwargs)
-{
-    static char *keywords[] = {"path", "data", NULL};
-    PyObject *path = NULL;
-    Py_buffer data = {0};
-    cer_error err = {0};
-    cer_status status;
-
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&y*:replace_file",
-                                     keywords, PyUnicode_FSConverter, &path,
-                                     &data))
-        return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    status = cer_fsio_replace(PyBytes_AS_STRING(path), data.buf,
-                              (size_t)data.len, &err);
-    Py_END_ALLOW_THREADS
-    PyBuffer_Release(&data);
-    Py_DECREF(path);
-    if (status != CER_OK)
-        return core_raise(core_state_of_module(module), &err);
-    Py_RETURN_NONE;
-}
-
-PyDoc_STRVAR(publish_files_doc,
-             "publish_files(pairs)\n--\n\n"
-             "Make complete files durable under their final names.\n\n"
-             "pairs: (temporary path, final path) of each. All are synced, "
-             "then all are\n"
-             "renamed, then their folders are synced. OSError names what "
-             "failed; if a file\n"
-             "could not be synced, nothing was renamed.");
-
-/* Reads a tuple of pairs; `paths` holds the bytes that the files point to. */
-static int
-read_files(PyObject *pairs, cer_publish_file *files, PyObject **paths)
-{
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(pairs); i++) {
-        PyObject *pair = PyTuple_GET_ITEM(pairs, i);
-
-        if (!PyTuple_Check(pair)) {
-            PyErr_SetString(PyExc_TypeError, "pairs must be tuples");
-            return -1;
-        }
-        if (!PyArg_ParseTuple(pair, "O&O&:publish_files", PyUnicode_FSConverter,
-                              &paths[2 * i], PyUnicode_FSConverter,
-                              &paths[2 * i + 1]))
-            return -1;
-        files[i].temporary = PyBytes_AS_STRING(paths[2 * i]);
-        files[i].path = PyBytes_AS_STRING(paths[2 * i + 1]);
-    }
-    return 0;
-}
-
-static PyObject *
-publish_files(PyObject *module, PyObject *argument)
-{
-    PyObject *pairs = PySequence_Tuple(argument);
-    size_t n_files = pairs == NULL ? 0 : (size_t)PyTuple_GET_SIZE(pairs);
-    cer_publish_file *files = PyMem_Calloc(n_files + 1, sizeof *files);
-    PyObject **paths = PyMem_Calloc(2 * n_files + 1, sizeof *paths);
-    PyObject *result = NULL;
-    cer_error err = {0};
-    cer_status status;
-
-    if (pairs == NULL)
-        goto done;
-    if (files == NULL || paths == NULL) {
-        PyErr_NoMemory();
-        goto done;
-    }
-    if (read_files(pairs, files, paths) < 0)
-        goto done;
-    Py_BEGIN_ALLOW_THREADS
-    status = cer_publish(files, n_files, &err);
-    Py_END_ALLOW_THREADS
-    if (status == CER_OK)
-        result = Py_NewRef(Py_None);
-    else
-        core_raise(core_state_of_module(module), &err);
-
-done:
-    for (size_t i = 0; paths != NULL && i < 2 * n_files; i++)
-        Py_XDECREF(paths[i]);
-    PyMem_Free(paths);
-    PyMem_Free(files);
-    Py_XDECREF(pairs);
-    return result;
-}
-
-static PyMethodDef functions[] = {
-    {"fsync_directory", fsync_directory, METH_O, fsync_directory_doc},
-    {"replace_file", (PyCFunction)(void (*)(void))replace_file,
-     METH_VARARGS | METH_KEYWORDS, replace_file_doc},
-    {"publish_files", publish_files, METH_O, publish_files_doc},
-    {NULL, NULL, 0, NULL},
-};
-
 int
 core_register_fsio(PyObject *module)
 {
-    core_state *state = core_state_of_module(module);
-
-    if (core_add_type(module, &writer_spec, &state->npy_writer_type) < 0)
-        return -1;
-    return PyModule_AddFunctions(module, functions);
+    return core_add_type(module, &writer_spec,
+                         &core_state_of_module(module)->npy_writer_type);
 }

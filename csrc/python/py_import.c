@@ -218,6 +218,15 @@ make_torch(py_importer *in, const cer_state_tensor *tensor)
 
     if (block == NULL)
         return PyErr_NoMemory();
+    if (!copy && in->read_only && !in->trusted) {
+        cer_free(block);
+        PyErr_Format(PyExc_BufferError,
+                     "%s is in read-only memory and torch has no read-only "
+                     "tensors: use copy=True, or copy=None to promise that no "
+                     "view is written to",
+                     in->name);
+        return NULL;
+    }
     data = copy ? (void *)(((uintptr_t)block + head + CER_STATE_ALIGNMENT - 1) &
                            ~(uintptr_t)(CER_STATE_ALIGNMENT - 1))
                 : (void *)(uintptr_t)tensor->data;
@@ -226,6 +235,8 @@ make_torch(py_importer *in, const cer_state_tensor *tensor)
         copy_later(in, data, tensor);
     else
         block->keeps = Py_NewRef(in->keeps);
+    if (!copy && in->read_only)
+        block->versioned.flags = DLPACK_FLAG_BITMASK_READ_ONLY;
     return in->api == NULL ? import_by_capsule(block)
                            : import_by_table(in->api, block);
 }
@@ -335,6 +346,7 @@ py_importer_init(py_importer *in, const py_unpack_options *options,
     in->framework = options->framework;
     in->copy = options->copy;
     in->read_only = options->read_only;
+    in->trusted = options->trusted;
     in->copies = PyMem_Calloc(n_tensors + 1, sizeof(cer_copy));
     if (in->copies == NULL) {
         PyErr_NoMemory();

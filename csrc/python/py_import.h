@@ -15,7 +15,8 @@ typedef struct py_importer {
     const char *name;  /* of the state, for errors */
     py_kind framework; /* for tensors whose own is not there */
     bool copy;         /* false: views */
-    bool read_only;    /* views cannot be written to */
+    bool read_only;    /* views must not be written to */
+    bool trusted;      /* torch views, which can be, are given all the same */
     PyObject *keeps;   /* of views: a memoryview of the buffer */
     cer_copy *copies;  /* what is still to be filled */
     size_t n_copies;

@@ -198,8 +198,10 @@ PyDoc_STRVAR(differentiate_doc,
              "Write the gradients of the mean loss; return loss and accuracy.");
 
 static PyObject *
-net_differentiate(net_object *self, PyObject *args)
+net_differentiate(PyObject *object, PyObject *args)
 {
+    net_object *self = (net_object *)object;
+
     return scored(self, args, "OO:differentiate", true);
 }
 
@@ -207,8 +209,10 @@ PyDoc_STRVAR(evaluate_doc, "evaluate(pictures, labels, /)\n--\n\n"
                            "Return loss and accuracy.");
 
 static PyObject *
-net_evaluate(net_object *self, PyObject *args)
+net_evaluate(PyObject *object, PyObject *args)
 {
+    net_object *self = (net_object *)object;
+
     return scored(self, args, "OO:evaluate", false);
 }
 
@@ -216,8 +220,9 @@ PyDoc_STRVAR(step_doc, "step(rate, momentum, /)\n--\n\n"
                        "Take one step along the gradients.");
 
 static PyObject *
-net_step(net_object *self, PyObject *args)
+net_step(PyObject *object, PyObject *args)
 {
+    net_object *self = (net_object *)object;
     cer_status status = CER_OK;
     cer_error err = {0};
     float rate, momentum;
@@ -241,8 +246,9 @@ PyDoc_STRVAR(predict_doc,
              "Return the scores, (rows, classes), before the softmax.");
 
 static PyObject *
-net_predict(net_object *self, PyObject *pictures)
+net_predict(PyObject *object, PyObject *pictures)
 {
+    net_object *self = (net_object *)object;
     cer_error err = {0};
     cer_status status;
     PyObject *scores;
@@ -302,8 +308,10 @@ PyDoc_STRVAR(push_doc,
              "Copy values and momenta to the GPU, where there is one.");
 
 static PyObject *
-net_push(net_object *self, PyObject *Py_UNUSED(unused))
+net_push(PyObject *object, PyObject *Py_UNUSED(unused))
 {
+    net_object *self = (net_object *)object;
+
     return copied(self, cer_native_cuda_push);
 }
 
@@ -311,8 +319,10 @@ PyDoc_STRVAR(pull_doc, "pull()\n--\n\n"
                        "Copy all parts from the GPU, where there is one.");
 
 static PyObject *
-net_pull(net_object *self, PyObject *Py_UNUSED(unused))
+net_pull(PyObject *object, PyObject *Py_UNUSED(unused))
 {
+    net_object *self = (net_object *)object;
+
     return copied(self, cer_native_cuda_pull);
 }
 
@@ -340,8 +350,10 @@ PyDoc_STRVAR(parts_doc,
              "`kind` is 'values', 'momenta' or 'gradients'.");
 
 static PyObject *
-net_parts(net_object *self, PyObject *argument)
+net_parts(PyObject *object, PyObject *argument)
 {
+    net_object *self = (net_object *)object;
+
     static const char *const kinds[] = {"values", "momenta", "gradients"};
     core_state *state = core_state_of((PyObject *)self);
     PyObject *parts;
@@ -368,14 +380,13 @@ net_parts(net_object *self, PyObject *argument)
 }
 
 static PyMethodDef net_methods[] = {
-    {"differentiate", (PyCFunction)net_differentiate, METH_VARARGS,
-     differentiate_doc},
-    {"evaluate", (PyCFunction)net_evaluate, METH_VARARGS, evaluate_doc},
-    {"step", (PyCFunction)net_step, METH_VARARGS, step_doc},
-    {"predict", (PyCFunction)net_predict, METH_O, predict_doc},
-    {"push", (PyCFunction)net_push, METH_NOARGS, push_doc},
-    {"pull", (PyCFunction)net_pull, METH_NOARGS, pull_doc},
-    {"parts", (PyCFunction)net_parts, METH_O, parts_doc},
+    {"differentiate", net_differentiate, METH_VARARGS, differentiate_doc},
+    {"evaluate", net_evaluate, METH_VARARGS, evaluate_doc},
+    {"step", net_step, METH_VARARGS, step_doc},
+    {"predict", net_predict, METH_O, predict_doc},
+    {"push", net_push, METH_NOARGS, push_doc},
+    {"pull", net_pull, METH_NOARGS, pull_doc},
+    {"parts", net_parts, METH_O, parts_doc},
     {NULL, NULL, 0, NULL},
 };
 

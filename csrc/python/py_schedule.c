@@ -77,23 +77,23 @@ none_or_raise(PyObject *self, cer_status status, const cer_error *err)
 static int
 read_shards(PyObject *shards, cer_schedule_options *options, double **weights)
 {
-    PyObject *list;
+    PyObject *items;
     Py_ssize_t n;
 
     *weights = NULL;
     if (PyLong_Check(shards))
         return to_number(shards, &options->shards) ? 0 : -1;
-    list = PySequence_Fast(shards, "shards must be a number or the weights");
-    if (list == NULL)
+    items = core_tuple(shards, "shards must be a number or the weights");
+    if (items == NULL)
         return -1;
-    n = PySequence_Fast_GET_SIZE(list);
+    n = PyTuple_GET_SIZE(items);
     options->shards = n > INT32_MAX ? UINT32_MAX : (uint32_t)n;
     *weights = PyMem_Calloc(n > 0 ? (size_t)n : 1, sizeof **weights);
     if (*weights == NULL)
         PyErr_NoMemory();
     for (Py_ssize_t i = 0; i < n && !PyErr_Occurred(); i++)
-        (*weights)[i] = PyFloat_AsDouble(PySequence_Fast_GET_ITEM(list, i));
-    Py_DECREF(list);
+        (*weights)[i] = PyFloat_AsDouble(PyTuple_GET_ITEM(items, i));
+    Py_DECREF(items);
     options->weights = *weights;
     return PyErr_Occurred() ? -1 : 0;
 }
@@ -205,7 +205,7 @@ set_holders(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"shard", "workers", NULL};
     long long shard;
-    PyObject *workers, *list = NULL, *result = NULL;
+    PyObject *workers, *items = NULL, *result = NULL;
     uint32_t *numbers = NULL;
     Py_ssize_t n;
     cer_error err;
@@ -213,17 +213,17 @@ set_holders(PyObject *self, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "LO:set_holders", keywords,
                                      &shard, &workers))
         return NULL;
-    list = PySequence_Fast(workers, "workers must be a sequence of numbers");
-    if (list == NULL)
+    items = core_tuple(workers, "workers must be a sequence of numbers");
+    if (items == NULL)
         return NULL;
-    n = PySequence_Fast_GET_SIZE(list);
+    n = PyTuple_GET_SIZE(items);
     numbers = PyMem_Calloc(n > 0 ? (size_t)n : 1, sizeof *numbers);
     if (numbers == NULL) {
         PyErr_NoMemory();
         goto done;
     }
     for (Py_ssize_t i = 0; i < n; i++) {
-        if (!to_number(PySequence_Fast_GET_ITEM(list, i), &numbers[i]))
+        if (!to_number(PyTuple_GET_ITEM(items, i), &numbers[i]))
             goto done;
     }
     result = none_or_raise(self,
@@ -233,7 +233,7 @@ set_holders(PyObject *self, PyObject *args, PyObject *kwargs)
 
 done:
     PyMem_Free(numbers);
-    Py_DECREF(list);
+    Py_DECREF(items);
     return result;
 }
 
@@ -605,36 +605,34 @@ get_nbytes(PyObject *self, void *Py_UNUSED(closure))
 
 /* --- the type ------------------------------------------------------------- */
 
-#define WITH_KEYWORDS(function)                                                \
-    {                                                                          \
-#function, (PyCFunction)(void (*)(void))function,                      \
-            METH_VARARGS | METH_KEYWORDS, function##_doc                       \
-    }
-#define FAST(function)                                                         \
-    {                                                                          \
-#function, (PyCFunction)(void (*)(void))function, METH_FASTCALL,       \
-            function##_doc                                                     \
-    }
-
 static PyMethodDef schedule_methods[] = {
     {"add_worker", add_worker, METH_O, add_worker_doc},
-    FAST(remove_worker),
-    WITH_KEYWORDS(set_holders),
+    {"remove_worker", (PyCFunction)(void (*)(void))remove_worker, METH_FASTCALL,
+     remove_worker_doc},
+    {"set_holders", (PyCFunction)(void (*)(void))set_holders,
+     METH_VARARGS | METH_KEYWORDS, set_holders_doc},
     {"live", live, METH_O, live_doc},
-    WITH_KEYWORDS(forget_live),
-    WITH_KEYWORDS(add_trial),
-    WITH_KEYWORDS(extend_trial),
+    {"forget_live", (PyCFunction)(void (*)(void))forget_live,
+     METH_VARARGS | METH_KEYWORDS, forget_live_doc},
+    {"add_trial", (PyCFunction)(void (*)(void))add_trial,
+     METH_VARARGS | METH_KEYWORDS, add_trial_doc},
+    {"extend_trial", (PyCFunction)(void (*)(void))extend_trial,
+     METH_VARARGS | METH_KEYWORDS, extend_trial_doc},
     {"drop_trial", drop_trial, METH_O, drop_trial_doc},
     {"forget_trial", forget_trial, METH_O, forget_trial_doc},
     {"hold_trial", hold_trial, METH_O, hold_trial_doc},
     {"release_trial", release_trial, METH_O, release_trial_doc},
-    WITH_KEYWORDS(rewind_trial),
+    {"rewind_trial", (PyCFunction)(void (*)(void))rewind_trial,
+     METH_VARARGS | METH_KEYWORDS, rewind_trial_doc},
     {"trial_status", trial_status, METH_O, trial_status_doc},
     {"trial_position", trial_position, METH_O, trial_position_doc},
     {"next", next, METH_O, next_doc},
-    FAST(unit_done),
-    FAST(unit_failed),
-    FAST(unit_lost),
+    {"unit_done", (PyCFunction)(void (*)(void))unit_done, METH_FASTCALL,
+     unit_done_doc},
+    {"unit_failed", (PyCFunction)(void (*)(void))unit_failed, METH_FASTCALL,
+     unit_failed_doc},
+    {"unit_lost", (PyCFunction)(void (*)(void))unit_lost, METH_FASTCALL,
+     unit_lost_doc},
     {"remaining", remaining, METH_NOARGS, remaining_doc},
     {NULL, NULL, 0, NULL},
 };

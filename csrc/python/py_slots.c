@@ -90,8 +90,10 @@ PyDoc_STRVAR(slots_close_doc,
              "close()\n--\n\nUnmap the files. Views stay valid.");
 
 static PyObject *
-slots_close(slots_object *self, PyObject *Py_UNUSED(unused))
+slots_close(PyObject *object, PyObject *Py_UNUSED(unused))
 {
+    slots_object *self = (slots_object *)object;
+
     if (self->slots == NULL)
         Py_RETURN_NONE;
     if (enter(self) < 0)
@@ -107,8 +109,9 @@ PyDoc_STRVAR(slots_fence_doc,
              "Refuse packs of lower attempts from now on, in every process.");
 
 static PyObject *
-slots_fence(slots_object *self, PyObject *argument)
+slots_fence(PyObject *object, PyObject *argument)
 {
+    slots_object *self = (slots_object *)object;
     uint64_t attempt = 0;
 
     if (core_read_number(argument, "attempt", UINT32_MAX, &attempt) < 0 ||
@@ -173,8 +176,9 @@ PyDoc_STRVAR(
     "begun or the state cannot be packed; the last commit stands.");
 
 static PyObject *
-slots_pack(slots_object *self, PyObject *args, PyObject *kwargs)
+slots_pack(PyObject *object, PyObject *args, PyObject *kwargs)
 {
+    slots_object *self = (slots_object *)object;
     static char *keywords[] = {"state", "attempt", NULL};
     PyObject *state, *number, *result;
     uint32_t attempt = 0;
@@ -229,8 +233,9 @@ PyDoc_STRVAR(
     "As pack, of a state that is packed already: a file's bytes, say.");
 
 static PyObject *
-slots_put(slots_object *self, PyObject *args, PyObject *kwargs)
+slots_put(PyObject *object, PyObject *args, PyObject *kwargs)
 {
+    slots_object *self = (slots_object *)object;
     static char *keywords[] = {"buffer", "attempt", NULL};
     PyObject *number, *result = NULL;
     uint32_t attempt = 0;
@@ -265,8 +270,9 @@ PyDoc_STRVAR(
     "stands.");
 
 static PyObject *
-slots_commit(slots_object *self, PyObject *argument)
+slots_commit(PyObject *object, PyObject *argument)
 {
+    slots_object *self = (slots_object *)object;
     uint64_t position = 0;
     cer_hash128 hash;
     cer_error err = {0};
@@ -290,8 +296,9 @@ PyDoc_STRVAR(
     "newest.");
 
 static PyObject *
-slots_revert(slots_object *self, PyObject *args, PyObject *kwargs)
+slots_revert(PyObject *object, PyObject *args, PyObject *kwargs)
 {
+    slots_object *self = (slots_object *)object;
     static char *keywords[] = {"attempt", "position", NULL};
     PyObject *numbers[2];
     uint32_t attempt = 0;
@@ -313,8 +320,9 @@ PyDoc_STRVAR(
     "Return (position, attempt, nbytes) of the newest state, or None.");
 
 static PyObject *
-slots_committed(slots_object *self, PyObject *Py_UNUSED(unused))
+slots_committed(PyObject *object, PyObject *Py_UNUSED(unused))
 {
+    slots_object *self = (slots_object *)object;
     cer_slots_info info;
     bool found;
 
@@ -334,8 +342,9 @@ PyDoc_STRVAR(
     "Return the highest attempt that has fenced or packed, 0 if none.");
 
 static PyObject *
-slots_attempt(slots_object *self, PyObject *Py_UNUSED(unused))
+slots_attempt(PyObject *object, PyObject *Py_UNUSED(unused))
 {
+    slots_object *self = (slots_object *)object;
     uint32_t attempt;
 
     if (enter(self) < 0)
@@ -366,8 +375,9 @@ PyDoc_STRVAR(
     "read-only buffer: unchanged until the second pack from now.");
 
 static PyObject *
-slots_view(slots_object *self, PyObject *args, PyObject *kwargs)
+slots_view(PyObject *object, PyObject *args, PyObject *kwargs)
 {
+    slots_object *self = (slots_object *)object;
     static char *keywords[] = {"position", NULL};
     PyObject *wanted = Py_None;
     uint64_t position = 0;
@@ -397,8 +407,9 @@ PyDoc_STRVAR(
     "whose bytes are those that were sealed, or None. Reads all of it.");
 
 static PyObject *
-slots_sealed(slots_object *self, PyObject *Py_UNUSED(unused))
+slots_sealed(PyObject *object, PyObject *Py_UNUSED(unused))
 {
+    slots_object *self = (slots_object *)object;
     cer_slots_view view;
     bool found;
 
@@ -419,8 +430,9 @@ PyDoc_STRVAR(slots_hash_doc,
              "hash()\n--\n\nReturn the XXH3-128 of the newest state.");
 
 static PyObject *
-slots_hash(slots_object *self, PyObject *Py_UNUSED(unused))
+slots_hash(PyObject *object, PyObject *Py_UNUSED(unused))
 {
+    slots_object *self = (slots_object *)object;
     cer_slots_view view;
     cer_hash128 hash;
     cer_error err = {0};
@@ -446,8 +458,9 @@ PyDoc_STRVAR(slots_save_doc,
              "Write the newest state to a file. It is not synced.");
 
 static PyObject *
-slots_save(slots_object *self, PyObject *args)
+slots_save(PyObject *object, PyObject *args)
 {
+    slots_object *self = (slots_object *)object;
     PyObject *path;
     cer_error err = {0};
     cer_status status;
@@ -466,23 +479,22 @@ slots_save(slots_object *self, PyObject *args)
 }
 
 static PyMethodDef slots_methods[] = {
-    {"close", (PyCFunction)slots_close, METH_NOARGS, slots_close_doc},
-    {"fence", (PyCFunction)slots_fence, METH_O, slots_fence_doc},
+    {"close", slots_close, METH_NOARGS, slots_close_doc},
+    {"fence", slots_fence, METH_O, slots_fence_doc},
     {"pack", (PyCFunction)(void (*)(void))slots_pack,
      METH_VARARGS | METH_KEYWORDS, slots_pack_doc},
     {"put", (PyCFunction)(void (*)(void))slots_put,
      METH_VARARGS | METH_KEYWORDS, slots_put_doc},
-    {"commit", (PyCFunction)slots_commit, METH_O, slots_commit_doc},
+    {"commit", slots_commit, METH_O, slots_commit_doc},
     {"revert", (PyCFunction)(void (*)(void))slots_revert,
      METH_VARARGS | METH_KEYWORDS, slots_revert_doc},
-    {"committed", (PyCFunction)slots_committed, METH_NOARGS,
-     slots_committed_doc},
+    {"committed", slots_committed, METH_NOARGS, slots_committed_doc},
     {"view", (PyCFunction)(void (*)(void))slots_view,
      METH_VARARGS | METH_KEYWORDS, slots_view_doc},
-    {"hash", (PyCFunction)slots_hash, METH_NOARGS, slots_hash_doc},
-    {"sealed", (PyCFunction)slots_sealed, METH_NOARGS, slots_sealed_doc},
-    {"attempt", (PyCFunction)slots_attempt, METH_NOARGS, slots_attempt_doc},
-    {"save", (PyCFunction)slots_save, METH_VARARGS, slots_save_doc},
+    {"hash", slots_hash, METH_NOARGS, slots_hash_doc},
+    {"sealed", slots_sealed, METH_NOARGS, slots_sealed_doc},
+    {"attempt", slots_attempt, METH_NOARGS, slots_attempt_doc},
+    {"save", slots_save, METH_VARARGS, slots_save_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -171,7 +171,9 @@ PyDoc_STRVAR(
     "Tensors come back as what they were packed from; where that framework\n"
     "cannot be imported, and for tensors of others, as `framework`: 'torch',\n"
     "'numpy' or 'jax'. With copy=False they are views of the buffer (but for\n"
-    "JAX's). `name` stands for the buffer in errors. Raises CorruptDataError.");
+    "JAX's). Torch has no read-only tensors: views of a read-only buffer are\n"
+    "a BufferError, and with copy=None the caller promises to write to none.\n"
+    "`name` stands for the buffer in errors. Raises CorruptDataError.");
 
 static PyObject *
 unpack_state(PyObject *module, PyObject *args, PyObject *kwargs)
@@ -180,14 +182,17 @@ unpack_state(PyObject *module, PyObject *args, PyObject *kwargs)
     core_state *core = core_state_of_module(module);
     py_unpack_options options = {.name = "the state"};
     const char *framework = "numpy";
-    int copy = 1;
+    PyObject *copy_object = Py_True, *result;
+    int copy = 0;
     Py_buffer view;
     cer_state state;
-    PyObject *result;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|sp$s:unpack_state",
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|sO$s:unpack_state",
                                      keywords, &options.buffer, &framework,
-                                     &copy, &options.name))
+                                     &copy_object, &options.name))
+        return NULL;
+    options.trusted = copy_object == Py_None;
+    if (!options.trusted && (copy = PyObject_IsTrue(copy_object)) < 0)
         return NULL;
     options.framework = py_kind_of_name(framework, strlen(framework));
     options.copy = copy != 0;

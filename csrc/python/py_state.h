@@ -43,6 +43,7 @@ typedef struct py_unpack_options {
     py_kind framework; /* for tensors whose own framework is not there */
     bool copy;         /* false: tensors are views of the buffer */
     bool read_only;    /* the buffer is */
+    bool trusted;      /* nobody writes to a view of a read-only buffer */
 } py_unpack_options;
 
 /* The nested value of an opened state, its tensors new ones. */

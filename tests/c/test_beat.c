@@ -1,8 +1,11 @@
 #include "beat.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include "check.h"
@@ -36,6 +39,49 @@ a_page_is_shared_by_its_descriptor(void)
     cer_beat_close(beat);
     cer_beat_close(NULL);
     CHECK_EQ_INT(scratch_descriptors(), before);
+}
+
+#ifdef __linux__
+static bool is_old_kernel; /* one that knows nothing of executable memory */
+
+int memfd_create(const char *name, unsigned flags);
+
+int
+memfd_create(const char *name, unsigned flags)
+{
+    if (is_old_kernel && (flags & ~(MFD_CLOEXEC | MFD_ALLOW_SEALING)) != 0) {
+        errno = EINVAL;
+        return -1;
+    }
+    return (int)syscall(SYS_memfd_create, name, flags);
+}
+
+static void
+check_page(bool old_kernel)
+{
+    cer_beat *beat, *other;
+    int fd;
+
+    is_old_kernel = old_kernel;
+    CHECK_EQ_INT(cer_beat_open(-1, &beat, NULL), CER_OK);
+    is_old_kernel = false;
+    fd = cer_beat_fd(beat);
+    CHECK((fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0);
+    CHECK_EQ_INT(ftruncate(fd, 0), -1);
+    CHECK_EQ_INT(errno, EPERM);
+    CHECK_EQ_INT(cer_beat_open(fd, &other, NULL), CER_OK);
+    cer_beat_close(other);
+    cer_beat_close(beat);
+}
+#endif
+
+static void
+no_worker_can_cut_a_page_off(void)
+{
+#ifdef __linux__
+    check_page(false);
+    check_page(true);
+#endif
 }
 
 static void
@@ -233,8 +279,9 @@ a_stopped_worker_ends_too(void)
 #endif
 }
 
-CHECK_MAIN(a_page_is_shared_by_its_descriptor, beating_starts_and_stops,
-           a_forked_child_has_no_thread, what_is_no_page_is_refused,
-           a_task_has_a_clock, a_worker_ends_when_its_socket_does,
+CHECK_MAIN(a_page_is_shared_by_its_descriptor, no_worker_can_cut_a_page_off,
+           beating_starts_and_stops, a_forked_child_has_no_thread,
+           what_is_no_page_is_refused, a_task_has_a_clock,
+           a_worker_ends_when_its_socket_does,
            a_worker_ends_with_its_parent_whoever_holds_the_socket,
            a_stopped_worker_ends_too)

@@ -13,21 +13,6 @@
 #include "scratch.h"
 
 /* --- injected failures: these stand in for the C library's ---------------- */
-static int fail_fsync_at; /* 1: the next one; counts down; 0: none */
-static int fail_fsync_with;
-
-int fsync(int fd);
-
-int
-fsync(int fd)
-{
-    if (fail_fsync_at > 0 && --fail_fsync_at == 0) {
-        errno = fail_fsync_with;
-        return -1;
-    }
-    return (int)syscall(SYS_fsync, fd);
-}
-
 /* Every write is interrupted once and then takes at most this many bytes. */
 static size_t short_writes;
 static int write_interrupted;
@@ -55,6 +40,35 @@ write(int fd, const void *data, size_t len_bytes)
             len_bytes = short_writes;
     }
     return (ssize_t)syscall(SYS_write, fd, data, len_bytes);
+}
+
+/* A file system that cannot reserve blocks, and what else it writes of zeros.
+ */
+static int fail_reserve_with;
+static long room_for_writes = -1; /* in bytes; -1: enough */
+
+int posix_fallocate(int fd, off_t at, off_t len_bytes);
+
+int
+posix_fallocate(int fd, off_t at, off_t len_bytes)
+{
+    if (fail_reserve_with != 0)
+        return fail_reserve_with;
+    return syscall(SYS_fallocate, fd, 0, at, len_bytes) < 0 ? errno : 0;
+}
+
+ssize_t pwrite(int fd, const void *data, size_t len_bytes, off_t at);
+
+ssize_t
+pwrite(int fd, const void *data, size_t len_bytes, off_t at)
+{
+    if (room_for_writes >= 0 && room_for_writes < (long)len_bytes) {
+        errno = ENOSPC;
+        return -1;
+    }
+    if (room_for_writes >= 0)
+        room_for_writes -= (long)len_bytes;
+    return (ssize_t)syscall(SYS_pwrite64, fd, data, len_bytes, at);
 }
 
 /* --- reading and writing -------------------------------------------------- */
@@ -161,136 +175,6 @@ only_regular_files_are_read(void)
     CHECK_EQ_INT(cer_fsio_open_read(scratch("none"), &fd, &err), CER_IO);
     CHECK_EQ_INT(err.os_errno, ENOENT);
     CHECK_EQ_INT(unlink(scratch("fifo")), 0);
-}
-
-static void
-parents_are_found(void)
-{
-    static const char *const pairs[][2] = {
-        {"x", "."}, {"/x", "/"}, {"a/x", "a"}, {"/a/b/x", "/a/b"}};
-
-    for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
-        char *parent = cer_fsio_parent(pairs[i][0]);
-
-        CHECK_EQ_STR(parent, pairs[i][1]);
-        cer_free(parent);
-    }
-}
-
-/* --- replacing ------------------------------------------------------------ */
-static void
-check_content(const char *name, const char *expected)
-{
-    char back[256] = "";
-
-    CHECK_EQ_INT(scratch_read(name, back, sizeof back - 1),
-                 (long)strlen(expected));
-    CHECK_EQ_STR(back, expected);
-}
-
-static void
-replacing_makes_and_replaces(void)
-{
-    int files = scratch_files(), descriptors = scratch_descriptors();
-
-    CHECK_EQ_INT(cer_fsio_replace(scratch("note"), "one", 3, NULL), CER_OK);
-    check_content("note", "one");
-    CHECK_EQ_INT(cer_fsio_replace(scratch("note"), "three", 5, NULL), CER_OK);
-    check_content("note", "three");
-    CHECK_EQ_INT(cer_fsio_replace(scratch("note"), NULL, 0, NULL), CER_OK);
-    check_content("note", "");
-    CHECK_EQ_INT(scratch_files(), files + 1);
-    CHECK_EQ_INT(scratch_descriptors(), descriptors);
-}
-
-/* Replaces "old" with whatever fails armed; nothing may have changed. */
-static void
-check_nothing_changed(int os_errno, const char *message)
-{
-    int files = scratch_files(), descriptors = scratch_descriptors();
-    cer_error err = {0};
-
-    CHECK_EQ_INT(cer_fsio_replace(scratch("old"), "new bytes", 9, &err),
-                 CER_IO);
-    CHECK_EQ_INT(err.os_errno, os_errno);
-    CHECK(strstr(err.message, message) != NULL);
-    CHECK(strstr(err.message, "/old") != NULL);
-    check_content("old", "old bytes");
-    CHECK_EQ_INT(scratch_files(), files);
-    CHECK_EQ_INT(scratch_descriptors(), descriptors);
-}
-
-static void
-a_failed_replacement_leaves_the_old_file(void)
-{
-    scratch_write("old", "old bytes", 9);
-    fail_write_with = ENOSPC;
-    check_nothing_changed(ENOSPC, "cannot write");
-    fail_write_with = 0;
-    fail_fsync_at = 1;
-    fail_fsync_with = EIO;
-    check_nothing_changed(EIO, "cannot sync");
-    CHECK_EQ_INT(fail_fsync_at, 0);
-}
-
-static void
-a_file_larger_than_allowed_leaves_the_old_one(void)
-{
-    struct rlimit old_limit, limit;
-
-    scratch_write("old", "old bytes", 9);
-    (void)signal(SIGXFSZ, SIG_IGN);
-    CHECK_EQ_INT(getrlimit(RLIMIT_FSIZE, &old_limit), 0);
-    limit = old_limit;
-    limit.rlim_cur = 4;
-    CHECK_EQ_INT(setrlimit(RLIMIT_FSIZE, &limit), 0);
-    check_nothing_changed(EFBIG, "cannot write");
-    CHECK_EQ_INT(setrlimit(RLIMIT_FSIZE, &old_limit), 0);
-}
-
-static void
-a_folder_in_the_way_or_none_at_all_is_an_error(void)
-{
-    int files = scratch_files();
-    cer_error err = {0};
-
-    CHECK_EQ_INT(mkdir(scratch("dir"), 0700), 0);
-    CHECK_EQ_INT(cer_fsio_replace(scratch("dir"), "x", 1, &err), CER_IO);
-    CHECK_EQ_INT(err.os_errno, EISDIR);
-    CHECK_EQ_INT(cer_fsio_replace(scratch("no/where"), "x", 1, &err), CER_IO);
-    CHECK_EQ_INT(err.os_errno, ENOENT);
-    CHECK_EQ_INT(rmdir(scratch("dir")), 0);
-    CHECK_EQ_INT(scratch_files(), files);
-}
-
-static void
-folders_that_cannot_be_synced(void)
-{
-    cer_error err = {0};
-
-    fail_fsync_at = 1;
-    fail_fsync_with = EINVAL; /* the file system has nothing to sync */
-    CHECK_EQ_INT(cer_fsio_sync_directory(scratch(""), &err), CER_OK);
-    fail_fsync_at = 2;
-    fail_fsync_with = EIO;
-    CHECK_EQ_INT(cer_fsio_replace(scratch("note"), "late", 4, &err), CER_IO);
-    CHECK(strstr(err.message, "cannot sync folder") != NULL);
-    check_content("note", "late"); /* there, but not known durable */
-    CHECK_EQ_INT(cer_fsio_sync_directory(scratch("none"), &err), CER_IO);
-    CHECK_EQ_INT(err.os_errno, ENOENT);
-}
-
-static void
-a_stale_temporary_file_is_not_in_the_way(void)
-{
-    char name[64];
-
-    (void)snprintf(name, sizeof name, "note.tmp-%ld-0", (long)getpid());
-    scratch_write(name, "left by a dead process", 22);
-    CHECK_EQ_INT(cer_fsio_replace(scratch("note"), "fresh", 5, NULL), CER_OK);
-    check_content("note", "fresh");
-    check_content(name, "left by a dead process");
-    CHECK_EQ_INT(unlink(scratch(name)), 0);
 }
 
 /* --- mappings ------------------------------------------------------------- */
@@ -420,6 +304,40 @@ a_disk_without_room_is_an_error(void)
     CHECK(map.data == NULL && map.fd == -1);
 }
 
+/* Where no blocks can be reserved, they are written. */
+static void
+a_file_system_that_reserves_nothing(void)
+{
+    static const int codes[] = {EOPNOTSUPP, EINVAL};
+
+    for (size_t i = 0; i < sizeof codes / sizeof codes[0]; i++) {
+        const char *path = scratch("written");
+        cer_map map;
+        cer_error err = {0};
+        struct stat info;
+
+        fail_reserve_with = codes[i];
+        CHECK_EQ_INT(cer_fsio_map_write(path, 10000, true, &map, NULL), CER_OK);
+        CHECK_EQ_INT(stat(path, &info), 0);
+        CHECK_EQ_INT(info.st_size, 10000);
+        CHECK(info.st_blocks * 512 >= 10000); /* no hole */
+        map.data[9999] = 7;
+        CHECK_EQ_INT(cer_fsio_map_grow(&map, 20000, path, NULL), CER_OK);
+        CHECK_EQ_INT(map.data[9999], 7);
+        CHECK_EQ_INT(map.data[19999], 0);
+        room_for_writes = 5000;
+        CHECK_EQ_INT(cer_fsio_map_grow(&map, 30000, path, &err), CER_IO);
+        room_for_writes = -1;
+        fail_reserve_with = 0;
+        CHECK_EQ_INT(err.os_errno, ENOSPC);
+        CHECK_EQ_INT(stat(path, &info), 0);
+        CHECK_EQ_INT(info.st_size,
+                     20000); /* what had been added is given back */
+        cer_fsio_unmap(&map);
+        CHECK_EQ_INT(unlink(path), 0);
+    }
+}
+
 static void
 impossible_sizes_are_refused(void)
 {
@@ -446,7 +364,6 @@ links_are_followed_only_on_the_way(void)
 {
     cer_error err = {0};
     cer_map map;
-    char text[8] = "";
     int fd;
 
     CHECK_EQ_INT(mkdir(scratch("folder"), 0700), 0);
@@ -470,10 +387,6 @@ links_are_followed_only_on_the_way(void)
     CHECK_EQ_INT(err.os_errno, ENOTDIR);
     CHECK_EQ_INT(cer_fsio_check_folder(scratch("nowhere"), &err), CER_IO);
     CHECK_EQ_INT(err.os_errno, ENOENT);
-    /* A replacement takes the link's place and leaves what it points to. */
-    CHECK_EQ_INT(cer_fsio_replace(scratch("link"), "new", 3, NULL), CER_OK);
-    CHECK_EQ_INT(scratch_read("folder/file", text, sizeof text), 4);
-    CHECK_EQ_INT(scratch_read("link", text, sizeof text), 3);
     CHECK_EQ_INT(unlink(scratch("folder/file")), 0);
 }
 
@@ -517,14 +430,9 @@ a_write_of_nothing_is_an_error(void)
 CHECK_MAIN(reading_takes_up_short_counts_and_interruptions,
            writing_takes_up_short_counts_and_interruptions,
            errors_name_the_file_and_keep_the_errno, only_regular_files_are_read,
-           parents_are_found, replacing_makes_and_replaces,
-           a_failed_replacement_leaves_the_old_file,
-           a_file_larger_than_allowed_leaves_the_old_one,
-           a_folder_in_the_way_or_none_at_all_is_an_error,
-           folders_that_cannot_be_synced,
-           a_stale_temporary_file_is_not_in_the_way, maps_for_reading,
-           what_cannot_be_mapped_is_named,
+           maps_for_reading, what_cannot_be_mapped_is_named,
            writable_mappings_are_shared_and_grow,
            an_empty_writable_mapping_can_grow, a_disk_without_room_is_an_error,
-           impossible_sizes_are_refused, links_are_followed_only_on_the_way,
-           overwriting_makes_and_empties, a_write_of_nothing_is_an_error)
+           a_file_system_that_reserves_nothing, impossible_sizes_are_refused,
+           links_are_followed_only_on_the_way, overwriting_makes_and_empties,
+           a_write_of_nothing_is_an_error)

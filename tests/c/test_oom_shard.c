@@ -7,7 +7,6 @@
 #include "scratch.h"
 #include "shard.h"
 #include "shard_files.h"
-#include "watch.h"
 
 typedef cer_status (*attempt)(cer_error *err);
 
@@ -107,44 +106,4 @@ writing_a_file(void)
     fail_every_allocation(write_file, 4);
 }
 
-static cer_status
-replace_file(cer_error *err)
-{
-    return cer_fsio_replace(scratch("note"), "new", 3, err);
-}
-
-static void
-replacing_a_file(void)
-{
-    scratch_write("note", "old", 3);
-    fail_every_allocation(replace_file, 2);
-}
-
-static cer_status
-watch_folder(cer_error *err)
-{
-    cer_watch *watch = NULL;
-    cer_status status = cer_watch_open(scratch_folder, &watch, err);
-
-    CHECK((watch != NULL) == (status == CER_OK));
-    cer_watch_close(watch);
-    return status;
-}
-
-static void
-watching_a_folder(void)
-{
-    (void)scratch("");
-    fail_every_allocation(watch_folder, 1);
-}
-
-static void
-the_shortest_parent(void)
-{
-    failing_alloc_arm(1);
-    CHECK(cer_fsio_parent("x") == NULL);
-    failing_alloc_arm(0);
-}
-
-CHECK_MAIN(opening_a_shard, hashing_a_file, writing_a_file, replacing_a_file,
-           watching_a_folder, the_shortest_parent)
+CHECK_MAIN(opening_a_shard, hashing_a_file, writing_a_file)

@@ -230,6 +230,23 @@ print(json.dumps(said))
 
 # --- finding it -----------------------------------------------------------------
 
+
+def test_a_list_of_folders_that_shrinks_while_it_is_read() -> None:
+    said = program("""
+folders = []
+class Emptying:
+    def __fspath__(self):
+        folders.clear()
+        return "/nowhere"
+folders += [Emptying(), *(f"/nowhere/{i}" for i in range(50))]
+try:
+    _core.cuda_open(folders, path="/nowhere/libcudart.so.12")
+except DeviceError as error:
+    print(json.dumps([len(folders), "/nowhere/libcudart.so.12" in str(error)]))
+""")
+    assert said == [0, True]
+
+
 DRIVER = """
 #include <stdlib.h>
 int cuDriverGetVersion(int *version);

@@ -222,6 +222,39 @@ def test_exclusive_shards_run_on_their_holders_alone() -> None:
         schedule.set_holders(0, [5])
 
 
+class Emptying:
+    """A number whose conversion empties the list that it is in."""
+
+    def __init__(self, items: list[object]) -> None:
+        self._items = items
+
+    def __float__(self) -> float:
+        self._items.clear()
+        return 1.0
+
+    def __index__(self) -> int:
+        self._items.clear()
+        return 0
+
+
+def test_a_list_that_shrinks_while_it_is_read_is_taken_as_it_was() -> None:
+    items: list[object] = []
+    items += [Emptying(items), *(float(i) for i in range(2, 50))]
+    schedule = new(1, shards=items, exclusive=True)
+    assert items == []
+    with pytest.raises(ValueError, match="there is no shard 49"):
+        schedule.set_holders(49, [0])
+    items += [Emptying(items), *range(1, 50)]
+    with pytest.raises(ValueError, match="there is no worker 1"):
+        schedule.set_holders(0, items)  # type: ignore[arg-type]
+    assert items == []
+    for wrong in (3.5, None, Emptying(items)):
+        with pytest.raises(TypeError, match="a number or the weights"):
+            new(shards=wrong)
+        with pytest.raises(TypeError, match="a sequence of numbers"):
+            schedule.set_holders(0, wrong)  # type: ignore[arg-type]
+
+
 def test_shards_of_a_leaving_holder_are_loaded_elsewhere() -> None:
     schedule = new(3, shards=3, exclusive=True)
     loads = [schedule.next(0.0) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""ShardReader, NpyWriter and the atomic file functions, through the binding."""
+"""ShardReader and NpyWriter, through the binding."""
 
 from __future__ import annotations
 
@@ -428,52 +428,7 @@ def test_error_messages_survive_any_file_name(tmp_path: Path) -> None:
         _core.ShardReader(tmp_path, 1, [("x", "int8", (), False, {name: 1})])
 
 
-# --- files -----------------------------------------------------------------------
-
-
-def test_replace_file(tmp_path: Path) -> None:
-    path = tmp_path / "note"
-    _core.replace_file(path, b"one")
-    assert path.read_bytes() == b"one"
-    _core.replace_file(str(path), memoryview(b"three"))
-    assert path.read_bytes() == b"three"
-    with largest_file(3), pytest.raises(OSError, match=r"cannot write .*note"):
-        _core.replace_file(path, b"much too long")
-    assert path.read_bytes() == b"three"
-    assert [p.name for p in tmp_path.iterdir()] == ["note"]
-    with pytest.raises(FileNotFoundError):
-        _core.replace_file(tmp_path / "none" / "note", b"x")
-    with pytest.raises(TypeError):
-        _core.replace_file(path, "text")
-
-
-def test_readers_see_the_old_or_the_new_file(tmp_path: Path) -> None:
-    path = tmp_path / "note"
-    contents = [bytes([65 + i]) * 5000 for i in range(20)]
-    _core.replace_file(path, contents[0])
-    done = threading.Event()
-    seen = set()
-
-    def read() -> None:
-        while not done.is_set():
-            seen.add(path.read_bytes())
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    for content in contents:
-        _core.replace_file(path, content)
-    done.set()
-    reader.join()
-    assert seen <= set(contents)
-
-
-def test_fsync_directory(tmp_path: Path) -> None:
-    _core.fsync_directory(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"cannot open folder .*none"):
-        _core.fsync_directory(tmp_path / "none")
-    (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError):
-        _core.fsync_directory(tmp_path / "file")
+# --- a full disk -----------------------------------------------------------------
 
 
 def test_a_real_disk_that_fills() -> None:
@@ -481,7 +436,7 @@ def test_a_real_disk_that_fills() -> None:
     script = """
 import errno, sys
 import numpy as np
-from cerebro import _core
+from cerebro import _core, durable
 writer = _core.NpyWriter("/mnt/a.npy", "float64", (), 10**6)
 try:
     writer.write(np.zeros(10**6))
@@ -491,9 +446,9 @@ else:
     sys.exit("written")
 import os
 assert os.listdir("/mnt") == []
-_core.replace_file("/mnt/note", b"old")
+durable.replace_file("/mnt/note", b"old")
 try:
-    _core.replace_file("/mnt/note", bytes(10**6))
+    durable.replace_file("/mnt/note", bytes(10**6))
 except OSError as error:
     assert error.errno == errno.ENOSPC, error
 assert os.listdir("/mnt") == ["note"] and open("/mnt/note", "rb").read() == b"old"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import ctypes
 import gc
 import json
 import math
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dlpack_structs import capsule_pointer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -323,8 +325,53 @@ def test_views_share_and_keep_the_buffer() -> None:
 
 def test_views_of_read_only_buffers_are_read_only() -> None:
     data = bytes(_core.pack_state({"n": np.zeros(3)}))
-    view = _core.unpack_state(data, copy=False)["n"]
-    assert not view.flags.writeable
+    for copy in (False, None):
+        assert not _core.unpack_state(data, copy=copy)["n"].flags.writeable
+
+
+def test_read_only_memory_gives_torch_no_views_unless_none_is_written_to(tmp_path: Path) -> None:
+    slots = _core.Slots(tmp_path / "0", True)
+    slots.pack({"t": torch.ones(3)}, attempt=1)
+    slots.commit(1)
+    committed = slots.view()
+    for buffer in (bytes(committed), memoryview(committed).toreadonly(), committed):
+        with pytest.raises(BufferError, match="torch has no read-only tensors"):
+            _core.unpack_state(buffer, copy=False)
+        shown = _core.unpack_state(buffer, copy=None)["t"]
+        assert shown.tolist() == [1, 1, 1]
+        assert _core.unpack_state(buffer)["t"].fill_(2).tolist() == [2, 2, 2]
+        assert shown.tolist() == [1, 1, 1]
+    writable = bytearray(committed)
+    _core.unpack_state(writable, copy=None)["t"].fill_(3)
+    assert _core.unpack_state(writable)["t"].tolist() == [3, 3, 3]
+
+
+def test_a_table_of_ours_behind_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch with DLPack 2 keeps the older table for consumers that know no other."""
+    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        pytest.skip("this torch has no exchange table")
+
+    class Header(ctypes.Structure):
+        _fields_ = (
+            ("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("prev_api", ctypes.c_void_p)
+        )  # fmt: skip
+
+    name = b"dlpack_exchange_api"
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype = ctypes.py_object
+    new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    table = Header(2, 0, capsule_pointer(torch.Tensor.__dlpack_c_exchange_api__, name))
+    state = {"a": torch.arange(6).reshape(2, 3)}
+    packed = bytes(_core.pack_state(state))
+    monkeypatch.setattr(
+        torch.Tensor, "__dlpack_c_exchange_api__", new(ctypes.addressof(table), name, None)
+    )
+    monkeypatch.delattr(torch.Tensor, "__dlpack__")  # without the table nothing would be left
+    assert bytes(_core.pack_state(state)) == packed
+    assert torch.equal(_core.unpack_state(packed)["a"], state["a"])
+    table.prev_api = None
+    with pytest.raises(StateError):
+        _core.pack_state(state)
 
 
 def test_without_an_exchange_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,6 @@ import cerebro
 import cerebro.report.progress
 from cerebro import control
 from cerebro.errors import InputError
-from cerebro.executors.inline import InlineExecutor
 from cerebro.executors.local import LocalExecutor
 from cerebro.report.snapshot import Snapshot
 
@@ -450,24 +449,6 @@ def test_a_stopped_trial_keeps_no_searcher_waiting(
     heard = [call[2:4] for call in searcher.calls if call[:2] == ("report", 1)]
     assert heard == [(0, float("inf"))]
     assert {t.status for t in result.trials} <= {"finished", "stopped"}
-
-
-class Unwakeable(InlineExecutor):
-    """An executor from before executors could be woken."""
-
-    def wait(self, timeout: float | None = None) -> Any:  # type: ignore[override]
-        return super().wait(timeout)
-
-
-def test_an_executor_that_cannot_be_woken(
-    module: Any, tmp_path: Path, undisturbed: list[list[str]]
-) -> None:
-    run = tmp_path / "run"
-    result = search(module, run / "a", executor=Unwakeable())
-    assert hashes(result) == undisturbed
-    counter = After(4, lambda: control.stop(run / "b"))
-    assert search(module, run / "b", executor=Unwakeable(), callbacks=[counter]).status == "stopped"
-    assert counter.units == 4
 
 
 # --- processes, driven by the command line ----------------------------------------

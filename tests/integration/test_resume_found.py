@@ -14,7 +14,7 @@ from adaptive_searchers import Halving, Population, decisions_of
 from resumable import build, hashes, search
 
 import cerebro
-from cerebro import _core
+from cerebro import durable
 from cerebro.executors.inline import InlineExecutor
 from cerebro.store import Store
 
@@ -85,11 +85,11 @@ def test_the_name_of_a_run_outlives_a_loss_of_power(data, tmp_path, monkeypatch)
 
     def sync(folder):
         present = sorted(entry.name for entry in tmp_path.rglob("*") if entry.is_dir())
-        synced.append((folder, present))
+        synced.append((str(folder), present))
         fsync(folder)
 
-    fsync = _core.fsync_directory
-    monkeypatch.setattr(_core, "fsync_directory", sync)
+    fsync = durable.sync_folder
+    monkeypatch.setattr(durable, "sync_folder", sync)
     search(tmp_path / "a" / "b", data, n_trials=1, epochs=1)
     assert (str(tmp_path), ["a"]) in synced
     assert (str(tmp_path / "a"), ["a", "b"]) in synced

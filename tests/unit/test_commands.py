@@ -199,17 +199,13 @@ def test_a_file_that_cannot_be_removed_is_obeyed_once(
     assert drain(inbox) == [Command("pause", 2)]
 
 
-def test_where_nothing_wakes_the_folder_is_looked_into_each_second(
+def test_on_a_network_disk_the_folder_is_looked_into_once_a_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_more(path: Path) -> None:
-        raise OSError(24, "Too many open files")
-
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(cerebro.inbox._core, "FolderWatch", no_more)
+    monkeypatch.setattr(cerebro.inbox, "is_network_file_system", lambda path: True)
     monkeypatch.setattr(cerebro.inbox.time, "monotonic", lambda: clock.now)
     inbox = Inbox(tmp_path)
-    assert inbox.wake is None and inbox.patience == 1.0
     assert drain(inbox) == []
     control.put(tmp_path, Command("pause"))
     clock.now += 0.5
@@ -217,14 +213,6 @@ def test_where_nothing_wakes_the_folder_is_looked_into_each_second(
     clock.now += 0.5
     assert drain(inbox) == [Command("pause")]
     inbox.close()
-
-
-def test_on_a_network_disk_it_is_both_woken_and_looks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cerebro.inbox, "is_network_file_system", lambda path: True)
-    inbox = Inbox(tmp_path)
-    assert inbox.wake is not None and inbox.patience == 1.0
 
 
 def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
@@ -406,15 +394,15 @@ def test_a_run_is_paused_and_continued(tmp_path: Path) -> None:
 
 def test_a_stop_cancels_once_and_gives_up_in_time(tmp_path: Path) -> None:
     it = Obeyed(tmp_path)
-    assert it.remote.patience(None) is None and it.remote.patience(3.0) == 3.0
+    assert it.remote.patience(None) == 1.0 and it.remote.patience(0.5) == 0.5
     it.send(Command("pause"), Command("stop"))
     assert it.remote.stopping and it.run.told == ["cancel"]
-    assert it.remote.patience(None) == STOP_SECONDS and it.remote.patience(3.0) == 3.0
-    it.now += STOP_SECONDS - 1
+    assert it.remote.patience(None) == 1.0 and it.remote.patience(0.5) == 0.5
+    it.now += STOP_SECONDS - 0.5
     it.send(Command("stop"), Command("continue"))
     assert it.run.told == ["cancel"] and not it.remote.gave_up
-    assert it.remote.stopping and it.remote.patience(None) == 1.0
-    it.now += 1
+    assert it.remote.stopping and it.remote.patience(None) == 0.5
+    it.now += 0.5
     assert it.remote.gave_up and it.remote.patience(None) == 0.0
 
 

@@ -217,7 +217,7 @@ def test_a_state_comes_back_from_a_slot_that_is_packed_into_again(tmp_path, else
     slots.pack(tree, attempt=1)
     slots.commit(1)
     arena = StateArena(pin=False)
-    found = arena.to_device(_core.unpack_state(slots.view(), "torch", copy=False), "cpu")
+    found = arena.to_device(_core.unpack_state(slots.view(), "torch", copy=None), "cpu")
     for position in (2, 3):
         slots.pack({"model": torch.full((400,), 7.0)}, attempt=1)
         slots.commit(position)

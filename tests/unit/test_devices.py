@@ -12,7 +12,7 @@ import pytest
 from cerebro import devices
 from cerebro.devices import Device, Found, choose, count_workers
 from cerebro.errors import InputError
-from cerebro.executors.seats import SeatedShards, fits_devices, with_shares
+from cerebro.executors.seats import SeatedShards, stay, with_shares
 from cerebro.settings import devices_of, worker_count
 from cerebro.unit import RunContext
 
@@ -309,4 +309,6 @@ def test_what_workers_may_take_of_their_gpus():
 )
 def test_when_shards_are_dealt(seats, options, fits):
     known = {"a": TWO.devices[0], "b": TWO.devices[1], "-": None}
-    assert fits_devices(context(**options), [known[seat] for seat in seats]) is fits
+    run = context(**options)
+    devices = [known[seat] for seat in seats]
+    assert stay(run.train, run.validation, devices, stagger=run.stagger) is fits

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from stored_run import read_run
 
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.store import (
@@ -18,7 +19,6 @@ from cerebro.store import (
     decode,
     encode,
     read_meta,
-    read_run,
     reader,
 )
 from cerebro.store.schema import MIGRATIONS, OLDEST_READABLE

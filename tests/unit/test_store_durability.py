@@ -13,8 +13,9 @@ import sys
 import textwrap
 
 import pytest
+from stored_run import read_run
 
-from cerebro.store import FILE, read_run
+from cerebro.store import FILE
 
 BEGIN = """
 import os, sys

@@ -9,8 +9,9 @@ import sys
 import threading
 
 import pytest
+from stored_run import read_run
 
-from cerebro.store import FILE, Store, batch, log_size, read_run, reader, writing
+from cerebro.store import FILE, Store, batch, log_size, reader, writing
 
 
 def add_trials(store, numbers):
@@ -197,13 +198,13 @@ def test_states_that_wait_for_the_disk_are_few(tmp_path, monkeypatch):
     monkeypatch.setattr(writing, "MAX_STATE_BYTES", 1000)
     store = Store.create(tmp_path, {})
     waiting = []
-    publish = batch._core.publish_files
+    publish = batch.durable.publish
 
     def watched(pairs):
         waiting.append(len(list(tmp_path.glob("*.new"))))
         publish(pairs)
 
-    monkeypatch.setattr(batch._core, "publish_files", watched)
+    monkeypatch.setattr(batch.durable, "publish", watched)
     for epoch in range(100):
         (tmp_path / f"{epoch}.new").write_bytes(bytes(600))
         paths = (tmp_path / f"{epoch}.new", tmp_path / f"{epoch}.state")

@@ -109,11 +109,11 @@ def test_models_and_slots_of_trials_that_have_ended_are_released(context):
     runner = UnitRunner(context, worker=0)
     done(runner, task(0, 0, trial=0))
     done(runner, task(0, 0, trial=1))
-    assert set(runner.live_trials) == {0, 1}
+    assert set(runner._live) == {0, 1}
     if Path("/proc/self/maps").exists():
         assert "0.slots" in mapped(context.state_dir)
     event = done(runner, task(0, 0, trial=2, ended=(0, 7)))
-    assert set(runner.live_trials) == {1, 2}
+    assert set(runner._live) == {1, 2}
     if Path("/proc/self/maps").exists():
         assert {name.split(".")[0] for name in mapped(context.state_dir)} == {"1", "2"}
     assert event.dropped == ()  # the coordinator knows that it has ended
@@ -138,6 +138,7 @@ class ShortOfMemory(Mean):
     """Of trial 1 the first unit finds no memory as long as another model is alive."""
 
     shown = 0
+    fit = 1  # models in memory
     error: Exception = torch.cuda.OutOfMemoryError("CUDA out of memory")
 
     def __init__(self, trial, runner):
@@ -145,7 +146,7 @@ class ShortOfMemory(Mean):
         self.trial, self.runner = trial, runner
 
     def train_batch(self, batch):
-        if self.trial == 1 and len(self.runner[0].live_trials) > 1:
+        if self.trial == 1 and len(self.runner[0]._live) > self.fit:
             ShortOfMemory.shown += 1
             raise self.error
         return super().train_batch(batch)
@@ -179,7 +180,7 @@ def test_models_that_are_alive_make_room_for_a_unit(context, monkeypatch, error)
     done = runner.run(task(0, 0, trial=1))
     assert isinstance(done, UnitDone), done.message
     assert ShortOfMemory.shown == 1
-    assert done.dropped == (0,) and runner.live_trials == [1]
+    assert done.dropped == (0,) and list(runner._live) == [1]
     alone = UnitRunner(replace(context, build=lambda config: Mean()), worker=0)
     assert alone.run(task(0, 1, trial=1)).packed_hash == done.packed_hash
     after = runner.run(task(1, 1, trial=0))  # from its slot
@@ -187,7 +188,7 @@ def test_models_that_are_alive_make_room_for_a_unit(context, monkeypatch, error)
 
 
 def test_without_others_to_make_room_the_trial_fails(context, monkeypatch):
-    monkeypatch.setattr(UnitRunner, "live_trials", [0, 1])
+    monkeypatch.setattr(ShortOfMemory, "fit", 0)
     monkeypatch.setattr(ShortOfMemory, "shown", 0)
     runner = gpu_runner(context)
     failed = runner.run(task(0, 0, trial=1))

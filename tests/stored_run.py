@@ -1,0 +1,28 @@
+"""All that a store knows about a run, for tests of the store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cerebro.store import read_meta, read_trials, reader
+from cerebro.trial import TrialRecord
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run as it was at one moment."""
+
+    meta: dict[str, Any]
+    trials: list[TrialRecord]
+    """By number, with their epochs."""
+    units: int
+    """How many units have been recorded."""
+
+
+def read_run(folder: Path) -> StoredRun:
+    """Read a run's store."""
+    with reader(folder) as connection:
+        (units,) = connection.execute("SELECT count(*) FROM units").fetchone()
+        return StoredRun(read_meta(connection), read_trials(connection), units)
