@@ -224,6 +224,23 @@ def test_a_state_comes_back_from_a_slot_that_is_packed_into_again(tmp_path, else
     assert bytes(_core.pack_state(found)) == bytes(_core.pack_state(tree))
 
 
+def test_a_state_that_was_loaded_is_not_the_arenas(elsewhere):
+    """Adam keeps the tensors that it is given; the next state goes through the same arena."""
+    net = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(net.parameters())
+    for _ in range(2):
+        net(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+    arena = StateArena(pin=False)
+    tree = {"net": net.state_dict(), "optimizer": optimizer.state_dict()}
+    expected = bytes(_core.pack_state(tree))
+    found = arena.to_device(_core.unpack_state(expected, "torch"), "cpu")
+    optimizer.load_state_dict(found["optimizer"])
+    arena.to_host({"other": torch.full((arena.nbytes // 4,), 7.0)})
+    again = {"net": found["net"], "optimizer": optimizer.state_dict()}
+    assert bytes(_core.pack_state(again)) == expected
+
+
 def test_the_arena_grows_and_is_used_again(elsewhere):
     arena = StateArena(pin=False)
     assert arena.nbytes == 0
