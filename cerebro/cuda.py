@@ -109,7 +109,7 @@ def describe_devices() -> list[dict[str, Any]]:
     Returns
     -------
     list of dict
-        ``name``, ``capability`` (such as ``(9, 0)``), ``multiprocessors``, ``memory`` (bytes) and
+        ``name``, ``uuid``, ``capability`` (such as ``(9, 0)``), ``multiprocessors``, ``memory`` (bytes) and
         ``mps``.
 
     Raises

@@ -224,12 +224,24 @@ get_memory(cer_batch *batch, size_t bytes, cer_error *err)
                           "out of memory for a batch of %zu bytes", bytes);
 }
 
+/* The power of two that is not below `bytes`, where there is one. */
+static size_t
+power_of_two(size_t bytes)
+{
+    size_t power = 1;
+
+    while (power < bytes && power <= SIZE_MAX / 2)
+        power *= 2;
+    return power < bytes ? bytes : power;
+}
+
 static cer_status
 grow(cer_batch *batch, size_t bytes, cer_error *err)
 {
-    /* Ragged batches differ in size: a quarter more spares most of the steps
-     * up to the largest one. */
-    size_t wanted = batch->block.data == NULL ? bytes : bytes + bytes / 4;
+    /* Ragged batches differ in size, and a source's memory may be slow to come
+     * by (a driver that pins it waits for the device): few steps lead up to the
+     * largest one. */
+    size_t wanted = batch->block.data == NULL ? bytes : power_of_two(bytes);
     cer_status status;
 
     free_memory(batch);

@@ -1,20 +1,35 @@
 #include "uses.h"
 
+#include <stdatomic.h>
+
 /* Two names of one stream. */
 #define LEGACY_STREAM ((void *)1)
 #define THREADS_OWN_STREAM ((void *)2)
 
+/* The calling thread's number. The system gives a thread's id to another one
+ * when it has ended; its default stream is not the other's. */
+static uint64_t
+own_number(void)
+{
+    static atomic_uint_fast64_t last;
+    static _Thread_local uint64_t own;
+
+    if (own == 0)
+        own = atomic_fetch_add_explicit(&last, 1, memory_order_relaxed) + 1;
+    return own;
+}
+
 static cer_use
 use_of(void *stream)
 {
-    return (cer_use){stream == LEGACY_STREAM ? NULL : stream, pthread_self()};
+    return (cer_use){stream == LEGACY_STREAM ? NULL : stream, own_number()};
 }
 
 static bool
 is_same(const cer_use *a, const cer_use *b)
 {
-    return a->stream == b->stream && (a->stream != THREADS_OWN_STREAM ||
-                                      pthread_equal(a->thread, b->thread));
+    return a->stream == b->stream &&
+           (a->stream != THREADS_OWN_STREAM || a->thread == b->thread);
 }
 
 cer_status
@@ -70,8 +85,7 @@ add(cer_uses *uses, const cer_use *use)
 static bool
 is_nameable(const cer_use *use)
 {
-    return use->stream != THREADS_OWN_STREAM ||
-           pthread_equal(use->thread, pthread_self());
+    return use->stream != THREADS_OWN_STREAM || use->thread == own_number();
 }
 
 static cer_status

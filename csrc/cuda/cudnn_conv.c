@@ -76,7 +76,8 @@ enum {
     NOTE_NONDETERMINISTIC = 4
 };
 
-enum { MOST_CONFIGS = 32, MOST_NOTES = 32, TENSORS = 3 };
+enum { MOST_CONFIGS = 128, MOST_NOTES = 32, TENSORS = 3 };
+#define MOST_WORKSPACE ((int64_t)256 << 20)
 enum { X_ID = 'x', W_ID = 'w', Y_ID = 'y' };
 
 /* --- calls ---------------------------------------------------------------- */
@@ -337,7 +338,7 @@ make_graph(const cer_cudnn_session *s, cer_cudnn_direction direction,
 /* --- engines -------------------------------------------------------------- */
 
 /* Whether the engine of a configuration gives the same float32 bits every
- * time. */
+ * time. One that does not say so is not taken. */
 static cer_status
 check_engine(const cer_cudnn_session *s, void *config, bool *good,
              cer_error *err)
@@ -356,26 +357,22 @@ check_engine(const cer_cudnn_session *s, void *config, bool *good,
     if (code == 0)
         code = s->cudnnBackendGetAttribute(engine, ENGINE_NOTES, TYPE_NOTE,
                                            MOST_NOTES, &count, notes);
-    if (code != 0) {
-        status = failed(s, "cudnnBackendGetAttribute", "an engine", code, err);
-        goto done;
-    }
-    for (int64_t i = 0; i < count && i < MOST_NOTES; i++) {
+    *good = code == 0;
+    for (int64_t i = 0; *good && i < count && i < MOST_NOTES; i++) {
         if (notes[i] == NOTE_NONDETERMINISTIC || notes[i] == NOTE_TENSOR_CORE ||
             notes[i] == NOTE_DOWN_CONVERT || notes[i] == NOTE_REDUCED_PRECISION)
             *good = false;
     }
-
-done:
     destroy(s, engine);
-    return status;
+    return CER_OK;
 }
 
 /* Plans with one configuration; out->plan stays NULL, without an error, where
- * its engine is not one for us or refuses the shapes. */
+ * its engine is not one for us, refuses the shapes, or wants more memory to
+ * work with than `most`. */
 static cer_status
-try_config(const cer_cudnn_session *s, void *config, cer_cudnn_conv *out,
-           cer_error *err)
+try_config(const cer_cudnn_session *s, void *config, int64_t most,
+           cer_cudnn_conv *out, cer_error *err)
 {
     const attribute attributes[] = {
         {PLAN_HANDLE, TYPE_HANDLE, 1, &s->handle},
@@ -392,19 +389,20 @@ try_config(const cer_cudnn_session *s, void *config, cer_cudnn_conv *out,
         return status;
     code = s->cudnnBackendGetAttribute(out->plan, PLAN_WORKSPACE, TYPE_INT64, 1,
                                        &count, &workspace);
-    if (code == 0 && workspace >= 0) {
+    if (code == 0 && workspace >= 0 && workspace <= most) {
         out->workspace = (size_t)workspace;
         return CER_OK;
     }
     destroy(s, out->plan);
     out->plan = NULL;
-    return failed(s, "cudnnBackendGetAttribute", "a plan", code, err);
+    return CER_OK;
 }
 
-/* Tries what cuDNN proposes in one of its ways. */
+/* Tries what cuDNN proposes in one of its ways; one that has nothing to propose
+ * for this graph is no error, for there are others. */
 static cer_status
-try_heuristic(const cer_cudnn_session *s, int mode, cer_cudnn_conv *out,
-              cer_error *err)
+try_heuristic(const cer_cudnn_session *s, int mode, int64_t most,
+              cer_cudnn_conv *out, cer_error *err)
 {
     void *graph = out->kept[GRAPH_PART];
     const attribute attributes[] = {
@@ -413,25 +411,24 @@ try_heuristic(const cer_cudnn_session *s, int mode, cer_cudnn_conv *out,
     };
     void *heuristics, *configs[MOST_CONFIGS] = {NULL};
     int64_t room = 0, count = 0;
-    cer_status status = build(s, HEURISTICS, "engines", attributes,
-                              COUNT(attributes), &heuristics, err);
-    int code;
+    cer_status status = CER_OK;
 
+    if (build(s, HEURISTICS, "engines", attributes, COUNT(attributes),
+              &heuristics, NULL) != CER_OK)
+        return CER_OK;
     while (status == CER_OK && room < MOST_CONFIGS) {
         status = create(s, ENGINE_CONFIG, "an engine", &configs[room], err);
         room += status == CER_OK;
     }
     if (status != CER_OK)
         goto done;
-    code = s->cudnnBackendGetAttribute(heuristics, HEURISTICS_RESULTS,
-                                       TYPE_DESCRIPTOR, room, &count, configs);
-    if (code != 0) {
-        status = failed(s, "cudnnBackendGetAttribute", "engines", code, err);
+    if (s->cudnnBackendGetAttribute(heuristics, HEURISTICS_RESULTS,
+                                    TYPE_DESCRIPTOR, room, &count,
+                                    configs) != 0)
         goto done;
-    }
     for (int64_t i = 0;
          i < count && i < room && status == CER_OK && out->plan == NULL; i++) {
-        status = try_config(s, configs[i], out, err);
+        status = try_config(s, configs[i], most, out, err);
         if (out->plan != NULL) {
             out->kept[CONFIG_PART] = configs[i];
             configs[i] = NULL;
@@ -452,7 +449,14 @@ cer_cudnn_conv_plan(const cer_cudnn_session *session,
                     cer_cudnn_direction direction, const cer_native_conv *conv,
                     size_t rows, cer_cudnn_conv *out, cer_error *err)
 {
-    static const int modes[] = {HEURISTIC_A, HEURISTIC_FALLBACK};
+    /* What wants much memory is taken where there is nothing else. */
+    static const struct {
+        int mode;
+        int64_t most;
+    } ways[] = {{HEURISTIC_A, MOST_WORKSPACE},
+                {HEURISTIC_FALLBACK, MOST_WORKSPACE},
+                {HEURISTIC_A, INT64_MAX},
+                {HEURISTIC_FALLBACK, INT64_MAX}};
     cer_cudnn_conv made = {.plan = NULL};
     cer_cuda_visit visit;
     cer_status status = cer_device_cuda_enter(session->device, &visit, err);
@@ -460,9 +464,9 @@ cer_cudnn_conv_plan(const cer_cudnn_session *session,
     if (status != CER_OK)
         return status;
     status = make_graph(session, direction, conv, rows, made.kept, err);
-    for (size_t i = 0;
-         i < COUNT(modes) && status == CER_OK && made.plan == NULL; i++)
-        status = try_heuristic(session, modes[i], &made, err);
+    for (size_t i = 0; i < COUNT(ways) && status == CER_OK && made.plan == NULL;
+         i++)
+        status = try_heuristic(session, ways[i].mode, ways[i].most, &made, err);
     if (status == CER_OK && made.plan == NULL)
         status = cer_fail(
             err, CER_DEVICE,

@@ -139,6 +139,7 @@ print(json.dumps([runtime, devices, free, total, again, left, library.standin_fa
     assert devices == [
         {
             "name": f"Stand-in {i}",
+            "uuid": f"1{i}" * 16,
             "capability": [8, 6],
             "multiprocessors": 2,
             "memory": 5000000,
