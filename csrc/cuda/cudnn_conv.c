@@ -77,7 +77,7 @@ enum {
 };
 
 enum { MOST_CONFIGS = 128, MOST_NOTES = 32, TENSORS = 3 };
-#define MOST_WORKSPACE ((int64_t)256 << 20)
+#define MOST_WORKSPACE ((int64_t)256 << 20) /* bytes, of one convolution */
 enum { X_ID = 'x', W_ID = 'w', Y_ID = 'y' };
 
 /* --- calls ---------------------------------------------------------------- */
@@ -369,10 +369,10 @@ check_engine(const cer_cudnn_session *s, void *config, bool *good,
 
 /* Plans with one configuration; out->plan stays NULL, without an error, where
  * its engine is not one for us, refuses the shapes, or wants more memory to
- * work with than `most`. */
+ * work with than MOST_WORKSPACE. */
 static cer_status
-try_config(const cer_cudnn_session *s, void *config, int64_t most,
-           cer_cudnn_conv *out, cer_error *err)
+try_config(const cer_cudnn_session *s, void *config, cer_cudnn_conv *out,
+           cer_error *err)
 {
     const attribute attributes[] = {
         {PLAN_HANDLE, TYPE_HANDLE, 1, &s->handle},
@@ -389,7 +389,7 @@ try_config(const cer_cudnn_session *s, void *config, int64_t most,
         return status;
     code = s->cudnnBackendGetAttribute(out->plan, PLAN_WORKSPACE, TYPE_INT64, 1,
                                        &count, &workspace);
-    if (code == 0 && workspace >= 0 && workspace <= most) {
+    if (code == 0 && workspace >= 0 && workspace <= MOST_WORKSPACE) {
         out->workspace = (size_t)workspace;
         return CER_OK;
     }
@@ -401,8 +401,8 @@ try_config(const cer_cudnn_session *s, void *config, int64_t most,
 /* Tries what cuDNN proposes in one of its ways; one that has nothing to propose
  * for this graph is no error, for there are others. */
 static cer_status
-try_heuristic(const cer_cudnn_session *s, int mode, int64_t most,
-              cer_cudnn_conv *out, cer_error *err)
+try_heuristic(const cer_cudnn_session *s, int mode, cer_cudnn_conv *out,
+              cer_error *err)
 {
     void *graph = out->kept[GRAPH_PART];
     const attribute attributes[] = {
@@ -428,7 +428,7 @@ try_heuristic(const cer_cudnn_session *s, int mode, int64_t most,
         goto done;
     for (int64_t i = 0;
          i < count && i < room && status == CER_OK && out->plan == NULL; i++) {
-        status = try_config(s, configs[i], most, out, err);
+        status = try_config(s, configs[i], out, err);
         if (out->plan != NULL) {
             out->kept[CONFIG_PART] = configs[i];
             configs[i] = NULL;
@@ -449,14 +449,7 @@ cer_cudnn_conv_plan(const cer_cudnn_session *session,
                     cer_cudnn_direction direction, const cer_native_conv *conv,
                     size_t rows, cer_cudnn_conv *out, cer_error *err)
 {
-    /* What wants much memory is taken where there is nothing else. */
-    static const struct {
-        int mode;
-        int64_t most;
-    } ways[] = {{HEURISTIC_A, MOST_WORKSPACE},
-                {HEURISTIC_FALLBACK, MOST_WORKSPACE},
-                {HEURISTIC_A, INT64_MAX},
-                {HEURISTIC_FALLBACK, INT64_MAX}};
+    static const int modes[] = {HEURISTIC_A, HEURISTIC_FALLBACK};
     cer_cudnn_conv made = {.plan = NULL};
     cer_cuda_visit visit;
     cer_status status = cer_device_cuda_enter(session->device, &visit, err);
@@ -464,14 +457,15 @@ cer_cudnn_conv_plan(const cer_cudnn_session *session,
     if (status != CER_OK)
         return status;
     status = make_graph(session, direction, conv, rows, made.kept, err);
-    for (size_t i = 0; i < COUNT(ways) && status == CER_OK && made.plan == NULL;
-         i++)
-        status = try_heuristic(session, ways[i].mode, ways[i].most, &made, err);
+    for (size_t i = 0;
+         i < COUNT(modes) && status == CER_OK && made.plan == NULL; i++)
+        status = try_heuristic(session, modes[i], &made, err);
     if (status == CER_OK && made.plan == NULL)
         status = cer_fail(
             err, CER_DEVICE,
-            "%s: cuDNN %zu has no deterministic engine in float32 for "
-            "%zu pictures of %zux%zux%zu and %zu filters",
+            "%s: cuDNN %zu has no deterministic engine in float32, with at "
+            "most 256 MB to work in, for %zu pictures of %zux%zux%zu and %zu "
+            "filters",
             cer_device_name(session->device), session->cudnnGetVersion(), rows,
             conv->channels, conv->height, conv->width, conv->filters);
     if (status == CER_OK)
