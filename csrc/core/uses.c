@@ -193,6 +193,21 @@ cer_uses_anywhere(cer_uses *uses)
     pthread_mutex_unlock(&uses->lock);
 }
 
+bool
+cer_uses_captured(cer_uses *uses)
+{
+    bool found = false;
+
+    pthread_mutex_lock(&uses->lock);
+    for (size_t i = 0; !found && i < uses->n; i++) {
+        if (cer_device_stream_capturing(uses->device, uses->by[i].stream,
+                                        &found, NULL) != CER_OK)
+            found = false; /* whoever uses the memory next is told */
+    }
+    pthread_mutex_unlock(&uses->lock);
+    return found;
+}
+
 cer_status
 cer_uses_wait(cer_uses *uses, cer_error *err)
 {
