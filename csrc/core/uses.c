@@ -1,35 +1,23 @@
 #include "uses.h"
 
-#include <stdatomic.h>
-
 /* Two names of one stream. */
 #define LEGACY_STREAM ((void *)1)
 #define THREADS_OWN_STREAM ((void *)2)
 
-/* The calling thread's number. The system gives a thread's id to another one
- * when it has ended; its default stream is not the other's. */
-static uint64_t
-own_number(void)
-{
-    static atomic_uint_fast64_t last;
-    static _Thread_local uint64_t own;
-
-    if (own == 0)
-        own = atomic_fetch_add_explicit(&last, 1, memory_order_relaxed) + 1;
-    return own;
-}
-
 static cer_use
-use_of(void *stream)
+use_of(cer_uses *uses, void *stream)
 {
-    return (cer_use){stream == LEGACY_STREAM ? NULL : stream, own_number()};
+    return (cer_use){stream == LEGACY_STREAM ? NULL : stream,
+                     cer_device_thread(uses->device)};
 }
 
+/* A thread without a number is like no other, itself included. */
 static bool
 is_same(const cer_use *a, const cer_use *b)
 {
     return a->stream == b->stream &&
-           (a->stream != THREADS_OWN_STREAM || a->thread == b->thread);
+           (a->stream != THREADS_OWN_STREAM ||
+            (a->thread == b->thread && a->thread != 0));
 }
 
 cer_status
@@ -83,9 +71,10 @@ add(cer_uses *uses, const cer_use *use)
 }
 
 static bool
-is_nameable(const cer_use *use)
+is_nameable(const cer_uses *uses, const cer_use *use)
 {
-    return use->stream != THREADS_OWN_STREAM || use->thread == own_number();
+    return use->stream != THREADS_OWN_STREAM ||
+           (use->thread != 0 && use->thread == cer_device_thread(uses->device));
 }
 
 static cer_status
@@ -112,7 +101,7 @@ has_unnameable(const cer_uses *uses)
     bool found = uses->anywhere;
 
     for (size_t i = 0; i < uses->n; i++)
-        found = found || !is_nameable(&uses->by[i]);
+        found = found || !is_nameable(uses, &uses->by[i]);
     return found;
 }
 
@@ -139,7 +128,7 @@ put_before(cer_uses *uses, const cer_use *next, cer_error *err)
 cer_status
 cer_uses_before(cer_uses *uses, void *stream, cer_error *err)
 {
-    cer_use next = use_of(stream);
+    cer_use next = use_of(uses, stream);
     cer_status status;
 
     pthread_mutex_lock(&uses->lock);
@@ -156,7 +145,7 @@ cer_uses_before(cer_uses *uses, void *stream, cer_error *err)
 cer_status
 cer_uses_filled(cer_uses *uses, void *stream, cer_error *err)
 {
-    cer_use writer = use_of(stream);
+    cer_use writer = use_of(uses, stream);
     cer_status status;
 
     pthread_mutex_lock(&uses->lock);
@@ -172,7 +161,7 @@ cer_uses_filled(cer_uses *uses, void *stream, cer_error *err)
 cer_status
 cer_uses_join(cer_uses *uses, void *stream, cer_error *err)
 {
-    cer_use user = use_of(stream);
+    cer_use user = use_of(uses, stream);
     cer_status status = CER_OK;
 
     pthread_mutex_lock(&uses->lock);

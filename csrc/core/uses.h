@@ -22,7 +22,7 @@ enum { CER_USES_STREAMS = 4 }; /* more are waited for on the host */
 
 typedef struct cer_use {
     void *stream;
-    uint64_t thread; /* that named it; no other one ever has the number */
+    uintptr_t thread; /* that named it, by cer_device_thread */
 } cer_use;
 
 typedef struct cer_uses {

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 import cerebro
-from cerebro import device_states, device_values, worker
-from cerebro.data import depots
+from cerebro import device_states, device_values
+from cerebro.data import batches, depots
 from cerebro.device_batches import MovedBatches
-from cerebro.errors import DeviceError
 from cerebro.unit import CheckTask, RunContext, Task, UnitDone
 from cerebro.worker import UnitRunner
 
@@ -68,9 +67,6 @@ def host_as_gpu(monkeypatch):
     def scalar(value):
         return tensor(value) and value.numel() == 1
 
-    def no_depot(name):
-        raise DeviceError("there is no GPU")
-
     def copied(self, tree, device):
         return to_device(self, tree, "cpu")
 
@@ -78,8 +74,10 @@ def host_as_gpu(monkeypatch):
     monkeypatch.setattr(device_values, "_is_scalar_elsewhere", scalar)
     monkeypatch.setattr(device_states, "_is_away", lambda _, value: tensor(value))
     monkeypatch.setattr(device_states.StateArena, "to_device", copied)
-    monkeypatch.setattr(depots, "check", no_depot)
-    monkeypatch.setattr(worker, "MovedBatches", lambda loader, _: MovedBatches(loader, "cpu"))
+    monkeypatch.setattr(depots, "problem", lambda name: "there is no GPU")
+    monkeypatch.setattr(
+        batches, "MovedBatches", lambda loader, _, why: MovedBatches(loader, "cpu", why)
+    )
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(cerebro.torch._torch_place, "place", lambda *_: None)
 

@@ -146,11 +146,11 @@ def test_moved_batches_are_the_loaders():
 def test_pytorch_moves_batches_where_cuda_cannot_be_used_otherwise(tmp_path, monkeypatch, caplog):
     data = cerebro.shard({"x": np.arange(12.0)}, tmp_path / "d", shards=2)
 
-    def unusable(name):
+    def unusable():
         raise DeviceError("no CUDA runtime")
 
-    monkeypatch.setattr(depots, "depot", unusable)
-    monkeypatch.setattr(depots, "check", depots.check.__wrapped__)
+    monkeypatch.setattr(cuda, "open_runtime", unusable)
+    monkeypatch.setattr(depots, "problem", depots.problem.__wrapped__)
     model = SimpleNamespace(framework="torch")
     with caplog.at_level("WARNING", "cerebro.data"):
         made = make_batches(model, data, 4, "cuda:0", seed=1)
