@@ -7,7 +7,6 @@ once.
 
 from __future__ import annotations
 
-import copy
 import functools
 from pathlib import Path
 from typing import Any
@@ -163,5 +162,5 @@ class ByHand:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.net.load_state_dict(state["net"])
-        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        self.optimizer.load_state_dict(state["optimizer"])
         self.generator.set_state(state["generator"])

@@ -7,10 +7,12 @@ thread that beats in the page sees to that, whatever Python is doing.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any, Literal, NoReturn
 
@@ -66,6 +68,14 @@ class TaskClock:
     def built(self) -> None:
         if not self._has_built:
             self._has_built = True
+            self._start(0.0)
+
+    @contextlib.contextmanager
+    def aside(self, seconds: float) -> Iterator[None]:
+        self._start(seconds)
+        try:
+            yield
+        finally:
             self._start(0.0)
 
     def end(self) -> None:

@@ -15,6 +15,7 @@ from contextlib import closing
 from typing import Any
 
 from cerebro import _core, control
+from cerebro.data import depots
 from cerebro.ended_trials import EndedTrials
 from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
 from cerebro.executors.base import Executor, placing
@@ -107,6 +108,7 @@ class Coordinator:
         self._libraries: set[str] = set()
         self._losses = Losses(settings.max_retries)
         self._growth = Growth()
+        self._moved: set[str] = set()  # why PyTorch moves batches to GPUs
         self.out_of_time = False
         self._remote = Remote(settings.folder / control.FOLDER, self._note_command)
         if restored is not None:
@@ -413,6 +415,7 @@ class Coordinator:
         self._libraries.update(event.libraries)
         self._watch_memory(event)
         self._note_not_exact(trial, event.not_exact)
+        self._note_moved(event.moved)
         means = {name: s / w for name, (s, w) in event.sums.items() if w}
         self._hooks.tell_of(trial.record, "on_unit_end", means)
         if event.metrics is not None and event.is_kept:
@@ -445,6 +448,15 @@ class Coordinator:
                     "device, so that its states may differ from run to run",
                     stacklevel=2,
                 )
+
+    def _note_moved(self, why: str) -> None:
+        """Warn, once in a run, of a GPU that PyTorch moves batches to; each reason is an event."""
+        if not why or why in self._moved:
+            return
+        self._moved.add(why)
+        self.store.add_event(self._now(), "batches are moved", why)
+        if len(self._moved) == 1:
+            warnings.warn(depots.moving(why), stacklevel=2)
 
     def _epoch_done(self, trial: LiveTrial, event: UnitDone) -> None:
         assert event.metrics is not None and event.state_hash is not None

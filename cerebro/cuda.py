@@ -109,8 +109,8 @@ def describe_devices() -> list[dict[str, Any]]:
     Returns
     -------
     list of dict
-        ``name``, ``capability`` (such as ``(9, 0)``), ``multiprocessors``, ``memory`` (bytes) and
-        ``mps``.
+        ``name``, ``uuid``, ``capability`` (such as ``(9, 0)``), ``multiprocessors``, ``memory``
+        (bytes) and ``mps``.
 
     Raises
     ------
@@ -155,8 +155,7 @@ def cudnn_path() -> str | None:
 def device(name: str) -> _core.Device:
     """Return a device of this process, always the same one for a name.
 
-    A GPU takes its memory from PyTorch's allocator where PyTorch is loaded, so that two pools do
-    not compete for it.
+    See `share_pool` for where its memory is from.
 
     Parameters
     ----------
@@ -180,12 +179,29 @@ def device(name: str) -> _core.Device:
         raise InputError(str(error)) from None
     if name != "cpu":
         _opened.append(name)
-    if name != "cpu" and "torch" in sys.modules and start_torch():
-        opened.set_allocator(_torch_allocate, _torch_release)
+        _take_from_torch(opened)
     return opened
 
 
+def share_pool(name: str) -> None:
+    """Have a GPU take its memory from PyTorch's allocator, if PyTorch is loaded by now.
+
+    So that two pools do not compete for it. To be called whenever memory is about to be asked for:
+    PyTorch may have been imported since the device was opened.
+    """
+    if name != "cpu":
+        _take_from_torch(device(name))
+
+
+def _take_from_torch(opened: _core.Device) -> None:
+    if _pooled.get(opened.name) is opened or "torch" not in sys.modules or not start_torch():
+        return
+    opened.set_allocator(_torch_allocate, _torch_release)
+    _pooled[opened.name] = opened
+
+
 _opened: list[str] = []
+_pooled: dict[str, _core.Device] = {}  # that take memory from PyTorch
 
 
 def describe_opened() -> dict[str, Any] | None:

@@ -23,11 +23,14 @@ class MovedBatches:
         Gives batches of torch tensors in host memory.
     device
         As PyTorch names it.
+    why
+        Why the loader does not make them there; see `cerebro.data.depots.problem`.
     """
 
-    def __init__(self, loader: Any, device: str) -> None:
+    def __init__(self, loader: Any, device: str, why: str = "") -> None:
         self._loader = loader
         self._device = device
+        self.why = why
 
     @property
     def last_rows(self) -> int:

@@ -63,8 +63,9 @@ class StateArena:
     def to_device(self, tree: Any, device: str) -> Any:
         """Return a nested state with its tensors on a device, where one copy has brought them.
 
-        Single numbers stay in host memory: an optimizer's counts of steps are read there. What is
-        no tensor of PyTorch's is copied, too: nothing is left of the memory that `tree` shows.
+        Single numbers stay in host memory: an optimizer's counts of steps are read there. All of
+        it is the caller's to keep: nothing shows the arena, which the next state overwrites, nor
+        the memory that `tree` shows.
         """
         import torch
 
@@ -75,12 +76,14 @@ class StateArena:
         for key, tensor in here.items():
             places[key].copy_(tensor)
         if places:
-            flat = self._memory[: self._used].to(device, non_blocking=True)
+            flat = self._memory[: self._used].to(device, non_blocking=True, copy=True)
             self._reader = torch.device(device)
             for key, place in places.items():
                 if place.numel() > 1:
                     offset = place.data_ptr() - self._memory.data_ptr()
                     places[key] = _view(flat, offset, place)
+                else:  # PyTorch's optimizers keep it as it is
+                    places[key] = place.clone()
         return _replaced(tree, places)
 
     def _wait(self, torch: Any) -> None:

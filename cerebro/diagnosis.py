@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cerebro import cuda, environment
+from cerebro import cuda, device_check, environment
 from cerebro.devices import has_driver
 from cerebro.errors import DeviceError
 from cerebro.report import format as fmt
@@ -117,7 +117,7 @@ def _gpus() -> list[tuple[str, str]]:
 
 
 def _gpu(index: int, about: Mapping[str, Any]) -> str:
-    """One GPU, which is also tried."""
+    """One GPU, which is also tried anew, as before its first use: what comes of it is kept."""
     name = f"cuda:{index}"
     major, minor = about["capability"]
     text = (
@@ -125,11 +125,15 @@ def _gpu(index: int, about: Mapping[str, Any]) -> str:
         f"{major}.{minor}, {about['multiprocessors']} multiprocessors"
     )
     try:
-        device = cuda.device(name)
-        device.check()
-        free, _ = device.memory()
+        problem = device_check.problem(name, anew=True)
+        if not problem:  # in this process, too
+            device = cuda.device(name)
+            device.check()
+            free, _ = device.memory()
     except (DeviceError, MemoryError) as error:
-        return f"{text}; DOES NOT WORK: {error}"
+        problem = str(error)
+    if problem:
+        return f"{text}; DOES NOT WORK: {problem}; PyTorch moves batches to it, if it can use it"
     text += f"; works, {fmt.size(free)} free"
     if device.unpinned is not None:
         text += f"; no pinned host memory ({device.unpinned}): copies are slower"

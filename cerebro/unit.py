@@ -196,6 +196,8 @@ class UnitDone:
     """Hash of the state that the unit has left."""
     not_exact: tuple[str, ...] = ()
     """Operations that the unit used and that have no deterministic version on its device."""
+    moved: str = ""
+    """Why PyTorch moves batches to the worker's GPU; empty: they are made there."""
     is_kept: bool = True
     """False where the state at an epoch's end is still on its way to ``epoch_dir``:
     `StateKept` or `StateLost` will tell."""

@@ -28,9 +28,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from cerebro import _core, cuda, environment, generators, growth, memory
+from cerebro import _core, cuda, device_check, environment, generators, growth, memory
 from cerebro.data import depots
-from cerebro.data.batches import make_loader
+from cerebro.data.batches import make_trusted
 from cerebro.device_batches import MovedBatches
 from cerebro.device_states import StateArena
 from cerebro.device_values import BatchSource, run_batches
@@ -72,6 +72,8 @@ MAX_OPEN_SLOTS = 64
 MAX_LOADERS = 8
 MAX_GPU_LOADERS = 4  # each has batches in device memory and in pinned memory
 """Of a run with folds two for each fold, if that is more."""
+TRY_SECONDS = 2 * device_check.SECONDS
+"""What the first use of a GPU may take: the check, and kernels that are compiled here again."""
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 
 Loader = _core.Loader | MovedBatches
@@ -102,6 +104,9 @@ class TaskClock(Protocol):
 
     def built(self) -> None:
         """A model is built, and what it needs imported."""
+
+    def aside(self, seconds: float) -> contextlib.AbstractContextManager[None]:
+        """What is done within is not the unit's, and has this much time of its own."""
 
 
 class UnitRunner:
@@ -143,6 +148,8 @@ class UnitRunner:
         self._arena = StateArena()  # for states of models on a GPU
         self._verified: set[tuple[bool, int]] = set()
         self._last_trial: int | None = None  # whose generators are in place
+        self._moved = ""  # why PyTorch moves batches to the GPU
+        self._tried = False  # the GPU, if there is one
         set_torch_flags(context.torch_flags)
 
     # --- units -----------------------------------------------------------
@@ -273,6 +280,7 @@ class UnitRunner:
             grown=growth.unexplained(before, after, loaded=loaded, state_bytes=live.state_bytes),
             packed_hash=packed_hash,
             not_exact=tuple(sorted(not_exact)),
+            moved=self._moved,
         )
 
     def _train(self, live: LiveModel, task: Task) -> UnitSums:
@@ -345,9 +353,18 @@ class UnitRunner:
         model, torch = build_model(self.context, trial, config, info)
         if self._clock is not None:
             self._clock.built()
+        if not self._tried and is_gpu(where := self.device_of(model)):
+            self._try_device(where)
         cuda = torch and (is_gpu(self.context.device) or generators.uses_cuda(model))
         state = generators.capture(torch, cuda)
         return LiveModel(model, torch, cuda, epochs=epochs, generators=state)
+
+    def _try_device(self, device: str) -> None:
+        """Try the GPU, and have its kernels compiled, which is not the unit's time."""
+        aside = contextlib.nullcontext() if self._clock is None else self._clock.aside(TRY_SECONDS)
+        with aside, contextlib.suppress(MemoryError):  # the loader will say so
+            depots.problem(device)
+            self._tried = True
 
     def _settle(self, task: Task, slots: _core.Slots) -> None:
         """Shut out whoever was given this unit before, and make its state the newest.
@@ -478,6 +495,7 @@ class UnitRunner:
                 augment=training,
             )
             depots.limit(loader, context.data_bytes)
+            self._moved = self._moved or getattr(loader, "why", "")
         self._loaders[key] = loader
         most = MAX_GPU_LOADERS if is_gpu(context.device) else MAX_LOADERS
         if len(self._loaders) > max(most, 2 * len(context.folds or ())):
@@ -671,19 +689,13 @@ def batch_device(model: Any, device: str) -> str:
 def make_batches(model: Any, data: Any, batch_size: int, device: str, **options: Any) -> Loader:
     """Return a loader that gives a model its batches, where it wants them.
 
-    Where CUDA cannot be used but through PyTorch (a build that has the runtime inside, or a driver
-    that takes PyTorch's kernels and not ours), PyTorch moves batches that were made in host memory.
+    On a GPU they are made there only if it can be trusted; see `make_trusted`.
     """
     options["framework"] = getattr(model, "framework", "dlpack")
-    where = batch_device(model, device)
-    if is_gpu(where):
-        try:
-            depots.check(where)
-            return make_loader(data, batch_size, device=where, **options)
-        except DeviceError as error:
-            depots.tell(f"PyTorch moves batches to the GPU: {one_line(str(error))}")
-    loader = make_loader(data, batch_size, **options)
-    return loader if where == "cpu" else MovedBatches(loader, where)
+    loader = make_trusted(data, batch_size, device=batch_device(model, device), **options)
+    if isinstance(loader, MovedBatches):
+        depots.tell(depots.moving(loader.why))
+    return loader
 
 
 def is_short_of_gpu_memory(error: BaseException) -> bool:

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,9 @@ _PARENT = str(Path(cerebro.__file__).parent.parent)
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [_PARENT, *filter(None, [os.environ.get("PYTHONPATH", "")])]
 )
+# No verdict on a GPU is the user's, and none outlives the tests.
+_VERDICTS = tempfile.TemporaryDirectory(prefix="cerebro-tests-")
+os.environ["CEREBRO_CACHE"] = _VERDICTS.name
 # A shell's background jobs ignore Ctrl-C, and so would every process started from here.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -41,7 +41,8 @@ PYTHON_LAYERS = [
     ["cuda", "environment", "growth", "plain_files", "torch_settings", "trial", "unit"],
     ["devices", "durable", "folded", "owner"],
     [
-        *["_torch_place", "_torch_state", "device_batches", "device_states", "device_values"],
+        *["_torch_place", "_torch_state", "device_batches", "device_check", "device_states"],
+        "device_values",
         *["_jax_state", "columns", "epoch_progress", "export", "generators", "losses", "metrics"],
         *["protocol", "recipe", "slot_check", "trial_log"],
     ],
@@ -105,6 +106,7 @@ USE_CORE = {
     "data.sources.base",
     "data.split",
     "data.writer",
+    "device_check",
     "device_values",
     "diagnosis",
     "executors.local",

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from cerebro import _core, cuda
 from cerebro import transforms as _transforms
 from cerebro.data import depots
+from cerebro.device_batches import MovedBatches
 from cerebro.environment import usable_cores
-from cerebro.errors import DeviceError, InputError
+from cerebro.errors import DeviceError, InputError, one_line
 
 if TYPE_CHECKING:
     from cerebro.transforms import ColumnLike, Transform
@@ -83,6 +84,28 @@ def make_loader(
     DeviceError
         The device cannot be used.
     """
+    where = _place(device, framework, residence)
+    if framework == "torch" and where != "cpu":
+        cuda.start_torch()  # before the depot, whose memory is then PyTorch's
+    depot = None if where == "cpu" else depots.depot(where)
+    cuda.share_pool(where)
+    return _core.Loader(
+        dataset.parts(),
+        _transforms.compile(dataset.columns, dataset.transforms, augment=augment),
+        batch_size=whole("batch_size", batch_size, 1),
+        seed=whole("seed", seed, 0, 2**64 - 1),
+        shuffle=bool(shuffle),
+        drop_last=bool(drop_last),
+        framework=framework,
+        threads=whole("threads", threads, 0, MAX_THREADS),
+        first_rows=dataset.first_rows(),
+        depot=depot,
+        residence=residence,
+    )
+
+
+def _place(device: Any, framework: str, residence: str) -> str:
+    """Check what is to be where; return the device's name."""
     if framework not in FRAMEWORKS:
         raise InputError(f"framework must be one of {', '.join(FRAMEWORKS)}, not {framework!r}")
     if residence not in depots.RESIDENCES:
@@ -94,21 +117,49 @@ def make_loader(
         raise InputError(
             f"NumPy has no arrays on {where}: framework must be 'torch', 'jax' or 'dlpack' there"
         )
-    if framework == "torch" and where != "cpu":
-        cuda.start_torch()  # before the depot, whose memory is then PyTorch's
-    return _core.Loader(
-        dataset.parts(),
-        _transforms.compile(dataset.columns, dataset.transforms, augment=augment),
-        batch_size=whole("batch_size", batch_size, 1),
-        seed=whole("seed", seed, 0, 2**64 - 1),
-        shuffle=bool(shuffle),
-        drop_last=bool(drop_last),
-        framework=framework,
-        threads=whole("threads", threads, 0, MAX_THREADS),
-        first_rows=dataset.first_rows(),
-        depot=None if where == "cpu" else depots.depot(where),
-        residence=residence,
-    )
+    return where
+
+
+def make_trusted(
+    dataset: LoadableDataset,
+    batch_size: int,
+    *,
+    device: Any = "cpu",
+    framework: str = "torch",
+    residence: str = "auto",
+    **options: Any,
+) -> _core.Loader | MovedBatches:
+    """Return a loader whose batches arrive on a device, made there only if it can be trusted.
+
+    Where it cannot (see `cerebro.device_check`), or CUDA cannot be used but through PyTorch (a
+    build that has the runtime inside), batches are made in host memory and PyTorch moves them.
+
+    Parameters
+    ----------
+    dataset, batch_size, device, framework, residence, options
+        As for `make_loader`.
+
+    Raises
+    ------
+    InputError
+        As for `make_loader`.
+    DeviceError
+        The device cannot be trusted, and the batches are not PyTorch's.
+    """
+    where = _place(device, framework, residence)
+    why = "" if where == "cpu" else depots.problem(where)
+    options |= {"framework": framework, "residence": residence}
+    if why == "":
+        try:
+            return make_loader(dataset, batch_size, device=where, **options)
+        except DeviceError as error:
+            why = one_line(str(error))
+    if framework != "torch":
+        raise DeviceError(
+            f"no batches can be made on {where}: {why}. `python -m cerebro doctor` tries it again; "
+            "with framework='torch' PyTorch moves batches there"
+        )
+    return MovedBatches(make_loader(dataset, batch_size, **options), where, why)
 
 
 class Batches:
@@ -186,9 +237,11 @@ class Batches:
         )
         self._idle = [self._new_loader()]  # loaders that no pass is using
         if framework == "torch" and where != "cpu" and not cuda.start_torch():
+            why = getattr(self._idle[0], "why", "")
             raise DeviceError(
-                f"this PyTorch has nothing to compute with on {where}: install one that is built "
-                "for CUDA, or take framework='jax' or 'dlpack'"
+                why
+                or f"this PyTorch has nothing to compute with on {where}: install one that is "
+                "built for CUDA, or take framework='jax' or 'dlpack'"
             )
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -226,8 +279,8 @@ class Batches:
         """Make `epoch` the one that iterating gives next."""
         self._epoch = whole("epoch", epoch, 0, 2**32 - 1)
 
-    def _new_loader(self) -> _core.Loader:
-        return make_loader(self._dataset, **self._options)
+    def _new_loader(self) -> _core.Loader | MovedBatches:
+        return make_trusted(self._dataset, **self._options)
 
     def _rows(self) -> list[int]:
         rows = [

@@ -8,8 +8,8 @@ import re
 import sys
 from typing import Any
 
-from cerebro import _core, cuda
-from cerebro.errors import InputError
+from cerebro import _core, cuda, device_check
+from cerebro.errors import DeviceError, InputError, one_line
 
 RESIDENCES = ("auto", "resident", "streamed")
 
@@ -57,15 +57,34 @@ def depot(name: str) -> _core.Depot:
 
 
 @functools.cache
-def check(name: str) -> None:
-    """See, once, that a device does what loaders ask of it: copies, and kernels.
+def problem(name: str) -> str:
+    """Return why no batches are made on a device in this process, in one line; empty: they are.
+
+    The first call tries it: in a process of its own, unless the verdict is known, and then here,
+    where the kernels are compiled.
 
     Raises
     ------
-    DeviceError
-        If it does not.
+    InputError
+        There is no such device.
+    MemoryError
+        The device's memory is short; another call tries it again.
     """
-    depot(name).device.check()
+    try:
+        found = device_check.problem(name)
+        if not found:
+            depot(name).device.check()
+    except DeviceError as error:
+        found = one_line(str(error))
+    return found
+
+
+def moving(why: str) -> str:
+    """Say that PyTorch moves batches to a GPU, and what can be done about it."""
+    return (
+        f"PyTorch moves batches to the GPU, which is slower and gives the same results: {why}. "
+        "`python -m cerebro doctor` tries the GPU again"
+    )
 
 
 def limit(loader: Any, nbytes: int) -> None:
@@ -86,10 +105,12 @@ def tell(text: str) -> None:
     _log.warning(text)
 
 
-def tell_note(loader: _core.Loader) -> None:
+def tell_note(loader: Any) -> None:
     """Log why a loader is slower than it might be, each reason once."""
-    if loader.note:
-        tell(loader.note)
+    if note := getattr(loader, "note", ""):
+        tell(note)
+    if why := getattr(loader, "why", ""):
+        tell(moving(why))
     _tell_unpinned(loader)
 
 

@@ -191,16 +191,30 @@ batch_is_back(cer_owner *owner)
     leave(ring);
 }
 
+/* The first spare batch that may be used; NULL: there is none. */
+static cer_batch *
+take_spare(cer_batch_ring *ring)
+{
+    const cer_batch_source *source = &ring->source;
+    cer_batch **at = &ring->spare, *batch;
+
+    while (*at != NULL && source->is_usable != NULL &&
+           !source->is_usable(source->context, &(*at)->block))
+        at = &(*at)->next;
+    if ((batch = *at) != NULL)
+        *at = batch->next;
+    return batch;
+}
+
 cer_batch *
 cer_batch_ring_take(cer_batch_ring *ring)
 {
-    cer_batch *batch;
+    cer_batch *batch = NULL;
 
     gather_spare(ring);
-    batch = cer_batch_ring_size(ring) < ring->source.turns ? NULL : ring->spare;
-    if (batch != NULL)
-        ring->spare = batch->next;
-    else if ((batch = new_batch(ring)) == NULL)
+    if (cer_batch_ring_size(ring) >= ring->source.turns)
+        batch = take_spare(ring);
+    if (batch == NULL && (batch = new_batch(ring)) == NULL)
         return NULL;
     atomic_fetch_add_explicit(&ring->users, 1, memory_order_relaxed);
     cer_owner_init(&batch->owner, 1, batch_is_back);
@@ -224,12 +238,24 @@ get_memory(cer_batch *batch, size_t bytes, cer_error *err)
                           "out of memory for a batch of %zu bytes", bytes);
 }
 
+/* The power of two that is not below `bytes`, where there is one. */
+static size_t
+power_of_two(size_t bytes)
+{
+    size_t power = 1;
+
+    while (power < bytes && power <= SIZE_MAX / 2)
+        power *= 2;
+    return power < bytes ? bytes : power;
+}
+
 static cer_status
 grow(cer_batch *batch, size_t bytes, cer_error *err)
 {
-    /* Ragged batches differ in size: a quarter more spares most of the steps
-     * up to the largest one. */
-    size_t wanted = batch->block.data == NULL ? bytes : bytes + bytes / 4;
+    /* Ragged batches differ in size, and a source's memory may be slow to come
+     * by (a driver that pins it waits for the device): few steps lead up to the
+     * largest one. */
+    size_t wanted = batch->block.data == NULL ? bytes : power_of_two(bytes);
     cer_status status;
 
     free_memory(batch);

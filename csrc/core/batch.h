@@ -34,6 +34,9 @@ typedef struct cer_batch_source {
                       cer_error *err);
     /* Called by whoever lets go last, on any thread: may not wait. */
     void (*give)(void *context, cer_batch_block *block);
+    /* Whether memory may be written again now, behind its users. Where it may
+     * not, another batch is taken. NULL: always. */
+    bool (*is_usable)(void *context, const cer_batch_block *block);
     void (*leave)(void *context); /* the ring is gone */
     /* Batches that are made before the first is used again; then the one that
      * came back first is. 0: the one that came back last. */

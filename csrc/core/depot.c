@@ -608,7 +608,8 @@ take_spare(cer_depot *d, size_t bytes, size_t *too_many)
     pthread_mutex_lock(&d->lock);
     collect(d);
     while (*at != NULL &&
-           ((*at)->memory.bytes < bytes || (*at)->memory.bytes / 2 > bytes))
+           ((*at)->memory.bytes < bytes || (*at)->memory.bytes / 2 > bytes ||
+            cer_uses_captured(&(*at)->uses)))
         at = &(*at)->next;
     b = *at;
     if (b != NULL) {
@@ -701,6 +702,15 @@ give_of_batch(void *context, cer_batch_block *block)
     cer_depot_give(block->handle);
 }
 
+static bool
+is_usable_for_batch(void *context, const cer_batch_block *block)
+{
+    cer_depot_block *b = block->handle;
+
+    (void)context;
+    return b == NULL || !cer_uses_captured(&b->uses);
+}
+
 static void
 leave(void *context)
 {
@@ -711,7 +721,12 @@ cer_batch_source
 cer_depot_batches(cer_depot *d, size_t turns)
 {
     cer_depot_retain(d);
-    return (cer_batch_source){d, get_for_batch, give_of_batch, leave, turns};
+    return (cer_batch_source){.context = d,
+                              .get = get_for_batch,
+                              .give = give_of_batch,
+                              .is_usable = is_usable_for_batch,
+                              .leave = leave,
+                              .turns = turns};
 }
 
 /* --- the depot ------------------------------------------------------------ */

@@ -27,15 +27,35 @@ cer_device_init(cer_device *device, const cer_device_ops *ops,
     atomic_init(&device->allocator, NULL);
     device->reclaimers = NULL;
     atomic_init(&device->unpinned_is, NOT_WRITTEN);
+    atomic_init(&device->threads, 0);
     if (pthread_mutex_init(&device->reclaim_lock, NULL) != 0)
         return cer_fail(err, CER_NOMEM, "out of memory for a device's lock");
+    if (pthread_key_create(&device->thread_key, NULL) != 0) {
+        (void)pthread_mutex_destroy(&device->reclaim_lock);
+        return cer_fail(err, CER_NOMEM, "out of memory for a device's threads");
+    }
     return CER_OK;
 }
 
 void
 cer_device_clear(cer_device *device)
 {
+    (void)pthread_key_delete(device->thread_key);
     (void)pthread_mutex_destroy(&device->reclaim_lock);
+}
+
+uintptr_t
+cer_device_thread(cer_device *device)
+{
+    uintptr_t number = (uintptr_t)pthread_getspecific(device->thread_key);
+
+    if (number != 0)
+        return number;
+    number =
+        atomic_fetch_add_explicit(&device->threads, 1, memory_order_relaxed) +
+        1;
+    return pthread_setspecific(device->thread_key, (void *)number) == 0 ? number
+                                                                        : 0;
 }
 
 void

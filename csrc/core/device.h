@@ -39,6 +39,11 @@ cer_device_kind cer_device_kind_of(const cer_device *device);
 int cer_device_index(const cer_device *device); /* as in DLPack; 0: host */
 const char *cer_device_name(const cer_device *device); /* "cpu", "cuda:1" */
 
+/* A number for the calling thread, which no other thread ever has: the system
+ * gives a thread's id to another one once it has ended. 0: there is no memory
+ * to keep it. */
+uintptr_t cer_device_thread(cer_device *device);
+
 /* --- memory ---------------------------------------------------------------
  * Every block says what it is for, so that an error can say what is resident.
  */

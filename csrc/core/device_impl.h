@@ -58,7 +58,9 @@ struct cer_device {
     _Atomic(const cer_device_allocator *) allocator;
     pthread_mutex_t reclaim_lock; /* of the list, also while it is asked */
     cer_device_reclaimer *reclaimers;
-    atomic_int unpinned_is; /* device.c's: whether that is written */
+    pthread_key_t thread_key; /* with a thread's number, once it has one */
+    atomic_uintptr_t threads; /* the last number that was given */
+    atomic_int unpinned_is;   /* device.c's: whether that is written */
     char unpinned[CER_ERROR_MESSAGE_BYTES]; /* the first reason */
 };
 

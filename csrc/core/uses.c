@@ -5,16 +5,19 @@
 #define THREADS_OWN_STREAM ((void *)2)
 
 static cer_use
-use_of(void *stream)
+use_of(cer_uses *uses, void *stream)
 {
-    return (cer_use){stream == LEGACY_STREAM ? NULL : stream, pthread_self()};
+    return (cer_use){stream == LEGACY_STREAM ? NULL : stream,
+                     cer_device_thread(uses->device)};
 }
 
+/* A thread without a number is like no other, itself included. */
 static bool
 is_same(const cer_use *a, const cer_use *b)
 {
-    return a->stream == b->stream && (a->stream != THREADS_OWN_STREAM ||
-                                      pthread_equal(a->thread, b->thread));
+    return a->stream == b->stream &&
+           (a->stream != THREADS_OWN_STREAM ||
+            (a->thread == b->thread && a->thread != 0));
 }
 
 cer_status
@@ -71,10 +74,10 @@ add(cer_uses *uses, const cer_use *use)
 }
 
 static bool
-is_nameable(const cer_use *use)
+is_nameable(const cer_uses *uses, const cer_use *use)
 {
     return use->stream != THREADS_OWN_STREAM ||
-           pthread_equal(use->thread, pthread_self());
+           (use->thread != 0 && use->thread == cer_device_thread(uses->device));
 }
 
 static cer_status
@@ -101,7 +104,7 @@ has_unnameable(const cer_uses *uses)
     bool found = uses->anywhere;
 
     for (size_t i = 0; i < uses->n; i++)
-        found = found || !is_nameable(&uses->by[i]);
+        found = found || !is_nameable(uses, &uses->by[i]);
     return found;
 }
 
@@ -128,7 +131,7 @@ put_before(cer_uses *uses, const cer_use *next, cer_error *err)
 cer_status
 cer_uses_before(cer_uses *uses, void *stream, cer_error *err)
 {
-    cer_use next = use_of(stream);
+    cer_use next = use_of(uses, stream);
     cer_status status;
 
     pthread_mutex_lock(&uses->lock);
@@ -145,7 +148,7 @@ cer_uses_before(cer_uses *uses, void *stream, cer_error *err)
 cer_status
 cer_uses_filled(cer_uses *uses, void *stream, cer_error *err)
 {
-    cer_use writer = use_of(stream);
+    cer_use writer = use_of(uses, stream);
     cer_status status;
 
     pthread_mutex_lock(&uses->lock);
@@ -161,7 +164,7 @@ cer_uses_filled(cer_uses *uses, void *stream, cer_error *err)
 cer_status
 cer_uses_join(cer_uses *uses, void *stream, cer_error *err)
 {
-    cer_use user = use_of(stream);
+    cer_use user = use_of(uses, stream);
     cer_status status = CER_OK;
 
     pthread_mutex_lock(&uses->lock);
@@ -180,6 +183,21 @@ cer_uses_anywhere(cer_uses *uses)
     pthread_mutex_lock(&uses->lock);
     uses->anywhere = true;
     pthread_mutex_unlock(&uses->lock);
+}
+
+bool
+cer_uses_captured(cer_uses *uses)
+{
+    bool found = false;
+
+    pthread_mutex_lock(&uses->lock);
+    for (size_t i = 0; !found && i < uses->n; i++) {
+        if (cer_device_stream_capturing(uses->device, uses->by[i].stream,
+                                        &found, NULL) != CER_OK)
+            found = false; /* whoever uses the memory next is told */
+    }
+    pthread_mutex_unlock(&uses->lock);
+    return found;
 }
 
 cer_status

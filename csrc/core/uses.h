@@ -22,7 +22,7 @@ enum { CER_USES_STREAMS = 4 }; /* more are waited for on the host */
 
 typedef struct cer_use {
     void *stream;
-    pthread_t thread; /* that named it */
+    uintptr_t thread; /* that named it, by cer_device_thread */
 } cer_use;
 
 typedef struct cer_uses {
@@ -50,6 +50,10 @@ cer_status cer_uses_filled(cer_uses *uses, void *stream, cer_error *err);
 cer_status cer_uses_join(cer_uses *uses, void *stream, cer_error *err);
 /* Somebody will use it on streams of their own. */
 void cer_uses_anywhere(cer_uses *uses);
+/* Whether a stream that uses the memory is being captured into a CUDA graph
+ * now: then nothing can be put behind that use, nor can the device be waited
+ * for, and the memory is left alone until the capture ends. */
+bool cer_uses_captured(cer_uses *uses);
 /* Waits on the host until all uses are over. */
 cer_status cer_uses_wait(cer_uses *uses, cer_error *err);
 

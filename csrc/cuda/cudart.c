@@ -313,6 +313,7 @@ cer_status
 cer_cudart_describe(cer_cudart *runtime, int device, cer_cudart_device *out,
                     cer_error *err)
 {
+    unsigned char uuid[16] = {0};
     int mps = 0, code;
     cer_status status;
 
@@ -330,6 +331,11 @@ cer_cudart_describe(cer_cudart *runtime, int device, cer_cudart_device *out,
     code = runtime->cuDeviceTotalMem(&out->total_bytes, device);
     if (code != CER_CUDA_SUCCESS)
         return cer_cudart_fail(runtime, device, "cuDeviceTotalMem", code, err);
+    code = runtime->cuDeviceGetUuid(uuid, device);
+    if (code != CER_CUDA_SUCCESS)
+        return cer_cudart_fail(runtime, device, "cuDeviceGetUuid", code, err);
+    for (size_t i = 0; i < sizeof uuid; i++)
+        (void)snprintf(out->uuid + 2 * i, 3, "%02x", uuid[i]);
     /* Runtimes before 12.2 do not know the question. */
     out->mps = attribute(runtime, device, CER_CUDA_MPS, &mps, NULL) == CER_OK &&
                mps != 0;

@@ -95,16 +95,17 @@ enum {
     X(int, cudaEventCreateWithFlags, (void **out, unsigned flags))             \
     X(int, cudaEventDestroy, (void *event))                                    \
     X(int, cudaEventRecord, (void *event, void *stream))                       \
-    X(int, cudaEventQuery, (void *event))                                      \
     X(int, cudaEventSynchronize, (void *event))
 
 /* The driver's; through the runtime's cudaGetDriverEntryPoint. */
 #define CER_CUDA_DRIVER_LIST(X)                                                \
     X(int, cuDeviceGetName, (char *name, int bytes, int device))               \
     X(int, cuDeviceTotalMem, (size_t * bytes, int device))                     \
+    X(int, cuDeviceGetUuid, (void *uuid, int device))                          \
     X(int, cuDevicePrimaryCtxRetain, (void **out, int device))                 \
     X(int, cuCtxPushCurrent, (void *context))                                  \
     X(int, cuCtxPopCurrent, (void **out))                                      \
+    X(int, cuEventQuery, (void *event))                                        \
     X(int, cuModuleLoadDataEx,                                                 \
       (void **out, const void *image, unsigned n, int *options,                \
        void **values))                                                         \

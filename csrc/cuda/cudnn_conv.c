@@ -76,7 +76,8 @@ enum {
     NOTE_NONDETERMINISTIC = 4
 };
 
-enum { MOST_CONFIGS = 32, MOST_NOTES = 32, TENSORS = 3 };
+enum { MOST_CONFIGS = 128, MOST_NOTES = 32, TENSORS = 3 };
+#define MOST_WORKSPACE ((int64_t)256 << 20) /* bytes, of one convolution */
 enum { X_ID = 'x', W_ID = 'w', Y_ID = 'y' };
 
 /* --- calls ---------------------------------------------------------------- */
@@ -337,7 +338,7 @@ make_graph(const cer_cudnn_session *s, cer_cudnn_direction direction,
 /* --- engines -------------------------------------------------------------- */
 
 /* Whether the engine of a configuration gives the same float32 bits every
- * time. */
+ * time. One that does not say so is not taken. */
 static cer_status
 check_engine(const cer_cudnn_session *s, void *config, bool *good,
              cer_error *err)
@@ -356,23 +357,19 @@ check_engine(const cer_cudnn_session *s, void *config, bool *good,
     if (code == 0)
         code = s->cudnnBackendGetAttribute(engine, ENGINE_NOTES, TYPE_NOTE,
                                            MOST_NOTES, &count, notes);
-    if (code != 0) {
-        status = failed(s, "cudnnBackendGetAttribute", "an engine", code, err);
-        goto done;
-    }
-    for (int64_t i = 0; i < count && i < MOST_NOTES; i++) {
+    *good = code == 0;
+    for (int64_t i = 0; *good && i < count && i < MOST_NOTES; i++) {
         if (notes[i] == NOTE_NONDETERMINISTIC || notes[i] == NOTE_TENSOR_CORE ||
             notes[i] == NOTE_DOWN_CONVERT || notes[i] == NOTE_REDUCED_PRECISION)
             *good = false;
     }
-
-done:
     destroy(s, engine);
-    return status;
+    return CER_OK;
 }
 
 /* Plans with one configuration; out->plan stays NULL, without an error, where
- * its engine is not one for us or refuses the shapes. */
+ * its engine is not one for us, refuses the shapes, or wants more memory to
+ * work with than MOST_WORKSPACE. */
 static cer_status
 try_config(const cer_cudnn_session *s, void *config, cer_cudnn_conv *out,
            cer_error *err)
@@ -392,16 +389,17 @@ try_config(const cer_cudnn_session *s, void *config, cer_cudnn_conv *out,
         return status;
     code = s->cudnnBackendGetAttribute(out->plan, PLAN_WORKSPACE, TYPE_INT64, 1,
                                        &count, &workspace);
-    if (code == 0 && workspace >= 0) {
+    if (code == 0 && workspace >= 0 && workspace <= MOST_WORKSPACE) {
         out->workspace = (size_t)workspace;
         return CER_OK;
     }
     destroy(s, out->plan);
     out->plan = NULL;
-    return failed(s, "cudnnBackendGetAttribute", "a plan", code, err);
+    return CER_OK;
 }
 
-/* Tries what cuDNN proposes in one of its ways. */
+/* Tries what cuDNN proposes in one of its ways; one that has nothing to propose
+ * for this graph is no error, for there are others. */
 static cer_status
 try_heuristic(const cer_cudnn_session *s, int mode, cer_cudnn_conv *out,
               cer_error *err)
@@ -413,22 +411,21 @@ try_heuristic(const cer_cudnn_session *s, int mode, cer_cudnn_conv *out,
     };
     void *heuristics, *configs[MOST_CONFIGS] = {NULL};
     int64_t room = 0, count = 0;
-    cer_status status = build(s, HEURISTICS, "engines", attributes,
-                              COUNT(attributes), &heuristics, err);
-    int code;
+    cer_status status = CER_OK;
 
+    if (build(s, HEURISTICS, "engines", attributes, COUNT(attributes),
+              &heuristics, NULL) != CER_OK)
+        return CER_OK;
     while (status == CER_OK && room < MOST_CONFIGS) {
         status = create(s, ENGINE_CONFIG, "an engine", &configs[room], err);
         room += status == CER_OK;
     }
     if (status != CER_OK)
         goto done;
-    code = s->cudnnBackendGetAttribute(heuristics, HEURISTICS_RESULTS,
-                                       TYPE_DESCRIPTOR, room, &count, configs);
-    if (code != 0) {
-        status = failed(s, "cudnnBackendGetAttribute", "engines", code, err);
+    if (s->cudnnBackendGetAttribute(heuristics, HEURISTICS_RESULTS,
+                                    TYPE_DESCRIPTOR, room, &count,
+                                    configs) != 0)
         goto done;
-    }
     for (int64_t i = 0;
          i < count && i < room && status == CER_OK && out->plan == NULL; i++) {
         status = try_config(s, configs[i], out, err);
@@ -466,8 +463,9 @@ cer_cudnn_conv_plan(const cer_cudnn_session *session,
     if (status == CER_OK && made.plan == NULL)
         status = cer_fail(
             err, CER_DEVICE,
-            "%s: cuDNN %zu has no deterministic engine in float32 for "
-            "%zu pictures of %zux%zux%zu and %zu filters",
+            "%s: cuDNN %zu has no deterministic engine in float32, with at "
+            "most 256 MB to work in, for %zu pictures of %zux%zux%zu and %zu "
+            "filters",
             cer_device_name(session->device), session->cudnnGetVersion(), rows,
             conv->channels, conv->height, conv->width, conv->filters);
     if (status == CER_OK)

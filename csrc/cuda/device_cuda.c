@@ -224,6 +224,8 @@ cuda_event_record(cer_device *device, void *event, void *stream, cer_error *err)
     VISIT(cudaEventRecord, (event, stream));
 }
 
+/* The driver is asked: that an event is not ready yet would be the runtime's
+ * last error, over one that PyTorch has not looked at. */
 static cer_status
 cuda_event_query(cer_device *device, void *event, bool *done, cer_error *err)
 {
@@ -232,14 +234,12 @@ cuda_event_query(cer_device *device, void *event, bool *done, cer_error *err)
     int code = enter(self, &v);
 
     if (code == CER_CUDA_SUCCESS) {
-        code = self->runtime->cudaEventQuery(event);
+        code = self->runtime->cuEventQuery(event);
         *done = code == CER_CUDA_SUCCESS;
     }
-    if (code == CER_CUDA_NOT_READY) {
-        (void)self->runtime->cudaGetLastError();
+    if (code == CER_CUDA_NOT_READY)
         code = CER_CUDA_SUCCESS;
-    }
-    return leave(self, &v, "cudaEventQuery", code, err);
+    return leave(self, &v, "cuEventQuery", code, err);
 }
 
 static cer_status

@@ -149,8 +149,8 @@ describe(core_state *state, int index)
 
     if (cer_cudart_describe(state->cudart, index, &about, &err) != CER_OK)
         return core_raise(state, &err);
-    return Py_BuildValue("{s:s,s:(ii),s:i,s:n,s:O}", "name", about.name,
-                         "capability", about.major, about.minor,
+    return Py_BuildValue("{s:s,s:s,s:(ii),s:i,s:n,s:O}", "name", about.name,
+                         "uuid", about.uuid, "capability", about.major, about.minor,
                          "multiprocessors", about.multiprocessors, "memory",
                          (Py_ssize_t)about.total_bytes, "mps",
                          about.mps ? Py_True : Py_False);
@@ -159,7 +159,7 @@ describe(core_state *state, int index)
 PyDoc_STRVAR(cuda_devices_doc,
              "cuda_devices()\n--\n\n"
              "Describe the GPUs that this process may use, in their order.\n\n"
-             "Dictionaries with name, capability, multiprocessors, memory\n"
+             "Dictionaries with name, uuid, capability, multiprocessors, memory\n"
              "(bytes) and mps. Makes no context.");
 
 static PyObject *
@@ -402,8 +402,8 @@ without_gil(device_object *self,
 
 PyDoc_STRVAR(check_doc,
              "check()\n--\n\n"
-             "Have the device do a little of everything. Raises DeviceError\n"
-             "with the call that fails, or if the result is wrong.");
+             "Try the device's memory, streams and kernels. Raises DeviceError\n"
+             "with the part and the call that fails, or what is wrong.");
 
 static PyObject *
 device_check(PyObject *object, PyObject *Py_UNUSED(unused))

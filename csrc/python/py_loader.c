@@ -297,12 +297,14 @@ loader_dealloc(PyObject *object)
     PyTypeObject *type = Py_TYPE(object);
 
     PyObject_GC_UnTrack(object);
-    /* Joins the threads with the GIL held: they never ask for it, and have at
-     * most one batch each to finish. On a device it waits for copies. */
+    /* Joins the threads and, on a device, waits for copies, which may be behind
+     * work of somebody who wants the GIL first. Nobody else has the object. */
+    Py_BEGIN_ALLOW_THREADS
     if (self->on_device != NULL)
         cer_device_loader_free(self->on_device);
     else
         cer_loader_free(self->loader);
+    Py_END_ALLOW_THREADS
     (void)loader_clear(object);
     Py_XDECREF(self->depot);
     Py_XDECREF(self->framework_name);

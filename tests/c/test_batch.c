@@ -103,6 +103,49 @@ memory_grows_for_more(void)
     cer_batch_ring_close(ring);
 }
 
+static cer_status
+count_memory(void *context, size_t bytes, cer_batch_block *out, cer_error *err)
+{
+    unsigned *times = context;
+
+    (void)err;
+    ++*times;
+    *out = (cer_batch_block){.data = cer_aligned_alloc(bytes), .bytes = bytes};
+    return CER_OK;
+}
+
+static void
+free_memory(void *context, cer_batch_block *block)
+{
+    (void)context;
+    cer_aligned_free(block->data);
+}
+
+/* Batches that are longer than all before ask for memory as often as their size
+ * doubles, and not more. */
+static void
+memory_grows_in_few_steps(void)
+{
+    unsigned times = 0;
+    const cer_batch_source source = {
+        .context = &times, .get = count_memory, .give = free_memory};
+    cer_batch_ring *ring;
+    cer_batch *b;
+
+    CHECK_EQ_INT(cer_batch_ring_from(&source, kinds, 2, 10, &ring, NULL),
+                 CER_OK);
+    b = take(ring, 1);
+    for (int64_t length = 1; length <= 1 << 16; length += 100) {
+        b->tensors[0].shape[1] = length;
+        cer_tensor_pack(&b->tensors[0]);
+        CHECK_EQ_INT(cer_batch_place(b, NULL), CER_OK);
+    }
+    CHECK(b->block.bytes >= 4 << 16 && b->block.bytes <= 8 << 16);
+    CHECK(times <= 1 + 10); /* 512 bytes, and up to 512 KB by doubling */
+    cer_owner_release(&b->owner);
+    cer_batch_ring_close(ring);
+}
+
 static void
 the_newest_buffer_is_used_first(void)
 {
@@ -234,6 +277,6 @@ any_thread_gives_back(void)
 
 CHECK_MAIN(tensors_are_aligned_and_apart, no_values_have_no_address,
            buffers_are_used_again, the_newest_buffer_is_used_first,
-           memory_grows_for_more,
+           memory_grows_for_more, memory_grows_in_few_steps,
            kept_batches_make_the_ring_grow_and_trim_shrinks_it,
            batches_outlive_the_ring, any_thread_gives_back)

@@ -5,6 +5,7 @@
 #include "cuda_files.h"
 #include "depot.h"
 #include "device_check.h"
+#include "kernels.h"
 #include "kernels_ptx.h"
 
 /* --- finding ----------------------------------------------------------------
@@ -26,6 +27,7 @@ the_runtime_says_what_it_is(void)
     CHECK_EQ_INT(count, 2);
     CHECK_EQ_INT(cer_cudart_describe(runtime, 1, &about, NULL), CER_OK);
     CHECK_EQ_STR(about.name, "Stand-in 1");
+    CHECK_EQ_STR(about.uuid, "11111111111111111111111111111111");
     CHECK(about.major == 8 && about.minor == 6 && about.multiprocessors == 2);
     CHECK(about.total_bytes == 1000000000 && !about.mps);
     cer_cudart_release(runtime);
@@ -253,6 +255,98 @@ deferred_work_waits_for_whoever_waits(void)
     CHECK_EQ_INT(cer_device_sync(s.device, NULL), CER_OK);
     check_sums(&s);
     tear_down(&s);
+    nothing_left();
+}
+
+/* A launch of PyTorch's that went wrong is PyTorch's to find. */
+static void
+asking_for_an_event_hides_no_error(void)
+{
+    cer_cudart *runtime;
+    scene s;
+    bool done = true;
+
+    fresh_standin();
+    standin_defer(true);
+    CHECK_EQ_INT(open_standin(&runtime, NULL), CER_OK);
+    CHECK_EQ_INT(set_up(&s, 0, NULL), CER_OK);
+    CHECK_EQ_INT(add_ten(&s, NULL), CER_OK);
+    standin_fail("cudaMemsetAsync", 1, 98);
+    CHECK_EQ_INT(runtime->cudaMemsetAsync(s.there.data, 0, 4, s.first), 98);
+    CHECK_EQ_INT(cer_device_event_query(s.device, s.event, &done, NULL),
+                 CER_OK);
+    CHECK(!done);
+    CHECK_EQ_INT(runtime->cudaGetLastError(), 98);
+    CHECK_EQ_INT(cer_device_sync(s.device, NULL), CER_OK);
+    tear_down(&s);
+    cer_cudart_release(runtime);
+    nothing_left();
+}
+
+/* A device that takes work and does something else fails its check. */
+static void
+wrong_results_are_found(void)
+{
+    static const struct {
+        const char *broken, *part;
+        bool late;
+    } cases[] = {{"copy", "memory", false},
+                 {"fill", "memory", false},
+                 {"wait", "streams", true},
+                 {"record", "streams", true},
+                 {"kernel", "kernels", false}};
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        cer_cudart *runtime;
+        cer_device *device;
+        cer_error err = {0};
+        char message[64];
+
+        CHECK(setenv("STANDIN_BREAK", cases[i].broken, 1) == 0);
+        fresh_standin();
+        standin_defer(cases[i].late);
+        CHECK_EQ_INT(open_standin(&runtime, NULL), CER_OK);
+        CHECK_EQ_INT(
+            cer_device_cuda_new(runtime, 0, cer_kernels_ptx, &device, NULL),
+            CER_OK);
+        CHECK_EQ_INT(cer_device_check(device, &err), CER_DEVICE);
+        (void)snprintf(message, sizeof message,
+                       "the check of %s failed: cuda:0: ", cases[i].part);
+        CHECK(strncmp(err.message, message, strlen(message)) == 0);
+        cer_device_release(device);
+        cer_cudart_release(runtime);
+        CHECK(unsetenv("STANDIN_BREAK") == 0);
+        nothing_left();
+    }
+}
+
+static void
+the_check_runs_every_kernel(void)
+{
+    cer_cudart *runtime;
+    cer_device *device;
+    bool seen[CER_KERNEL_COUNT] = {false};
+    size_t n = 0;
+
+    fresh_standin();
+    CHECK_EQ_INT(open_standin(&runtime, NULL), CER_OK);
+    CHECK_EQ_INT(
+        cer_device_cuda_new(runtime, 0, cer_kernels_ptx, &device, NULL),
+        CER_OK);
+    CHECK_EQ_INT(cer_device_check(device, NULL), CER_OK);
+    for (unsigned i = 0; i < standin_log_lines(); i++) {
+        char name[64];
+        cer_kernel kernel;
+
+        if (sscanf(standin_log_line(i), "launch s%*u %63s", name) == 1 &&
+            cer_kernel_find(name, &kernel))
+            seen[kernel] = true;
+    }
+    for (int i = 0; i < CER_KERNEL_COUNT; i++)
+        n += seen[i];
+    CHECK_EQ_INT(n, CER_KERNEL_COUNT);
+    cer_device_release(device);
+    cer_cudart_release(runtime);
     nothing_left();
 }
 
@@ -720,9 +814,70 @@ threads_share_a_device(void)
     nothing_left();
 }
 
+typedef struct visitor {
+    cer_uses *uses;
+    pthread_t self;
+} visitor;
+
+static void *
+use_own_stream(void *context)
+{
+    visitor *v = context;
+
+    v->self = pthread_self();
+    CHECK_EQ_INT(cer_uses_join(v->uses, (void *)2, NULL), CER_OK);
+    return NULL;
+}
+
+static void *
+write_on_own_stream(void *context)
+{
+    visitor *v = context;
+
+    v->self = pthread_self();
+    CHECK_EQ_INT(cer_uses_before(v->uses, (void *)2, NULL), CER_OK);
+    return NULL;
+}
+
+/* The default stream of a thread that has ended is not that of a new one which
+ * has its id: what is there is waited for. */
+static void
+thread_ids_that_come_again(void)
+{
+    scene s;
+    cer_uses uses;
+    pthread_t thread;
+    visitor first = {.uses = &uses}, second = {.uses = &uses};
+
+    fresh_standin();
+    standin_defer(true);
+    CHECK_EQ_INT(set_up(&s, 0, NULL), CER_OK);
+    CHECK_EQ_INT(cer_uses_init(&uses, s.device, NULL), CER_OK);
+    for (int i = 0; i < 4; i++)
+        ((int32_t *)s.here.data)[i] = 7;
+    CHECK(pthread_create(&thread, NULL, use_own_stream, &first) == 0);
+    CHECK(pthread_join(thread, NULL) == 0);
+    CHECK_EQ_INT(cer_device_fill(s.device, s.there.data, 0, 16, s.first, NULL),
+                 CER_OK);
+    CHECK_EQ_INT(cer_device_copy(s.device, s.here.data, s.there.data, 16,
+                                 CER_COPY_FROM_DEVICE, s.first, NULL),
+                 CER_OK);
+    CHECK(pthread_create(&thread, NULL, write_on_own_stream, &second) == 0);
+    CHECK(pthread_join(thread, NULL) == 0);
+    CHECK(pthread_equal(first.self, second.self)); /* or this shows nothing */
+    CHECK_EQ_INT(((int32_t *)s.here.data)[3],
+                 0); /* the device was waited for */
+    cer_uses_end(&uses);
+    cer_uses_clear(&uses);
+    tear_down(&s);
+    nothing_left();
+}
+
 CHECK_MAIN(the_runtime_says_what_it_is, an_older_runtime_serves_too,
            what_is_no_runtime_is_refused, devices_that_are_not_there,
            work_is_done_in_order, deferred_work_waits_for_whoever_waits,
+           asking_for_an_event_hides_no_error, wrong_results_are_found,
+           the_check_runs_every_kernel, thread_ids_that_come_again,
            pinned_memory_is_read_late, without_pinned_memory_work_is_the_same,
            graphs_of_others_are_left_alone, errors_say_what_to_do,
            kernels_that_the_driver_refuses, short_memory_says_what_is_resident,

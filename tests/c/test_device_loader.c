@@ -733,6 +733,39 @@ nothing_is_put_on_a_captured_stream(void)
     close_scene(&s);
 }
 
+/* Batches were used on a stream that another thread captures later: their
+ * memory is left alone until that is over, and the pass goes on. */
+static void
+a_stream_that_is_captured_later_ends_no_pass(void)
+{
+    for (int way = 0; way < 2; way++) {
+        setting set = plain_setting(1, way ? CER_STREAMED : CER_RESIDENT_AUTO);
+        scene s = {.depot = NULL};
+        cer_error err = {0};
+        lazy_stream *captured;
+        bool more = true;
+
+        set.streams = 1;
+        set.known = true;
+        set.load.batch_size = 2;
+        open_plain(&s, set);
+        for (int i = 0; i < 5; i++)
+            CHECK_EQ_INT(run_batch(&s, &set, &more, &err), CER_OK);
+        captured = s.streams[0];
+        captured->capturing = true;
+        s.streams[0] = NULL; /* the legacy default stream */
+        while (more)
+            CHECK_EQ_INT(run_batch(&s, &set, &more, &err), CER_OK);
+        CHECK_EQ_INT(s.device.on_captured, 0);
+        CHECK_EQ_INT(s.device.syncs, 0);
+        CHECK_EQ_INT(cer_device_loader_buffers(s.loader), 5); /* not 4 */
+        captured->capturing = false;
+        s.streams[0] = captured;
+        CHECK(s.batches > 15);
+        close_scene(&s);
+    }
+}
+
 /* --- memory --------------------------------------------------------------- */
 
 /* With a limit that some shards do not fit, those are streamed: the bits stay,
@@ -1026,6 +1059,7 @@ CHECK_MAIN(prepare, batches_of_no_bytes, bits_are_the_cpus,
            default_streams_of_threads, kept_batches_never_hang,
            a_batch_outlives_loader_and_depot,
            nothing_is_put_on_a_captured_stream,
+           a_stream_that_is_captured_later_ends_no_pass,
            shards_that_do_not_fit_are_streamed, shards_make_way_for_each_other,
            a_column_is_there_once, out_of_memory_says_what_is_held,
            copies_of_tensors, every_call_fails_in_turn,

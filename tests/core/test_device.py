@@ -16,6 +16,7 @@ import pytest
 import cerebro.data
 from cerebro import _core, cuda
 from cerebro.data import depots
+from cerebro.data.batches import make_loader
 from cerebro.errors import DeviceError
 
 HEADER = (
@@ -89,10 +90,22 @@ print(json.dumps([log, len(live)]))
 @pytest.mark.parametrize(
     ("fails", "message"),
     [
-        ("raise MemoryError", "MemoryError: out of memory on cpu: 0.0 MB for other; "),
-        ("raise KeyError('x')", "DeviceError: the framework's allocator failed: 'x'"),
-        ("return 0", "DeviceError: the framework's allocator gave no memory"),
-        ("return 'x'", "DeviceError: the framework's allocator failed: "),
+        (
+            "raise MemoryError",
+            "MemoryError: the check of memory failed: out of memory on cpu: 1.6 MB for other; ",
+        ),
+        (
+            "raise KeyError('x')",
+            "DeviceError: the check of memory failed: the framework's allocator failed: 'x'",
+        ),
+        (
+            "return 0",
+            "DeviceError: the check of memory failed: the framework's allocator gave no memory",
+        ),
+        (
+            "return 'x'",
+            "DeviceError: the check of memory failed: the framework's allocator failed: ",
+        ),
     ],
 )
 def test_an_allocator_that_fails(fails: str, message: str) -> None:
@@ -139,6 +152,7 @@ print(json.dumps([runtime, devices, free, total, again, left, library.standin_fa
     assert devices == [
         {
             "name": f"Stand-in {i}",
+            "uuid": f"1{i}" * 16,
             "capability": [8, 6],
             "multiprocessors": 2,
             "memory": 5000000,
@@ -505,7 +519,10 @@ def test_doctor_says_what_does_not_work(cudart_standin: Path, tmp_path: Path) ->
         CUDA_MPS_PIPE_DIRECTORY=str(tmp_path),
         STANDIN_FAIL="cuLaunchKernel:1:719",
     )
-    assert "2 multiprocessors; DOES NOT WORK: cuda:0: cuLaunchKernel: " in rows["gpu"]
+    assert (
+        "2 multiprocessors; DOES NOT WORK: the check of kernels failed: cuda:0: cuLaunchKernel: "
+        in rows["gpu"]
+    )
     assert rows["mps"].startswith("does not run: ")
 
 
@@ -533,5 +550,5 @@ def test_pytorch_starts_before_it_gets_tensors(
     for framework, before in (("torch", ["torch"]), ("dlpack", [])):
         called.clear()
         with pytest.raises(DeviceError, match="none here"):
-            data.batches(2, framework=framework, device="cuda:0")
+            make_loader(data, 2, seed=0, framework=framework, device="cuda:0")
         assert called == [*before, "depot cuda:0"]

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 import cerebro
-from cerebro import device_states, device_values, worker
-from cerebro.data import depots
+from cerebro import device_states, device_values
+from cerebro.data import batches, depots
 from cerebro.device_batches import MovedBatches
-from cerebro.errors import DeviceError
 from cerebro.unit import CheckTask, RunContext, Task, UnitDone
 from cerebro.worker import UnitRunner
 
@@ -68,9 +67,6 @@ def host_as_gpu(monkeypatch):
     def scalar(value):
         return tensor(value) and value.numel() == 1
 
-    def no_depot(name):
-        raise DeviceError("there is no GPU")
-
     def copied(self, tree, device):
         return to_device(self, tree, "cpu")
 
@@ -78,8 +74,10 @@ def host_as_gpu(monkeypatch):
     monkeypatch.setattr(device_values, "_is_scalar_elsewhere", scalar)
     monkeypatch.setattr(device_states, "_is_away", lambda _, value: tensor(value))
     monkeypatch.setattr(device_states.StateArena, "to_device", copied)
-    monkeypatch.setattr(depots, "check", no_depot)
-    monkeypatch.setattr(worker, "MovedBatches", lambda loader, _: MovedBatches(loader, "cpu"))
+    monkeypatch.setattr(depots, "problem", lambda name: "there is no GPU")
+    monkeypatch.setattr(
+        batches, "MovedBatches", lambda loader, _, why: MovedBatches(loader, "cpu", why)
+    )
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(cerebro.torch._torch_place, "place", lambda *_: None)
 
@@ -110,6 +108,48 @@ def test_states_and_metrics_are_those_of_the_cpu(context, tmp_path, host_as_gpu)
     on_cpu = train(context, tmp_path / "cpu")
     on_gpu = train(replace(context, device="cuda:0"), tmp_path / "gpu")
     assert on_gpu == on_cpu
+
+
+class OwnModel:
+    """A model of four methods, whose optimizer is PyTorch's as it is."""
+
+    framework = "torch"
+
+    def __init__(self, config):
+        self.net = torch.nn.Linear(4, 3)
+        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=config["lr"])
+
+    def loss_of(self, batch):
+        return torch.nn.functional.cross_entropy(self.net(batch["x"]), batch["y"])
+
+    def train_batch(self, batch):
+        self.optimizer.zero_grad()
+        loss = self.loss_of(batch)
+        loss.backward()
+        self.optimizer.step()
+        return {"loss": loss.detach()}
+
+    def eval_batch(self, batch):
+        with torch.no_grad():
+            return {"loss": self.loss_of(batch)}
+
+    def state_dict(self):
+        return {"net": self.net.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state):
+        self.net.load_state_dict(state["net"])
+        self.optimizer.load_state_dict(state["optimizer"])  # keeps counts of steps as they are
+
+
+def test_an_optimizer_that_keeps_what_it_loads(context, tmp_path, host_as_gpu, monkeypatch):
+    """Its numbers are not memory that the next state is packed into."""
+    # Adam counts its steps in host memory, wherever the parameters are.
+    monkeypatch.setattr(
+        device_states, "_is_away", lambda _, value: isinstance(value, torch.Tensor) and value.ndim
+    )
+    own = replace(context, build=OwnModel)
+    on_cpu = train(own, tmp_path / "cpu")
+    assert train(replace(own, device="cuda:0"), tmp_path / "gpu") == on_cpu
 
 
 def test_the_check_of_a_first_configuration_finds_nothing(context, host_as_gpu):

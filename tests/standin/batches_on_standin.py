@@ -10,6 +10,8 @@ import ctypes
 import gc
 import logging
 import os
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,7 +44,13 @@ runtime.standin_left.restype = ctypes.c_size_t
 runtime.standin_fault.restype = ctypes.c_char_p
 runtime.standin_log_line.restype = ctypes.c_char_p
 runtime.standin_fail.argtypes = (ctypes.c_char_p, ctypes.c_uint, ctypes.c_int)
-for name in ("standin_capture", "cudaStreamDestroy", "cudaStreamSynchronize", "cudaFreeHost"):
+for name in (
+    "standin_capture",
+    "standin_gate",
+    "cudaStreamDestroy",
+    "cudaStreamSynchronize",
+    "cudaFreeHost",
+):
     getattr(runtime, name).argtypes = (ctypes.c_void_p,)
 runtime.cudaEventDestroy.argtypes = (ctypes.c_void_p,)
 runtime.cudaEventRecord.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
@@ -140,6 +148,7 @@ def consumer(request: pytest.FixtureRequest) -> Iterator[Consumer]:
 def allowed() -> Iterator[None]:
     """Nothing was done that CUDA does not allow, and all of it is given back."""
     runtime.standin_reset()
+    assert depots.problem("cuda:0") == ""
     yield
     depots.depot.cache_clear()
     gc.collect()
@@ -509,6 +518,68 @@ def test_workers_use_them(data: Any, caplog: pytest.LogCaptureFixture) -> None:
     made.close()
     assert depots.drop("cuda:0") > 0 == depots.depot("cuda:0").resident_bytes
     assert make_batches(SimpleNamespace(framework="numpy"), data, 8, "cuda:0", seed=1).depot is None
+
+
+def test_a_loader_that_goes_waits_without_the_gil(data: Any) -> None:
+    """A host callback on the stream may want it."""
+    made = loader(data, residence="streamed")
+    made.begin([0], 0)
+    next(made)
+    flag = ctypes.c_int(0)
+    answered: list[bool] = []
+
+    def answer() -> None:
+        while flag.value != 1:
+            if done.wait(0.001):
+                return
+        flag.value = 2
+        answered.append(True)
+
+    done = threading.Event()
+    thread = threading.Thread(target=answer)
+    thread.start()
+    runtime.standin_gate(ctypes.byref(flag))
+    del made
+    done.set()
+    thread.join()
+    assert answered == [True]
+
+
+def test_pytorchs_pool_is_taken_when_pytorch_comes_later(
+    data: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever was opened before: two pools would compete for the device."""
+    runtime.cudaMalloc.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    runtime.cudaFree.argtypes = (ctypes.c_void_p,)
+    taken: list[int] = []
+
+    def allocate(nbytes: int, index: int) -> int:
+        address = ctypes.c_void_p()
+        checked(runtime.cudaMalloc(ctypes.byref(address), nbytes))
+        taken.append(nbytes)
+        assert address.value is not None
+        return address.value
+
+    cuda.device.cache_clear()
+    monkeypatch.setattr(cuda, "_pooled", {})
+    monkeypatch.setattr(cuda, "start_torch", lambda: False)  # not loaded yet
+    before = loader(data)
+    before.begin([0], 0)
+    assert taken == []
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+    monkeypatch.setattr(cuda, "start_torch", lambda: True)
+    monkeypatch.setattr(cuda, "_torch_allocate", allocate)
+    monkeypatch.setattr(cuda, "_torch_release", lambda address: checked(runtime.cudaFree(address)))
+    made = loader(data)
+    made.begin([1], 0)
+    assert len(taken) > 0
+    made.close()
+    before.close()
+    del before, made
+    depots.depot.cache_clear()
+    cuda.device.cache_clear()
+    cuda._pooled.clear()
+    gc.collect()
 
 
 def test_arguments(data: Any, tmp_path: Path) -> None:

@@ -7,10 +7,12 @@
 
 #include <pthread.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "kernels.h"
 #include "native_kernels.h"
@@ -140,6 +142,8 @@ static unsigned fail_in;       /* calls; 0: not armed */
 static bool fail_always;
 static int fail_code;
 static char failed[64];
+static char broken[64]; /* what is put on streams and not done; "": nothing */
+static atomic_int *gate;
 
 static unsigned faults;
 static char last_fault[160];
@@ -195,6 +199,10 @@ read_environment(void)
     if (fails != NULL)
         (void)sscanf(fails, "%63[^:]:%u:%d", name, &nth, &code);
     arm(name, nth, code);
+    (void)snprintf(broken, sizeof broken, "%s",
+                   getenv("STANDIN_BREAK") == NULL ? ""
+                                                   : getenv("STANDIN_BREAK"));
+    gate = NULL;
     faults = n_lines = 0;
     last_fault[0] = '\0';
     captured = NULL;
@@ -574,7 +582,8 @@ run_operation(operation *o)
 {
     switch (o->what) {
     case COPY:
-        memmove(o->to, o->staged != NULL ? o->staged : o->from, o->bytes);
+        if (o->bytes != 0)
+            memmove(o->to, o->staged != NULL ? o->staged : o->from, o->bytes);
         break;
     case FILL:
         memset(o->to, o->value, o->bytes);
@@ -633,6 +642,26 @@ drain_all(void)
     }
 }
 
+/* Whether the environment asks for a device that does not do this. */
+static bool
+is_broken(const operation *o)
+{
+    static const char *const names[] = {[COPY] = "copy",
+                                        [FILL] = "fill",
+                                        [KERNEL] = "kernel",
+                                        [RECORD] = "record",
+                                        [WAIT] = "wait"};
+
+    if (strcmp(broken, "crash") == 0)
+        abort();
+    while (strcmp(broken, "hang") == 0) {
+        const struct timespec a_while = {.tv_sec = 1};
+
+        (void)nanosleep(&a_while, NULL);
+    }
+    return strcmp(broken, names[o->what]) == 0;
+}
+
 /* Puts a copy of `o` on the stream. */
 static void
 enqueue(stream *s, const operation *o)
@@ -640,6 +669,12 @@ enqueue(stream *s, const operation *o)
     operation *own = must(malloc(sizeof *own));
 
     *own = *o;
+    if (is_broken(o)) { /* what takes its place does nothing */
+        if (o->what == RECORD)
+            o->marker->done = true;
+        drop_marker(o->marker);
+        *own = (operation){.what = COPY, .staged = o->staged};
+    }
     own->next = NULL;
     *s->last = own;
     s->last = &own->next;
@@ -663,6 +698,32 @@ begin_on_stream(const char *name, void *handle, stream **out)
         return CAPTURE_UNSUPPORTED;
     }
     return SUCCESS;
+}
+
+void
+standin_gate(atomic_int *flag)
+{
+    CONTROL(gate = flag);
+}
+
+/* Says that the host waits, and goes on when the test has answered. */
+static void
+pass_gate(void)
+{
+    const struct timespec a_while = {.tv_nsec = 1000000};
+    atomic_int *flag;
+
+    take();
+    flag = gate;
+    gate = NULL;
+    give();
+    if (flag == NULL)
+        return;
+    atomic_store(flag, 1);
+    for (int i = 0; i < 10000 && atomic_load(flag) != 2; i++)
+        (void)nanosleep(&a_while, NULL);
+    if (atomic_load(flag) != 2)
+        CONTROL(fault("nobody could answer while the host waits"));
 }
 
 void
@@ -756,6 +817,10 @@ FUNCTION(cudaDeviceSynchronize, (void))
 {
     int code = begin_on_device("cudaDeviceSynchronize");
 
+    if (code == SUCCESS && captured != NULL) { /* in any mode */
+        fault("cudaDeviceSynchronize while a graph is captured");
+        code = CAPTURE_UNSUPPORTED;
+    }
     if (code == SUCCESS)
         drain_all();
     return end(code);
@@ -965,8 +1030,10 @@ FUNCTION(cudaStreamDestroy, (void *handle))
 FUNCTION(cudaStreamSynchronize, (void *handle))
 {
     stream *s;
-    int code = begin_on_stream("cudaStreamSynchronize", handle, &s);
+    int code;
 
+    pass_gate();
+    code = begin_on_stream("cudaStreamSynchronize", handle, &s);
     if (code == SUCCESS)
         drain(s);
     return end(code);
@@ -1069,22 +1136,6 @@ FUNCTION(cudaEventRecord, (void *handle, void *on))
     return end(SUCCESS);
 }
 
-/* Asking brings the work on by one step, so that who asks often enough gets an
- * answer. */
-FUNCTION(cudaEventQuery, (void *handle))
-{
-    int code = begin_on_device("cudaEventQuery");
-    const event *e = event_of(handle, "cudaEventQuery");
-
-    if (code == SUCCESS && e == NULL)
-        code = INVALID_HANDLE;
-    if (code == SUCCESS && e->marker != NULL && !e->marker->done) {
-        run_one(e->marker->stream);
-        code = NOT_READY;
-    }
-    return end(code);
-}
-
 FUNCTION(cudaEventSynchronize, (void *handle))
 {
     int code = begin_on_device("cudaEventSynchronize");
@@ -1118,6 +1169,33 @@ cuDeviceTotalMem(size_t *bytes, int device)
     (void)device;
     if (code == SUCCESS)
         *bytes = memory_bytes;
+    return end_in_driver(code);
+}
+
+static int
+cuDeviceGetUuid(void *uuid, int device)
+{
+    int code = begin("cuDeviceGetUuid");
+
+    if (code == SUCCESS)
+        memset(uuid, 0x10 + device, 16);
+    return end_in_driver(code);
+}
+
+/* Asking brings the work on by one step, so that who asks often enough gets an
+ * answer. */
+static int
+cuEventQuery(void *handle)
+{
+    int code = begin_in_driver("cuEventQuery");
+    const event *e = event_of(handle, "cuEventQuery");
+
+    if (code == SUCCESS && e == NULL)
+        code = INVALID_HANDLE;
+    if (code == SUCCESS && e->marker != NULL && !e->marker->done) {
+        run_one(e->marker->stream);
+        code = NOT_READY;
+    }
     return end_in_driver(code);
 }
 
@@ -1322,11 +1400,17 @@ entry_point(const char *call, const char *name, void **out, int *result)
         const char *name;
         void (*function)(void);
     } table[] = {
-        ENTRY(cuDeviceGetName),          ENTRY(cuDeviceTotalMem),
-        ENTRY(cuDevicePrimaryCtxRetain), ENTRY(cuCtxPushCurrent),
-        ENTRY(cuCtxPopCurrent),          ENTRY(cuModuleLoadDataEx),
-        ENTRY(cuModuleUnload),           ENTRY(cuModuleGetFunction),
+        ENTRY(cuDeviceGetName),
+        ENTRY(cuDeviceTotalMem),
+        ENTRY(cuDevicePrimaryCtxRetain),
+        ENTRY(cuCtxPushCurrent),
+        ENTRY(cuCtxPopCurrent),
+        ENTRY(cuModuleLoadDataEx),
+        ENTRY(cuModuleUnload),
+        ENTRY(cuModuleGetFunction),
         ENTRY(cuLaunchKernel),
+        ENTRY(cuDeviceGetUuid),
+        ENTRY(cuEventQuery),
     };
     int code = begin(call);
 

@@ -27,7 +27,7 @@ enum {
 };
 
 enum { MOST_BYTES = 64, MOST_ATTRIBUTES = 8 };
-enum { ENGINES = 4, GOOD = 3, WORKSPACE = 4096 };
+enum { REFUSING = 2, GREEDY, GOOD, ENGINES, WORKSPACE = 4096 };
 
 typedef struct descriptor {
     int type;
@@ -341,7 +341,7 @@ cudnnBackendFinalize(void *at)
     if (d->type == D_EXECUTION_PLAN) {
         d->engine = part_of(d, 401)->engine;
         d->graph = part_of(d, 401)->graph;
-        if (d->engine == 2)
+        if (d->engine == REFUSING)
             return NOT_SUPPORTED;
     }
     d->finalized = true;
@@ -358,7 +358,7 @@ get_results(const descriptor *d, int64_t room, int64_t *count, void *values)
     memcpy(&mode, value_of(d, 200), sizeof mode);
     *count = 0;
     for (int engine = 0; engine < ENGINES && *count < room; engine++) {
-        if ((engine == GOOD) != (mode == 2))
+        if ((engine >= GREEDY) != (mode == 2))
             continue;
         configs[*count]->engine = engine;
         configs[*count]->graph = part_of(d, 201);
@@ -371,7 +371,7 @@ get_results(const descriptor *d, int64_t room, int64_t *count, void *values)
 static int
 get_notes(const descriptor *d, int64_t *count, void *values)
 {
-    const int notes[ENGINES][2] = {{5, 4}, {0, 5}, {5, 6}, {5, 6}};
+    const int notes[ENGINES][2] = {{5, 4}, {0, 5}, {5, 6}, {5, 6}, {5, 6}};
 
     memcpy(values, notes[d->engine], sizeof notes[0]);
     *count = 2;
@@ -404,7 +404,7 @@ cudnnBackendGetAttribute(void *at, int name, int type, int64_t room,
     if (d->type == D_ENGINE && name == 1303 && type == 11 && room >= 2)
         return get_notes(d, count, values);
     if (d->type == D_EXECUTION_PLAN && name == 402 && type == 3 && room == 1) {
-        *(int64_t *)values = WORKSPACE;
+        *(int64_t *)values = d->engine == GREEDY ? (int64_t)1 << 40 : WORKSPACE;
         *count = 1;
         return SUCCESS;
     }

@@ -13,10 +13,13 @@
  *
  * The environment sets a process up: STANDIN_DEVICES (1), STANDIN_MEMORY (bytes
  * of each device, 1 GB), STANDIN_FAIL (function:nth:code), STANDIN_DEFER (1),
- * STANDIN_VERSION (13000) and STANDIN_DRIVER (13000). */
+ * STANDIN_VERSION (13000), STANDIN_DRIVER (13000) and STANDIN_BREAK: "copy",
+ * "fill", "kernel", "record" or "wait" is taken and not done, "crash" ends the
+ * process when anything is put on a stream, and "hang" never returns from it. */
 #ifndef STANDIN_H
 #define STANDIN_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -57,6 +60,10 @@ STANDIN_API const char *standin_log_line(unsigned i);
 
 /* A graph is being captured on this stream (NULL: end it). */
 STANDIN_API void standin_capture(void *stream);
+
+/* The next cudaStreamSynchronize sets *flag to 1 and goes on when it is 2, or
+ * after ten seconds, which is a fault. */
+STANDIN_API void standin_gate(atomic_int *flag);
 
 /* Of the calling thread. */
 STANDIN_API int standin_thread_device(void);

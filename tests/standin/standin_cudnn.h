@@ -3,10 +3,10 @@
  * and convolutions computed in host memory, from their definition, as soon as
  * they are asked for (so streams must not be deferred).
  *
- * It proposes four engines, in this order: one that is not deterministic, one
+ * It proposes five engines, in this order: one that is not deterministic, one
  * that computes in TF32, one that refuses every shape, and, only where it is
- * asked for a fallback, the one that should be taken; running another is a
- * fault.
+ * asked for a fallback, one that wants a terabyte to work in and the one that
+ * should be taken; running another is a fault.
  *
  * Environment: STANDIN_CUDNN_VERSION (91300). */
 #ifndef STANDIN_CUDNN_H

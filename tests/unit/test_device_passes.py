@@ -146,11 +146,11 @@ def test_moved_batches_are_the_loaders():
 def test_pytorch_moves_batches_where_cuda_cannot_be_used_otherwise(tmp_path, monkeypatch, caplog):
     data = cerebro.shard({"x": np.arange(12.0)}, tmp_path / "d", shards=2)
 
-    def unusable(name):
+    def unusable():
         raise DeviceError("no CUDA runtime")
 
-    monkeypatch.setattr(depots, "depot", unusable)
-    monkeypatch.setattr(depots, "check", depots.check.__wrapped__)
+    monkeypatch.setattr(cuda, "open_runtime", unusable)
+    monkeypatch.setattr(depots, "problem", depots.problem.__wrapped__)
     model = SimpleNamespace(framework="torch")
     with caplog.at_level("WARNING", "cerebro.data"):
         made = make_batches(model, data, 4, "cuda:0", seed=1)
@@ -222,6 +222,23 @@ def test_a_state_comes_back_from_a_slot_that_is_packed_into_again(tmp_path, else
         slots.pack({"model": torch.full((400,), 7.0)}, attempt=1)
         slots.commit(position)
     assert bytes(_core.pack_state(found)) == bytes(_core.pack_state(tree))
+
+
+def test_a_state_that_was_loaded_is_not_the_arenas(elsewhere):
+    """Adam keeps the tensors that it is given; the next state goes through the same arena."""
+    net = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(net.parameters())
+    for _ in range(2):
+        net(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+    arena = StateArena(pin=False)
+    tree = {"net": net.state_dict(), "optimizer": optimizer.state_dict()}
+    expected = bytes(_core.pack_state(tree))
+    found = arena.to_device(_core.unpack_state(expected, "torch"), "cpu")
+    optimizer.load_state_dict(found["optimizer"])
+    arena.to_host({"other": torch.full((arena.nbytes // 4,), 7.0)})
+    again = {"net": found["net"], "optimizer": optimizer.state_dict()}
+    assert bytes(_core.pack_state(again)) == expected
 
 
 def test_the_arena_grows_and_is_used_again(elsewhere):

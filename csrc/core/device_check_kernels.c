@@ -1,0 +1,253 @@
+/* Each kernel once, over a batch that it and its reference make. */
+#include "device_check.h"
+
+#include <string.h>
+
+#include "kernels.h"
+
+enum {
+    COLUMN_ROWS = 40,
+    ROWS = 33,
+    MOST_VALUES = 60,
+    LONGEST = 9,
+    PADDED = 12
+};
+
+/* What comes out. */
+typedef struct output {
+    _Alignas(CER_ALIGNMENT) uint8_t values[ROWS * MOST_VALUES * 8];
+    uint8_t mask[ROWS * PADDED];
+    int64_t lengths[ROWS];
+} output;
+
+/* A batch, on either side. */
+typedef struct page {
+    _Alignas(CER_ALIGNMENT) uint8_t column[COLUMN_ROWS * MOST_VALUES * 8];
+    _Alignas(CER_ALIGNMENT) uint8_t constants[16 << 10];
+    int64_t offsets[COLUMN_ROWS + 1];
+    uint32_t rows[ROWS];
+    output out;
+} page;
+
+/* What a case works with. */
+typedef struct work {
+    const cer_device_bench *bench;
+    page *here, *there;
+    output *back;
+} work;
+
+size_t
+cer_device_check_kernels_bytes(void)
+{
+    return sizeof(page) + sizeof(output);
+}
+
+/* --- one kernel ------------------------------------------------------------
+ */
+
+/* Numbers with a fraction, of all sizes that a kernel may meet. */
+static void
+fill_column(page *p, cer_dtype dtype)
+{
+    for (size_t i = 0; i < COLUMN_ROWS * MOST_VALUES; i++) {
+        double value = ((double)(i * 37 % 1013) - 500) / 7;
+        float single = (float)value;
+
+        if (dtype == CER_F64)
+            memcpy(p->column + i * sizeof value, &value, sizeof value);
+        else if (dtype == CER_F32)
+            memcpy(p->column + i * sizeof single, &single, sizeof single);
+        else
+            p->column[i] = (uint8_t)(i * 37);
+    }
+}
+
+static void
+fill_page(page *p, cer_dtype dtype)
+{
+    fill_column(p, dtype);
+    p->offsets[0] = 0;
+    for (size_t i = 0; i < COLUMN_ROWS; i++)
+        p->offsets[i + 1] = p->offsets[i] + (int64_t)(i * 3 % (LONGEST + 1));
+    for (size_t i = 0; i < ROWS; i++)
+        p->rows[i] = (uint32_t)((i * 7 + 3) % COLUMN_ROWS);
+    memset(&p->out, 0xa5, sizeof p->out);
+}
+
+/* Runs both and compares; the calls differ in where their memory is. */
+static cer_status
+compare(const work *w, const cer_kernel_call *here,
+        const cer_kernel_call *there, cer_error *err)
+{
+    cer_device *d = w->bench->device;
+    void *stream = w->bench->streams[0];
+    cer_status status;
+
+    if ((status = cer_device_copy(d, w->there, w->here, sizeof *w->here,
+                                  CER_COPY_TO_DEVICE, stream, err)) != CER_OK ||
+        (status = cer_kernel_launch(d, there, stream, err)) != CER_OK ||
+        (status = cer_device_copy(d, w->back, &w->there->out, sizeof *w->back,
+                                  CER_COPY_FROM_DEVICE, stream, err)) !=
+            CER_OK ||
+        (status = cer_device_stream_sync(d, stream, err)) != CER_OK)
+        return status;
+    cer_kernel_run_host(here->kernel, &here->args);
+    if (memcmp(w->back, &w->here->out, sizeof *w->back) == 0)
+        return CER_OK;
+    return cer_fail(err, CER_DEVICE,
+                    "%s: %s gives wrong bytes: the driver or the device is "
+                    "faulty",
+                    cer_device_name(d), cer_kernel_name(here->kernel));
+}
+
+/* --- rows as they are ------------------------------------------------------
+ */
+
+static cer_status
+check_rows(const work *w, size_t row_bytes, cer_error *err)
+{
+    page *at[2] = {w->here, w->there};
+    cer_kernel_call calls[2];
+    cer_status status = CER_OK;
+
+    fill_page(w->here, CER_U8);
+    for (int i = 0; status == CER_OK && i < 2; i++)
+        status = cer_kernel_rows(at[i]->out.values, at[i]->column, row_bytes,
+                                 at[i]->rows, ROWS, &calls[i], err);
+    return status == CER_OK ? compare(w, &calls[0], &calls[1], err) : status;
+}
+
+/* --- transforms ------------------------------------------------------------
+ */
+
+typedef enum layout { VALUES, PIXELS, PLANES, RAGGED, LAYOUTS } layout;
+
+/* The type decides how a kernel computes: by a table, in float32, in float64.
+ */
+static const cer_dtype dtypes[] = {CER_U8, CER_F32, CER_F64};
+
+static cer_column
+column_of(layout which, cer_dtype dtype)
+{
+    cer_column c = {.name = "x", .dtype = dtype, .ragged = which == RAGGED};
+    size_t values = 1;
+
+    if (which == VALUES) {
+        c.ndim = 1;
+        c.shape[0] = 13;
+    } else if (which != RAGGED) {
+        c.ndim = 3;
+        c.shape[0] = 5;
+        c.shape[1] = 4;
+        c.shape[2] = 3;
+    }
+    for (uint32_t i = 0; i < c.ndim; i++)
+        values *= c.shape[i];
+    c.row_bytes = values * cer_dtype_size(dtype);
+    return c;
+}
+
+static size_t
+ops_of(layout which, bool moves_only, cer_op *ops)
+{
+    size_t n = 0;
+
+    if (which == PIXELS || which == PLANES) {
+        ops[n++] = (cer_op){.kind = CER_OP_CROP,
+                            .size = {4, 4},
+                            .padding = {1, 1},
+                            .random = true};
+        ops[n++] = (cer_op){.kind = CER_OP_FLIP, .value = 0.5};
+    }
+    if (which == PLANES)
+        ops[n++] = (cer_op){.kind = CER_OP_TO_CHW};
+    if (!moves_only)
+        ops[n++] = (cer_op){.kind = CER_OP_SCALE, .value = 1 / 255.0};
+    if (which == RAGGED)
+        ops[n++] =
+            (cer_op){.kind = CER_OP_PAD, .value = 1, .multiple_of = PADDED};
+    return n;
+}
+
+static cer_kernel_batch
+batch_at(page *p)
+{
+    return (cer_kernel_batch){.src = p->column,
+                              .offsets = p->offsets,
+                              .rows = p->rows,
+                              .constants = p->constants,
+                              .dst = p->out.values,
+                              .mask = p->out.mask,
+                              .lengths = p->out.lengths,
+                              .length = PADDED,
+                              .n_rows = ROWS,
+                              .key = {1, 2, 3}};
+}
+
+static cer_status
+check_plan(const work *w, const cer_kernel_plan *plan, cer_error *err)
+{
+    page *at[2] = {w->here, w->there};
+    size_t bytes;
+    const void *constants = cer_kernel_plan_constants(plan, &bytes);
+    cer_kernel_call calls[2];
+    cer_status status = CER_OK;
+
+    if (bytes > sizeof w->here->constants)
+        return cer_fail(err, CER_INVALID, "a kernel has %zu bytes of constants",
+                        bytes);
+    if (bytes != 0)
+        memcpy(w->here->constants, constants, bytes);
+    for (int i = 0; status == CER_OK && i < 2; i++) {
+        const cer_kernel_batch batch = batch_at(at[i]);
+
+        status = cer_kernel_plan_batch(plan, &batch, &calls[i], err);
+    }
+    return status == CER_OK ? compare(w, &calls[0], &calls[1], err) : status;
+}
+
+static cer_status
+check_transform(const work *w, layout which, cer_dtype dtype, bool moves_only,
+                cer_error *err)
+{
+    const cer_column column = column_of(which, dtype);
+    cer_transform *transform = NULL;
+    cer_kernel_plan *plan = NULL;
+    cer_op ops[4];
+    size_t n = ops_of(which, moves_only, ops);
+    cer_status status = cer_transform_new(&column, ops, n, &transform, err);
+
+    if (status == CER_OK)
+        status = cer_kernel_plan_new(transform, &plan, err);
+    if (status == CER_OK) {
+        fill_page(w->here, dtype);
+        status = check_plan(w, plan, err);
+    }
+    cer_kernel_plan_free(plan);
+    cer_transform_free(transform);
+    return status;
+}
+
+cer_status
+cer_device_check_kernels(const cer_device_bench *bench, cer_error *err)
+{
+    static const size_t row_bytes[] = {48, 24, 12, 6, 5};
+    const size_t n_sizes = sizeof row_bytes / sizeof row_bytes[0];
+    const size_t n_dtypes = sizeof dtypes / sizeof dtypes[0];
+    const work w = {.bench = bench,
+                    .here = bench->here.data,
+                    .there = bench->there.data,
+                    .back =
+                        (void *)((uint8_t *)bench->here.data + sizeof(page))};
+    cer_status status = CER_OK;
+
+    for (size_t i = 0; status == CER_OK && i < n_sizes; i++)
+        status = check_rows(&w, row_bytes[i], err);
+    for (int which = 0; status == CER_OK && which < LAYOUTS; which++) {
+        for (size_t i = 0; status == CER_OK && i < n_dtypes; i++)
+            status = check_transform(&w, (layout)which, dtypes[i], false, err);
+        if (status == CER_OK && which != VALUES)
+            status = check_transform(&w, (layout)which, CER_U8, true, err);
+    }
+    return status;
+}

@@ -1,0 +1,183 @@
+"""Verdicts on GPUs: kept, read again, and done without where they cannot be."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from cerebro import _worker, cuda, device_check, worker
+from cerebro.data import depots
+from cerebro.errors import InputError
+
+
+@pytest.fixture
+def gpu(monkeypatch, tmp_path):
+    """A GPU by name only; what its check says, and how often it was asked."""
+    has = SimpleNamespace(
+        said=("", True), tried=0, folder=tmp_path / "cache", about={"name": "GPU A", "uuid": "1"}
+    )
+
+    def attempt(name):
+        has.tried += 1
+        return has.said
+
+    runtime = {"path": "", "version": 12080, "driver": 13000}
+    monkeypatch.setenv(device_check.FOLDER, str(has.folder))
+    monkeypatch.setattr(cuda, "open_runtime", lambda: runtime)
+    monkeypatch.setattr(cuda, "describe_devices", lambda: [has.about])
+    monkeypatch.setattr(device_check, "_try", attempt)
+    has.runtime = runtime
+    return has
+
+
+def kept(gpu):
+    return sorted(gpu.folder.iterdir())
+
+
+@pytest.mark.parametrize("problem", ["", "cuda:0: a kernel gives wrong bytes"])
+def test_a_verdict_is_kept(gpu, problem):
+    gpu.said = (problem, True)
+    assert [device_check.problem("cuda:0") for _ in range(3)] == [problem] * 3
+    assert (gpu.tried, len(kept(gpu))) == (1, 1)
+
+
+def test_doctor_asks_anew_and_what_it_finds_is_kept(gpu):
+    gpu.said = ("broken", True)
+    assert device_check.problem("cuda:0") == "broken"
+    gpu.said = ("", True)
+    assert device_check.problem("cuda:0") == "broken"
+    assert device_check.problem("cuda:0", anew=True) == ""
+    assert device_check.problem("cuda:0") == ""
+    assert (gpu.tried, len(kept(gpu))) == (2, 1)
+
+
+def test_what_may_be_over_is_not_kept(gpu):
+    gpu.said = ("out of memory", False)
+    assert device_check.problem("cuda:0") == "out of memory"
+    gpu.said = ("", True)
+    assert device_check.problem("cuda:0") == ""
+    assert gpu.tried == 2
+
+
+@pytest.mark.parametrize("changed", ["gpu", "driver", "runtime", "torch", "cerebro"])
+def test_a_verdict_is_about_all_that_computes(gpu, monkeypatch, changed):
+    device_check.problem("cuda:0")
+    if changed == "gpu":
+        gpu.about["uuid"] = "2"
+    elif changed in ("driver", "runtime"):
+        gpu.runtime["driver" if changed == "driver" else "version"] += 10
+    else:
+        name = "package_version" if changed == "torch" else "version"
+        monkeypatch.setattr(device_check, name, lambda *_: "another")
+    device_check.problem("cuda:0")
+    assert (gpu.tried, len(kept(gpu))) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"{", b"[]", b"\xff\x00", b'{"of": {}, "problem": ""}', b"[" * 50_000, b"9" * 200_000],
+    ids=range(7),
+)
+def test_a_damaged_file_is_made_anew(gpu, damage):
+    gpu.said = ("broken", True)
+    device_check.problem("cuda:0")
+    kept(gpu)[0].write_bytes(damage)
+    assert device_check.problem("cuda:0") == "broken"
+    assert gpu.tried == 2
+    assert json.loads(kept(gpu)[0].read_bytes())["problem"] == "broken"
+
+
+def test_a_verdict_that_is_no_text_is_made_anew(gpu):
+    device_check.problem("cuda:0")
+    file = kept(gpu)[0]
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"problem": 3}))
+    assert device_check.problem("cuda:0") == ""
+    assert gpu.tried == 2
+
+
+@pytest.mark.parametrize("place", ["file", "pipe", "missing home"])
+def test_without_a_place_it_is_tried_each_time(gpu, monkeypatch, place):
+    if place == "file":
+        gpu.folder.write_text("not a folder")
+    elif place == "pipe":
+        gpu.folder.mkdir()
+        device_check.problem("cuda:0")
+        file = kept(gpu)[0]
+        file.unlink()
+        os.mkfifo(file)
+        monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError()))
+        gpu.tried = 0
+    else:
+        monkeypatch.delenv(device_check.FOLDER)
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+        def no_home():
+            raise RuntimeError
+
+        monkeypatch.setattr(Path, "home", no_home)
+    assert [device_check.problem("cuda:0") for _ in range(2)] == ["", ""]
+    assert gpu.tried == 2
+    if place == "pipe":
+        assert len(kept(gpu)) == 1  # nothing half written is left
+
+
+def test_many_at_once(gpu):
+    gpu.said = ("broken", True)
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(device_check.problem, ["cuda:0"] * 64))
+    assert found == ["broken"] * 64
+    assert len(kept(gpu)) == 1
+
+
+def test_a_gpu_that_is_not_there(gpu):
+    with pytest.raises(InputError, match="cuda:3: there are 1 CUDA devices, counted from 0"):
+        device_check.problem("cuda:3")
+
+
+def test_where_verdicts_are(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv(device_check.FOLDER)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert device_check.folder() == tmp_path / ".cache" / "cerebro"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
+    assert device_check.folder() == tmp_path / "x" / "cerebro"
+
+
+# --- the unit's time -------------------------------------------------------------
+
+
+class Beat:
+    def __init__(self):
+        self.graces = []
+
+    def begin_task(self, grace):
+        self.graces.append(grace)
+
+
+def test_the_first_use_of_a_gpu_is_not_the_units_time(monkeypatch):
+    beat = Beat()
+    clock = _worker.TaskClock(beat)
+    runner = SimpleNamespace(_clock=clock, _tried=False)
+    monkeypatch.setattr(depots, "problem", lambda name: beat.graces.append(name) or "")
+    clock.begin()
+    clock.built()
+    worker.UnitRunner._try_device(runner, "cuda:0")
+    assert beat.graces == [_worker.IMPORT_SECONDS, 0.0, worker.TRY_SECONDS, "cuda:0", 0.0]
+    assert runner._tried
+
+
+def test_a_gpu_without_memory_is_tried_again(monkeypatch):
+    def short(name):
+        raise MemoryError
+
+    runner = SimpleNamespace(_clock=None, _tried=False)
+    monkeypatch.setattr(depots, "problem", short)
+    with contextlib.nullcontext():
+        worker.UnitRunner._try_device(runner, "cuda:0")
+    assert not runner._tried
