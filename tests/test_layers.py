@@ -35,8 +35,8 @@ C_LAYERS = [
 # Modules or packages; one may import those of layers below and its own package.
 PYTHON_LAYERS = [
     ["errors", "interrupts", "memory", "shadows", "sources", "storage"],
-    ["cuda", "environment", "growth", "plain_files", "torch_settings", "trial", "unit"],
-    ["devices", "folded", "owner"],
+    ["cuda", "environment", "growth", "guard", "plain_files", "torch_settings", "trial", "unit"],
+    ["devices", "folded", "owner", "received"],
     [
         *["_torch_place", "_torch_state", "device_batches", "device_states", "device_values"],
         *["_jax_state", "columns", "epoch_progress", "export", "generators", "losses", "metrics"],

@@ -17,7 +17,7 @@ from typing import Any
 
 import cloudpickle
 
-from cerebro import _core, devices, environment
+from cerebro import _core, devices, environment, guard
 from cerebro.devices import Device
 from cerebro.errors import WorkerError
 from cerebro.executors.channel import Channel
@@ -156,6 +156,7 @@ def _environment(threads: int, device: Device | None) -> dict[str, str]:
         variables |= devices.variables(device)
     for name in environment.THREAD_VARIABLES:
         variables[name] = str(threads)
+    variables[guard.VARIABLE] = "1"
     here = str(Path(__file__).parent.parent.parent)
     path = [here, *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))]
     variables["PYTHONPATH"] = os.pathsep.join(path)
