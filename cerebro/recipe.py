@@ -22,7 +22,7 @@ from cerebro import _core, sources
 from cerebro.errors import InputError
 from cerebro.guard import BUILD, finding, stoppable
 
-_PASS_IT = "pass build= with the same function (on the command line: --build FILE)"
+_PASS_IT = "pass it as build=... (on the command line: --build FILE)"
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,21 @@ class Recipe:
             If it cannot be imported; the message says to pass ``build=``.
         """
         if "<" in self.qualname:
-            raise InputError(f"build was {self.name}, which cannot be imported again: {_PASS_IT}")
+            raise InputError(
+                f"this run's build() ({self.name}) was defined inside of a function or as a "
+                f"lambda, and cannot be imported again: {_PASS_IT}"
+            )
         try:
             found: Any = self._module()
             for part in self.qualname.split("."):
                 found = getattr(found, part)
         except (ImportError, AttributeError, OSError) as error:
+            if self.module == "__main__":
+                raise InputError(
+                    f"this run's {self.qualname}() was defined in a script or notebook: {_PASS_IT}"
+                ) from error
             raise InputError(
-                f"build {self.name} cannot be imported here ({error}): {_PASS_IT}"
+                f"this run's build(), {self.name}, cannot be imported here ({error}): {_PASS_IT}"
             ) from error
         self.warn_if_changed(found)
         return found  # type: ignore[no-any-return]

@@ -34,7 +34,7 @@ C_LAYERS = [
 
 # Modules or packages; one may import those of layers below and its own package.
 PYTHON_LAYERS = [
-    ["errors", "interrupts", "memory", "shadows", "sources", "storage"],
+    ["errors", "interrupts", "memory", "shadows", "sources", "storage", "uncompiled"],
     ["cuda", "environment", "growth", "guard", "plain_files", "torch_settings", "trial", "unit"],
     ["devices", "folded", "owner", "received"],
     [

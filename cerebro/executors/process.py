@@ -23,10 +23,15 @@ from cerebro.errors import WorkerError
 from cerebro.executors.channel import Channel
 from cerebro.sources import Sources, are_current
 
-PROGRAM = (
-    "import sys; sys.path[:] = filter(None, sys.path); import runpy; "
-    "runpy.run_module('cerebro._worker', run_name='__main__', alter_sys=True)"
-)
+PROGRAM = """
+import sys
+sys.path[:] = filter(None, sys.path)
+import runpy
+try:
+    runpy.run_module("cerebro._worker", run_name="__main__", alter_sys=True)
+except ImportError as error:
+    sys.exit(f"cerebro: a worker process cannot start: {error}")
+"""
 """``python -m cerebro._worker``, but not with the working directory first on the path: a file
 there that is called like a library would be taken for it."""
 
