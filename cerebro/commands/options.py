@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cerebro.errors import InputError
+from cerebro.errors import CerebroError, InputError
 
 
 def new_command(
@@ -73,7 +73,9 @@ def arguments_of(run: Any, file: str | Path | None) -> list[str]:
     """What `sys.argv` was in the program that began a run; its script may be elsewhere now."""
     from cerebro.saved_run import SavedRun
 
-    recorded = SavedRun(run).argv
+    recorded: list[str] = []
+    with suppress(CerebroError, OSError):  # the command says what is wrong with the run
+        recorded = SavedRun(run).argv
     return [*([str(file)] if file is not None else recorded[:1] or sys.argv[:1]), *recorded[1:]]
 
 
