@@ -22,6 +22,9 @@ except ImportError:
     from cerebro.shadows import refuse_shadow
 
     refuse_shadow("numpy")
+    from cerebro.uncompiled import refuse_uncompiled
+
+    refuse_uncompiled()
     raise
 
 from cerebro import transforms

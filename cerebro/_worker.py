@@ -18,8 +18,9 @@ from typing import Any, Literal, NoReturn
 
 import cloudpickle
 
-from cerebro import _core
+from cerebro import _core, guard
 from cerebro.errors import CorruptDataError
+from cerebro.received import opened
 from cerebro.sources import Sources, note_imported
 from cerebro.trial_log import flush_output
 from cerebro.unit import CheckDone, Event, Job, RunContext, Task, UnitFailed
@@ -33,6 +34,7 @@ STANDARD_ERROR = 2
 
 def main(arguments: list[str]) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    guard.enter_worker()  # whatever a script does when it is imported
     faulthandler.enable(STANDARD_ERROR)  # a crash in C code leaves its traceback in the log
     connection = Connection(int(arguments[0]))
     beat = _core.BeatPage(int(arguments[1]))
@@ -111,15 +113,18 @@ class Worker:
             self._end()
             self._connection.send_bytes(cloudpickle.dumps(self._sources))
 
-    def _begin(self, number: int, path: list[str], directory: str, context: bytes) -> None:
+    def _begin(
+        self, number: int, path: list[str], argv: list[str], directory: str, context: bytes
+    ) -> None:
         self._number = number
         self._trouble = ""
         self._data_trouble = False
         # The parent's imports must be found here, before its code is unpacked.
         sys.path[:] = path
+        sys.argv[:] = argv  # a script may read its arguments anywhere
         try:
             os.chdir(directory)
-            run: RunContext = cloudpickle.loads(context)
+            run: RunContext = opened(context)
             note_imported(self._sources)
             self._clock.limit = run.unit_timeout
             self._runner = UnitRunner(

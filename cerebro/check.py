@@ -18,6 +18,7 @@ from cerebro import _core, generators
 from cerebro.device_values import run_batches
 from cerebro.devices import CPU, choose, in_worker, is_gpu, named, seats
 from cerebro.errors import InputError, StateError
+from cerebro.guard import refuse
 from cerebro.protocol import is_cpu_only
 from cerebro.unit import CheckDone, CheckTask, Event, RunContext
 
@@ -118,6 +119,7 @@ def check(
     from cerebro.settings import check_build, check_columns, one_of, views_of
     from cerebro.space import as_space
 
+    refuse("cerebro.check")
     check_build(build)
     one_of("deterministic", deterministic, ("warn", True, False))
     device = choose(devices)[0]

@@ -124,9 +124,14 @@ def _conduct(
         close(run, context)
         run.owner.release()
     except BaseException as error:
-        abandon(error, executor, progress, run, coordinator, context)
-        if result is not None:
-            explain(error, result)
+        try:
+            with uninterrupted(error):
+                abandon(error, executor, progress, run, coordinator, context)
+                if result is not None:
+                    explain(error, result)
+        except KeyboardInterrupt as late:
+            late.args = (f"interrupted; the run had failed before: {text_of(error)}",)
+            raise
         raise
     result.refresh()
     progress.finished(coordinator.snapshot(), result)
@@ -151,7 +156,8 @@ def abandon(
 ) -> None:
     """Leave a run that ends badly: no process stays, what is finished is kept.
 
-    Every step is tried whatever becomes of the others, and none hides `error`.
+    Every step is tried whatever becomes of the others, and none hides `error`. The caller sees to
+    it that nothing interrupts them.
     """
     steps: list[Callable[[], object]] = [lambda: executor.close(kill=True), progress.close]
     if run is not None:
@@ -164,15 +170,14 @@ def abandon(
             steps.append(coordinator.end_open_trials)
         steps += [partial(run.store.set_meta, *item) for item in record.items()]
         steps += [partial(close, run, context), run.owner.release]
-    with uninterrupted():
-        for step in steps:
-            with contextlib.suppress(Exception):
-                step()
+    for step in steps:
+        with contextlib.suppress(Exception):
+            step()
 
 
 def explain(error: BaseException, result: Result) -> None:
     """Tell with the error what there is of the run, which is closed."""
-    with uninterrupted(), contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):
         result.refresh()
         if isinstance(error, RunError):
             error.result = result

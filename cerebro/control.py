@@ -165,7 +165,7 @@ def check_is_trained(folder: Path, meta: dict[str, Any]) -> None:
     """Raise InputError if nobody trains the run."""
     status = meta["status"]
     if status != "running":
-        raise InputError(f"{folder} is {status}: nobody trains it, so there is nothing to command")
+        raise InputError(f"{folder} is {status}: the run is not in progress")
     if owner_of(folder) is None:
         owner = meta.get("owner") or {}
         raise InputError(

@@ -12,6 +12,7 @@ from cerebro.trial import TrialRecord
 
 ALIKE_FAILURES = 3
 """So many first trials that all fail alike end the run."""
+_WORDS = dict(enumerate(["three", "four", "five", "six", "seven", "eight", "nine", "ten"], 3))
 _NO_METRIC = "the model reports no metric"
 
 
@@ -50,9 +51,20 @@ def raise_if_all_failed(
     counts = Counter(record.status for record in records) + Counter(others)
     total = counts.total()
     if records and counts["failed"] + counts["diverged"] == total:
-        raise RunError(f"all {total} trials failed; the first: {records[0].error}")
+        raise RunError(_all_failed(records[0], total))
     if not records:
         raise RunError("the searcher suggested no trial")
+
+
+def _all_failed(first: TrialRecord, total: int) -> str:
+    """Say that all trials failed, why the first did, and where its traceback is."""
+    if total == 1:
+        said = f"the only trial failed: {first.error}"
+    else:
+        which = "both" if total == 2 else f"all {_WORDS.get(total, total)}"
+        said = f"{which} trials failed; the first: {first.error}"
+    number = first.number if first.fold is None else 0
+    return f"{said}; its traceback: result.trials[{number}].traceback" if first.traceback else said
 
 
 def failure_kind(message: str) -> str:

@@ -40,24 +40,37 @@ def terminable() -> Iterator[None]:
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Ignore Ctrl-C, and SIGTERM if it is ours, for as long as it takes to clean up."""
+def uninterrupted(after: BaseException | None = None) -> Iterator[None]:
+    """Put off Ctrl-C, and SIGTERM if it is ours, for as long as it takes to clean up.
+
+    Parameters
+    ----------
+    after
+        Why there is something to clean up. After an interrupt the next ones are dropped: what they
+        ask for is happening. After anything else they are heard at the block's end.
+    """
+    heard: list[int] = []
     with ExitStack() as stack:
         if _in_main_thread():
-            stack.enter_context(_ignored(signal.SIGINT))
+            stack.enter_context(_noted(signal.SIGINT, heard))
             if signal.getsignal(signal.SIGTERM) is _terminate:
-                stack.enter_context(_ignored(signal.SIGTERM))
+                stack.enter_context(_noted(signal.SIGTERM, heard))
         yield
+    if heard and not isinstance(after, KeyboardInterrupt):
+        signal.raise_signal(heard[0])
 
 
 @contextmanager
-def _ignored(number: signal.Signals) -> Iterator[None]:
-    before: Any = signal.signal(number, signal.SIG_IGN)
+def _noted(number: signal.Signals, heard: list[int]) -> Iterator[None]:
+    before: Any = signal.getsignal(number)
+    if before is None or before is signal.SIG_IGN:  # None: set from outside of Python
+        yield
+        return
+    signal.signal(number, lambda signum, frame: heard.append(signum))
     try:
         yield
     finally:
-        if before is not None:  # None: set by somebody outside of Python
-            signal.signal(number, before)
+        signal.signal(number, before)
 
 
 def _in_main_thread() -> bool:

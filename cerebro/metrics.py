@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Literal, cast
 
 from cerebro.errors import InputError
@@ -54,7 +55,12 @@ def metric_mode(metric: str, mode: str | None = None, *, argument: str = "metric
         return "min"
     if name in _MAX.split():
         return "max"
+    place = "" if argument == "metric" else f"{argument}: "
+    near = difflib.get_close_matches(name, [*_MIN.split(), *_MAX.split()], 1)
+    meant = ""
+    if near:  # under the prefix that was given
+        meant = f"did you mean {metric[: len(metric) - len(name)] + near[0]!r}? "
     raise InputError(
-        f"{argument}={metric!r} is not a metric Cerebro knows: say whether it is to be small or "
-        "large with mode='min' or mode='max'"
+        f"{place}unknown metric {metric!r}; {meant}For a metric of your own, pass mode='min' or "
+        "mode='max'"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 import time
 import uuid
 from pathlib import Path
@@ -136,6 +137,7 @@ def run_record(settings: Settings) -> dict[str, Any]:
     validation = settings.validation
     return {
         "id": uuid.uuid4().hex,
+        "argv": [str(argument) for argument in sys.argv],
         "status": "running",
         "started": time.time(),
         "owner": {"pid": os.getpid(), "host": os.uname().nodename},

@@ -34,6 +34,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from cerebro import generators
 from cerebro.errors import InputError, RunError
+from cerebro.guard import in_trial, refuse
 from cerebro.metrics import metric_mode
 from cerebro.protocol import Info
 from cerebro.recipe import accepts_info
@@ -122,6 +123,7 @@ def optimize(
     epoch's metric is reported as an intermediate value, with the epoch, from 0, as its step;
     the value of a trial is that of its last epoch.
     """
+    refuse("cerebro.optuna.optimize")
     whole_number("epochs", epochs, 1)
     n_trials = whole_number("n_trials", n_trials, 1, optional=True)
     timeout = positive("timeout", timeout)
@@ -343,7 +345,7 @@ class StudySearcher:
         if self._define is not None:
             return self._define(trial)
         seed = self._seed % 2**32
-        with generators.preserved("torch" in sys.modules, seed):
+        with generators.preserved("torch" in sys.modules, seed), in_trial():
             if accepts_info(self._build):
                 self._build(trial, DeferredInfo(self._info, trial, self._count))
             else:

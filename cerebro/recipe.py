@@ -20,8 +20,9 @@ from typing import Any
 
 from cerebro import _core, sources
 from cerebro.errors import InputError
+from cerebro.guard import BUILD, finding, stoppable
 
-_PASS_IT = "pass build= with the same function (on the command line: --build FILE)"
+_PASS_IT = "pass it as build=... (on the command line: --build FILE)"
 
 
 @dataclass(frozen=True)
@@ -68,14 +69,21 @@ class Recipe:
             If it cannot be imported; the message says to pass ``build=``.
         """
         if "<" in self.qualname:
-            raise InputError(f"build was {self.name}, which cannot be imported again: {_PASS_IT}")
+            raise InputError(
+                f"this run's build() ({self.name}) was defined inside of a function or as a "
+                f"lambda, and cannot be imported again: {_PASS_IT}"
+            )
         try:
             found: Any = self._module()
             for part in self.qualname.split("."):
                 found = getattr(found, part)
         except (ImportError, AttributeError, OSError) as error:
+            if self.module == "__main__":
+                raise InputError(
+                    f"this run's {self.qualname}() was defined in a script or notebook: {_PASS_IT}"
+                ) from error
             raise InputError(
-                f"build {self.name} cannot be imported here ({error}): {_PASS_IT}"
+                f"this run's build(), {self.name}, cannot be imported here ({error}): {_PASS_IT}"
             ) from error
         self.warn_if_changed(found)
         return found  # type: ignore[no-any-return]
@@ -101,19 +109,29 @@ class Recipe:
                 raise ImportError("it was defined in another program")
             return main
         try:
-            return importlib.import_module(self.module)
+            with finding(self._first_name, target=self.module):
+                return importlib.import_module(self.module)
         except ImportError:
             if self.file is None:
                 raise
-            return import_file(self.file, self.module)
+            return import_file(self.file, self.module, sought=(self._first_name,))
+
+    @property
+    def _first_name(self) -> str:
+        """What the module has: the function, or the class that it is in."""
+        return self.qualname.partition(".")[0]
 
 
-def import_file(path: str | Path, name: str | None = None) -> ModuleType:
+def import_file(
+    path: str | Path, name: str | None = None, *, sought: tuple[str, ...] = BUILD
+) -> ModuleType:
     """Import a Python file by its path, under ``name`` (default: its stem).
 
     The file's folder is put first on ``sys.path``, as for a script. A file that is
     called like another module, such as ``torch.py``, does not take its place: it gets
     a name of its own, its folder comes last, and workers are sent its code.
+
+    Of a script that searches, the import stops there if it has what is `sought` by then.
     """
     file = Path(path).resolve()
     wanted = name or file.stem
@@ -126,7 +144,7 @@ def import_file(path: str | Path, name: str | None = None) -> ModuleType:
     own_name = f"{wanted}_{_core.xxh3_64(str(file).encode())}" if taken else wanted
     if own_name in sys.modules:
         return sys.modules[own_name]
-    spec = importlib.util.spec_from_file_location(own_name, file)
+    spec = stoppable(importlib.util.spec_from_file_location(own_name, file))
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no Python file")
     if str(file.parent) not in sys.path:
@@ -134,7 +152,8 @@ def import_file(path: str | Path, name: str | None = None) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[own_name] = module
     try:
-        spec.loader.exec_module(module)
+        with finding(*sought, target=str(file)):
+            spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[own_name]
         raise

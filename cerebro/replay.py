@@ -17,6 +17,7 @@ from cerebro.devices import Device, here, in_worker, recorded, seats
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.executors.local import LocalExecutor
 from cerebro.folded import joint_hash
+from cerebro.guard import refuse
 from cerebro.plain_files import path_of
 from cerebro.report.format import counted
 from cerebro.result import Result
@@ -154,6 +155,7 @@ def replay(
     InputError
         If the run, the trial or ``build`` cannot be found, or ``epochs`` is below 1.
     """
+    refuse("cerebro.replay")
     result = run if isinstance(run, Result) else Result(run, build=build)
     record = _record_of(result, trial)
     asked = whole_number("epochs", epochs, 1, optional=True)

@@ -24,6 +24,7 @@ from cerebro.devices import (
 )
 from cerebro.errors import InputError
 from cerebro.executors.base import Executor
+from cerebro.guard import refuse
 from cerebro.leftovers import sweep
 from cerebro.live_trial import LiveTrial
 from cerebro.new_run import claim_state_dir, make_folders
@@ -130,6 +131,7 @@ def resume(
     RunError, CorruptDataError
         As `cerebro.search` does.
     """
+    refuse("cerebro.resume")
     if isinstance(run, Result):
         build = build or run.saved.known_build
     saved = SavedRun(run.path if isinstance(run, Result) else run, build=build)

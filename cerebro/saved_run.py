@@ -208,6 +208,14 @@ class SavedRun:
         return str(self.meta["settings"]["select"])
 
     @property
+    def argv(self) -> list[str]:
+        """`sys.argv` of the program that began the run; empty where that is not on record."""
+        recorded = self.meta.get("argv")
+        if not isinstance(recorded, list) or not all(isinstance(a, str) for a in recorded):
+            return []
+        return recorded
+
+    @property
     def recipe(self) -> Recipe:
         """The identity of ``build``."""
         return Recipe.from_json(self.meta["build"])

@@ -17,6 +17,7 @@ from cerebro.environment import uses_gpu
 from cerebro.errors import InputError
 from cerebro.executors.base import Executor
 from cerebro.executors.local import LocalExecutor
+from cerebro.guard import refuse
 from cerebro.live_trials import recordable
 from cerebro.new_run import make_run, slots_folder
 from cerebro.result import Result
@@ -224,6 +225,7 @@ def search(
     CorruptDataError
         If a data file is not what its manifest says.
     """
+    refuse("cerebro.search")
     check_build(build)
     one_of("select", select, ("best", "last"))
     one_of("keep", keep, ("best", "last", "all"))

@@ -30,6 +30,7 @@ from cerebro._core import trial_seed
 from cerebro.data import Dataset, shard
 from cerebro.errors import InputError
 from cerebro.folds import KFold
+from cerebro.guard import refuse
 from cerebro.report.format import flatten
 from cerebro.search import search
 from cerebro.sklearn import Model, kind_of
@@ -242,6 +243,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         groups
             For splitters that keep groups together.
         """
+        refuse(f"{type(self).__name__}.fit")
         if kind_of(self.estimator) not in ("classifier", "regressor"):
             raise InputError(
                 f"SearchCV takes classifiers and regressors, not {type(self.estimator).__name__}: "

@@ -27,6 +27,11 @@ Sources = dict[tuple[str, str], int]
 """Module name and file to the file's time of change in ns."""
 
 
+def is_installed(file: str) -> bool:
+    """Whether a file is the standard library's or an installed package's."""
+    return file.startswith(_INSTALLED)
+
+
 def note_imported(times: Sources) -> None:
     """Add the modules imported by now.
 
@@ -35,7 +40,7 @@ def note_imported(times: Sources) -> None:
     """
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if not isinstance(file, str) or file.startswith(_INSTALLED) or name in _PROGRAMS:
+        if not isinstance(file, str) or is_installed(file) or name in _PROGRAMS:
             continue
         if (name, file) not in times:
             times[name, file] = _changed_at(file)

@@ -46,6 +46,7 @@ from cerebro.errors import (
     one_line,
     text_of,
 )
+from cerebro.guard import in_trial
 from cerebro.protocol import Info, check_model, is_cpu_only, whole_pass
 from cerebro.recipe import accepts_info
 from cerebro.state_files import epoch_state_file, read_state, unpublished
@@ -606,7 +607,7 @@ def build_model(
         generators.seed_all(info.seed, had_torch)
         settings = compute_settings(context.threads, context.deterministic, info.device)
         xla = environment.xla_threads(context.threads)
-        with settings, xla, building_on(info.device):
+        with settings, xla, building_on(info.device), in_trial():
             model = (
                 context.build(dict(config), info)
                 if accepts_info(context.build)

@@ -11,7 +11,7 @@ from cerebro.interrupts import INTERRUPTED, uninterrupted
 
 def interrupted(error: KeyboardInterrupt) -> int:
     """Say what an interrupted run has kept, and how it goes on: the error knows."""
-    with uninterrupted():
+    with uninterrupted(error):
         text = str(error) or "interrupted before any trial began; nothing was kept"
         print(f"\n{text}", file=sys.stderr)
     return INTERRUPTED

@@ -6,7 +6,15 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from cerebro.commands.options import build_of, build_option, count, new_command, trial_of
+from cerebro.commands.options import (
+    arguments,
+    arguments_of,
+    build_of,
+    build_option,
+    count,
+    new_command,
+    trial_of,
+)
 from cerebro.errors import InputError
 
 ENDINGS = {"safetensors": ".safetensors", "torch": ".pt", "onnx": ".onnx"}
@@ -37,7 +45,8 @@ def main(options: argparse.Namespace) -> int:
     trial = result.best if options.trial is None else trial_of(result, options.trial)
     kind: Any = options.format or _format_of(options.out)
     out = options.out or Path(result.path) / f"trial-{trial.number}{ENDINGS[kind]}"
-    print(trial.export(out, kind, epoch=options.epoch, build=build_of(options.build)))
+    with arguments(arguments_of(result.path, options.build)):
+        print(trial.export(out, kind, epoch=options.epoch, build=build_of(options.build)))
     return 0
 
 

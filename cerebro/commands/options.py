@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cerebro.errors import InputError
+from cerebro.errors import CerebroError, InputError
 
 
 def new_command(
@@ -56,12 +58,37 @@ def build_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def imported(file: str | Path) -> ModuleType:
-    """Import a user's file, which must not end the process: that would look like success."""
+@contextmanager
+def arguments(argv: Sequence[str]) -> Iterator[None]:
+    """Have `sys.argv` be a script's in the block, here and in workers."""
+    before = list(sys.argv)
+    sys.argv[:] = argv
+    try:
+        yield
+    finally:
+        sys.argv[:] = before
+
+
+def arguments_of(run: Any, file: str | Path | None) -> list[str]:
+    """What `sys.argv` was in the program that began a run; its script may be elsewhere now."""
+    from cerebro.saved_run import SavedRun
+
+    recorded: list[str] = []
+    with suppress(CerebroError, OSError):  # the command says what is wrong with the run
+        recorded = SavedRun(run).argv
+    return [*([str(file)] if file is not None else recorded[:1] or sys.argv[:1]), *recorded[1:]]
+
+
+def imported(file: str | Path, *sought: str) -> ModuleType:
+    """Import a user's file to find something in it.
+
+    It must not end the process, which would look like success. If it searches by itself, the
+    import ends there.
+    """
     from cerebro.recipe import import_file
 
     try:
-        return import_file(file)
+        return import_file(file, sought=sought)
     except SystemExit as error:
         raise InputError(
             f"{file} ends the process while it is imported (sys.exit({error})): put what a script "
@@ -79,7 +106,7 @@ def build_of(file: str | None) -> Callable[..., Any] | None:
     """
     if file is None:
         return None
-    build: Callable[..., Any] | None = getattr(imported(file), "build", None)
+    build: Callable[..., Any] | None = getattr(imported(file, "build"), "build", None)
     if build is None:
         raise InputError(f"--build {file}: the file does not define build")
     return build

@@ -5,7 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from cerebro.commands.options import build_of, build_option, count, new_command
+from cerebro.commands.options import (
+    arguments,
+    arguments_of,
+    build_of,
+    build_option,
+    count,
+    new_command,
+)
 
 
 def add(commands: Any) -> None:
@@ -23,7 +30,8 @@ def main(options: argparse.Namespace) -> int:
     """Train one trial again and compare every state."""
     import cerebro
 
-    build = build_of(options.build)
-    outcome = cerebro.replay(options.run, options.trial, build, epochs=options.epochs)
+    with arguments(arguments_of(options.run, options.build)):
+        build = build_of(options.build)
+        outcome = cerebro.replay(options.run, options.trial, build, epochs=options.epochs)
     print(outcome)
     return 0 if outcome.identical else 1

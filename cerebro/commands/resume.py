@@ -8,6 +8,8 @@ from typing import Any
 
 from cerebro.commands.ending import interrupted, status_of
 from cerebro.commands.options import (
+    arguments,
+    arguments_of,
     build_of,
     build_option,
     count,
@@ -39,19 +41,19 @@ def main(options: argparse.Namespace) -> int:
     """Go on with a run."""
     import cerebro
 
-    build = build_of(options.build)
     shown: Any = progress(options.progress)
     try:
-        result = cerebro.resume(
-            options.run,
-            build,
-            data=options.data,
-            validation=options.validation,
-            epochs=options.epochs,
-            trials=options.trials,
-            workers=options.workers,
-            progress=shown,
-        )
+        with arguments(arguments_of(options.run, options.build)):
+            result = cerebro.resume(
+                options.run,
+                build_of(options.build),
+                data=options.data,
+                validation=options.validation,
+                epochs=options.epochs,
+                trials=options.trials,
+                workers=options.workers,
+                progress=shown,
+            )
     except KeyboardInterrupt as error:
         return interrupted(error)
     print()

@@ -7,12 +7,20 @@ import difflib
 import inspect
 import os
 import shlex
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cerebro.commands.ending import interrupted, status_of
-from cerebro.commands.options import count, imported, new_command, progress, progress_option
+from cerebro.commands.options import (
+    arguments,
+    count,
+    imported,
+    new_command,
+    progress,
+    progress_option,
+)
 from cerebro.errors import InputError
 
 COUNTS = {
@@ -26,6 +34,9 @@ COUNTS = {
     "width": "trials that live at a time, for searchers that listen (8)",
     "max-retries": "times that a unit is tried again after its worker died (3)",
 }
+
+SOUGHT = ("build", "space", "data")
+"""What the file is to define."""
 
 
 def add(commands: Any) -> None:
@@ -69,13 +80,27 @@ def add(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Search as a Python file says."""
+    with arguments([options.file]):
+        return _search(options)
+
+
+def _search(options: argparse.Namespace) -> int:
     import cerebro
+    from cerebro.guard import stopped_at
 
     file = Path(options.file)
     if not file.is_file():
         raise InputError(f"{file}: there is no such file")
-    module = imported(file)
-    missing = [name for name in ("build", "space", "data") if not hasattr(module, name)]
+    module = imported(file, *SOUGHT)
+    stop = stopped_at(module)
+    if stop is not None:
+        warnings.warn(
+            f"{stop.where}: the file calls {stop.call} itself. That call is left out: what counts "
+            "are build, space, data and settings as they are above it, and the options here. To "
+            f"have the file's own call, run the file: python {shlex.quote(str(file))}",
+            stacklevel=1,
+        )
+    missing = [name for name in SOUGHT if not hasattr(module, name)]
     if missing:
         raise InputError(f"{file} does not define {' and '.join(missing)}")
     settings = _settings(module, file, options)

@@ -13,6 +13,7 @@ import sys
 from cerebro import generators
 from cerebro.devices import using
 from cerebro.executors.base import Wake
+from cerebro.guard import in_trial
 from cerebro.unit import Event, Job, RunContext
 from cerebro.worker import UnitRunner
 
@@ -39,7 +40,8 @@ class InlineExecutor:
             return []
         # The caller's own generators and environment are not the trials'.
         device = self._runner.context.device
-        with using(device), generators.preserved("torch" in sys.modules), _kept_directory():
+        keep = generators.preserved("torch" in sys.modules)
+        with using(device), keep, _kept_directory(), in_trial():
             return [self._runner.execute(task)]
 
     def replace(self, worker: int) -> int:

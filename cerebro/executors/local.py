@@ -259,7 +259,8 @@ class LocalExecutor:
         self._next += 1
         self._seat[number] = seat
         device = self._seats[seat]
-        message = ("begin", number, list(sys.path), os.getcwd(), self._context)  # noqa: PTH109
+        lists = list(sys.path), list(sys.argv)
+        message = ("begin", number, *lists, os.getcwd(), self._context)  # noqa: PTH109
         warm = None if self._fresh else warm_workers.take(self._threads, device)
         for process in [warm, None]:
             # A warm worker may have died since its last run; a new one is started then.

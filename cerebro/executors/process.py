@@ -17,16 +17,21 @@ from typing import Any
 
 import cloudpickle
 
-from cerebro import _core, devices, environment
+from cerebro import _core, devices, environment, guard
 from cerebro.devices import Device
 from cerebro.errors import WorkerError
 from cerebro.executors.channel import Channel
 from cerebro.sources import Sources, are_current
 
-PROGRAM = (
-    "import sys; sys.path[:] = filter(None, sys.path); import runpy; "
-    "runpy.run_module('cerebro._worker', run_name='__main__', alter_sys=True)"
-)
+PROGRAM = """
+import sys
+sys.path[:] = filter(None, sys.path)
+import runpy
+try:
+    runpy.run_module("cerebro._worker", run_name="__main__", alter_sys=True)
+except ImportError as error:
+    sys.exit(f"cerebro: a worker process cannot start: {error}")
+"""
 """``python -m cerebro._worker``, but not with the working directory first on the path: a file
 there that is called like a library would be taken for it."""
 
@@ -156,6 +161,7 @@ def _environment(threads: int, device: Device | None) -> dict[str, str]:
         variables |= devices.variables(device)
     for name in environment.THREAD_VARIABLES:
         variables[name] = str(threads)
+    variables[guard.VARIABLE] = "1"
     here = str(Path(__file__).parent.parent.parent)
     path = [here, *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))]
     variables["PYTHONPATH"] = os.pathsep.join(path)

@@ -157,6 +157,7 @@ class WorkerActor:
         for entry in begin.path:  # the coordinator's imports, where they are the same here
             if entry not in sys.path and os.path.exists(entry):  # noqa: PTH110
                 sys.path.append(entry)
+        sys.argv[:] = begin.argv
         with contextlib.suppress(OSError):
             os.chdir(begin.directory)
         for data in (begin.train, begin.validation):

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from cerebro.errors import CerebroError, InputError, text_of
+from cerebro.guard import refuse
 from cerebro.ray.requests import Answer, Point, Request
-from cerebro.ray.sent import opened
 from cerebro.ray.session import Session, Work
+from cerebro.received import opened
 from cerebro.room import available_memory
 
 IDLE_SECONDS = 10.0
@@ -54,6 +55,8 @@ class Spec:
     folder: str | None
     cwd: str
     path: tuple[str, ...]
+    argv: tuple[str, ...]
+    """The Tuner's program's arguments."""
     variables: dict[str, str | None]
     """Of the environment, those that change bits: Ray sets some of its own."""
     gpus: int = 0
@@ -65,6 +68,7 @@ class Engine:
     def __init__(self, spec: Spec) -> None:
         os.chdir(spec.cwd)
         sys.path[:] = [*dict.fromkeys([*spec.path, *sys.path])]
+        sys.argv[:] = spec.argv
         for name, value in spec.variables.items():
             os.environ.pop(name, None)
             if value is not None:
@@ -185,6 +189,8 @@ def engine_of(spec: Spec, *, owner: bool) -> Any:
     InputError
         If it would have more workers than its node has cores, or more GPUs.
     """
+    if owner:
+        refuse("tune.Tuner(cerebro.ray.trainable(...)).fit")
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -351,6 +351,7 @@ class Executor:
             gpu_share=self._resources.get(GPU, 0.0),
             shares_run=self._shares_run,
             path=tuple(sys.path),
+            argv=tuple(sys.argv),
             directory=os.getcwd(),  # noqa: PTH109
             workers_here=workers_here,
         )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from cerebro.errors import InputError
+from cerebro.guard import refuse
 from cerebro.ray.tune_names import check_scheduler, check_searcher, import_tune
 from cerebro.search import search
 from cerebro.space import Space
@@ -79,6 +80,7 @@ def fit(
     A run goes on with the same call and ``if_exists="resume"``; searcher and scheduler must
     be made as they were.
     """
+    refuse("cerebro.ray.fit")
     import_tune("cerebro.ray.fit")
     from cerebro.ray.tune_searcher import TuneSearcher
 

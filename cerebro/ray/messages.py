@@ -61,6 +61,8 @@ class Begin:
     """Whether states and logs go straight into the run's folder."""
     path: tuple[str, ...]
     """The coordinator's `sys.path`,"""
+    argv: tuple[str, ...]
+    """its arguments,"""
     directory: str
     """and its working directory: used where they exist."""
     workers_here: int

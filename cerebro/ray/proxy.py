@@ -161,6 +161,7 @@ def trainable(
         folder=None if run is None else str(Path(run).resolve()),
         cwd=str(Path.cwd()),
         path=tuple(sys.path),
+        argv=tuple(sys.argv),
         variables={name: os.environ.get(name) for name in (*VARIABLES, *THREAD_VARIABLES)},
         gpus=gpus,
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
+from cerebro.received import opened
 
 
 class Sent:
@@ -26,12 +26,7 @@ class Sent:
         self.message = message
 
     def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
-        return cloudpickle.loads, (self.message,)
+        return opened, (self.message,)
 
     def __call__(self, *args: Any) -> Any:
         raise TypeError("this stands for a function that only worker processes know")
-
-
-def opened(message: bytes) -> Any:
-    """Return what is in a pickle that Ray has carried from the process of its owner."""
-    return cloudpickle.loads(message)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cerebro.errors import InputError
+from cerebro.guard import finding
 from cerebro.searchers.base import DONE, Decision, Searcher
 from cerebro.store.encoding import decode, encode
 
@@ -63,7 +64,8 @@ def make_again(description: dict[str, Any]) -> Searcher | None:
         return None
     module, _, name = description["class"].partition(":")
     try:
-        kind: Any = importlib.import_module(module)
+        with finding(name.partition(".")[0], target=module):
+            kind: Any = importlib.import_module(module)
         for part in name.split("."):
             kind = getattr(kind, part)
         made: Searcher = kind(**description["parameters"])

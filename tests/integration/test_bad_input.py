@@ -535,8 +535,8 @@ def test_a_lambda_after_a_restart(data, tmp_path, capfd):
     capfd.readouterr()
     for arguments in (["replay", tmp_path / "run", "--trial", "0"],):
         assert command(*arguments) == 1
-        assert "pass build=" in one_line_error(capfd)
-    with pytest.raises(InputError, match="cannot be imported again: pass build="):
+        assert "pass it as build=" in one_line_error(capfd)
+    with pytest.raises(InputError, match="cannot be imported again: pass it as build="):
         cerebro.open(tmp_path / "run").best.load()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -402,7 +402,7 @@ def test_a_result_commands_its_run(module: Any, tmp_path: Path) -> None:
     assert [trial.status for trial in result.trials] == ["stopped"] + ["finished"] * 3
     assert events(run) == ["stop trial 0", "pause", "continue"]
     for command in (result.stop, result.pause, result.go_on):
-        with pytest.raises(InputError, match="is finished: nobody trains it"):
+        with pytest.raises(InputError, match="is finished: the run is not in progress"):
             command()
 
 
@@ -521,7 +521,7 @@ def test_stop_ends_a_run_from_outside(folder: Path, workers: str) -> None:
     assert list((folder / run / "control").iterdir()) == []
     assert processes_in(folder) == []
     for verb in ("stop", "pause", "continue"):
-        assert "nobody trains it" in cerebro_command(folder, verb, run, status=1)
+        assert "the run is not in progress" in cerebro_command(folder, verb, run, status=1)
 
 
 def test_pause_and_continue_from_outside(folder: Path, undisturbed: list[list[str]]) -> None:

@@ -238,7 +238,7 @@ def test_a_metric_that_is_missing_from_the_third_epoch_on(data, tmp_path, adapti
     assert result.trials[1].epoch == 3
     text = r"epoch 3, unlike before: the model reports no metric 'loss' in validation: return it"
     assert result.trials[1].error.startswith(text)
-    with pytest.raises(cerebro.RunError, match=f"all 1 trials failed; the first: {text}"):
+    with pytest.raises(cerebro.RunError, match=f"the only trial failed: {text}"):
         search(data, tmp_path / "all", configs[1:], adaptive=adaptive)
 
 

@@ -258,7 +258,7 @@ def test_early_stopping_takes_numbers_of_any_kind_and_names_what_is_none(data, t
     for wrong, name in (
         ({"patience": 1.5}, "patience must be a whole number"),
         ({"min_delta": "a"}, "min_delta must be a number"),
-        ({"monitor": "quality"}, "monitor='quality' is not a metric"),
+        ({"monitor": "quality"}, "monitor: unknown metric 'quality'"),
     ):
         with pytest.raises(InputError, match=f"EarlyStopping: {name}"):
             cerebro.EarlyStopping(**wrong)

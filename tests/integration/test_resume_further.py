@@ -473,7 +473,7 @@ def test_a_build_that_cannot_be_imported_is_asked_for(data, tmp_path):
     folder = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt, match=r"cerebro.resume\('.*run', build\)"):
         search(folder, data, build=build, callbacks=[Strike(9, signal.SIGINT)])
-    with pytest.raises(InputError, match="pass build="):
+    with pytest.raises(InputError, match="pass it as build="):
         cerebro.resume(folder)
     assert cerebro.resume(folder, build, progress=False).status == "finished"
 

@@ -445,7 +445,7 @@ def test_a_lambda_must_be_passed_again_after_a_restart(data, tmp_path):
     result = run(data, tmp_path / "run", lambda config: LeastSquares(config), workers=1)
     assert result.best.load() is not None
     opened = cerebro.open(tmp_path / "run")
-    with pytest.raises(InputError, match="pass build="):
+    with pytest.raises(InputError, match="pass it as build="):
         opened.best.load()
     with pytest.warns(UserWarning, match="source of build"):
         model = opened.best.load(build=build)

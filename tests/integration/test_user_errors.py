@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import cerebro
+from cerebro import conduct
 from cerebro.errors import RunError
 from cerebro.executors.local import LocalExecutor
 from cerebro.searchers import GridSearch
@@ -277,6 +279,27 @@ def test_a_later_batch_size_that_is_none_fails_its_trial_alone(data, tmp_path):
     result = search(data, tmp_path / "run", space=space, batch_size=None)
     assert [t.status for t in result.trials] == ["finished", "failed", "failed", "finished"]
     assert "batch_size must be a whole number" in result.trials[1].error
+
+
+# --- an interrupt while a run that failed is put away -------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_a_failed_run_is_put_away_is_heard(
+    data, tmp_path, monkeypatch, capsys, number
+):
+    def interrupted_close(run, context):
+        os.kill(os.getpid(), number)
+        close(run, context)
+
+    close = conduct.close
+    monkeypatch.setattr(conduct, "close", interrupted_close)
+    kind = KeyboardInterrupt if number == signal.SIGINT else SystemExit
+    with pytest.raises(kind) as caught:
+        search(data, tmp_path / "run", space={"do": ["build"] * 3}, workers=0)
+    text = str(caught.value) if number == signal.SIGINT else capsys.readouterr().err
+    assert "interrupted; the run had failed before: the first 3 trials failed alike" in text
+    assert cerebro.open(tmp_path / "run").status == "failed"
 
 
 # --- first trials that fail alike --------------------------------------------------------

@@ -292,7 +292,7 @@ def test_functions_write_one_file_each(run: Path) -> None:
 @pytest.mark.parametrize("status", ["finished", "stopped", "failed"])
 def test_a_run_that_is_over_takes_no_commands(run: Path, status: str) -> None:
     set_meta(run, "status", status)
-    with pytest.raises(InputError, match=f"is {status}: nobody trains it"):
+    with pytest.raises(InputError, match=f"is {status}: the run is not in progress"):
         control.stop(run)
     assert not (run / "control").exists()
 

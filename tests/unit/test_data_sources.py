@@ -501,7 +501,7 @@ def test_what_is_no_source(tmp_path: Path) -> None:
     for source, message in [
         (np.zeros(3), "single array: name it"),
         (3, "cannot shard a int: give a mapping"),
-        (tmp_path / "a.txt", "of no known kind"),
+        (tmp_path / "a.txt", "unsupported file type"),
         (tmp_path / "a.csv", "no file"),
     ]:
         with pytest.raises(InputError, match=message):

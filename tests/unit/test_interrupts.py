@@ -30,15 +30,45 @@ def test_whoever_has_said_what_sigterm_does_is_left_alone():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def test_cleaning_up_is_not_interrupted():
+def test_cleaning_up_after_an_interrupt_is_not_interrupted():
     with terminable():
-        with uninterrupted():
+        with uninterrupted(KeyboardInterrupt()):
             os.kill(os.getpid(), signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(Terminated):
             os.kill(os.getpid(), signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)]
+)
+@pytest.mark.parametrize("after", [None, ValueError("the run failed")])
+def test_an_interrupt_while_cleaning_up_is_heard_afterwards(number, raised, after):
+    before = signal.getsignal(signal.SIGINT)
+    done = []
+    with terminable():
+        with pytest.raises(raised) as caught, uninterrupted(after):
+            with uninterrupted(after):
+                os.kill(os.getpid(), number)
+                done.append("inner")
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append("outer")
+        assert caught.type is raised
+        assert done == ["inner", "outer"]
+    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_an_interrupt_that_is_ignored_stays_so():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with uninterrupted():
+            os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_other_threads_change_nothing():

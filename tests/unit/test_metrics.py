@@ -35,6 +35,16 @@ def test_what_is_not_known_must_be_said():
     assert metric_mode("revenue", "max") == "max"
     with pytest.raises(InputError, match="mode='min' or mode='max'"):
         metric_mode("revenue")
+    with pytest.raises(InputError) as caught:
+        metric_mode("acuracy")
+    assert str(caught.value) == (
+        "unknown metric 'acuracy'; did you mean 'accuracy'? For a metric of your own, pass "
+        "mode='min' or mode='max'"
+    )
+    with pytest.raises(InputError, match=r"unknown metric 'val_Acuracy'; did you mean 'val_accu"):
+        metric_mode("val_Acuracy")
+    with pytest.raises(InputError, match=r"^EarlyStopping: monitor: unknown metric 'x'; For"):
+        metric_mode("x", argument="EarlyStopping: monitor")
     with pytest.raises(InputError, match="'min' or 'max', not 'up'"):
         metric_mode("loss", "up")
     with pytest.raises(InputError, match="name of a metric"):

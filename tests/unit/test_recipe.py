@@ -33,7 +33,7 @@ def test_lambdas_and_nested_functions_must_be_passed():
         return config
 
     for function in (lambda config: config, nested):
-        with pytest.raises(InputError, match="pass build="):
+        with pytest.raises(InputError, match="pass it as build="):
             Recipe.of(function).find()
 
 
@@ -46,8 +46,17 @@ def test_a_class_of_a_program_without_a_file_has_a_recipe(monkeypatch):
 
 
 def test_a_module_that_is_gone_must_be_passed():
-    with pytest.raises(InputError, match="pass build="):
+    with pytest.raises(InputError, match="pass it as build="):
         Recipe("no_such_module", "build", None, None, None).find()
+
+
+def test_a_build_of_another_script_or_notebook_must_be_passed():
+    with pytest.raises(InputError) as caught:
+        Recipe("__main__", "build", None, None, None).find()
+    assert str(caught.value) == (
+        "this run's build() was defined in a script or notebook: pass it as build=... (on the "
+        "command line: --build FILE)"
+    )
 
 
 def test_a_changed_source_warns(tmp_path, monkeypatch):

@@ -66,7 +66,7 @@ def _open_file(path: Path) -> Source:
         raise InputError(f"'{path}' is a folder: for class folders use cerebro.images('{path}')")
     opener = _FILES.get(path.suffix.lower())
     if opener is None:
-        raise InputError(f"'{path}' is of no known kind: give {_ACCEPTED}")
+        raise InputError(f"'{path}': unsupported file type; use {_ACCEPTED}")
     if not path.is_file():
         raise InputError(f"no file '{path}'")
     return opener(path)
