@@ -331,7 +331,8 @@ def differences(
         problems.append(f"after a hop training went on differently: {named} differs")
     left = dict(walk(straight.live.model, "model"))
     right = dict(walk(hopped.live.model, "model"))
-    known = {id_of(v) for _, v in walk(straight.live.model.state_dict(), "")}
+    state = dict(walk(straight.live.model.state_dict(), ""))  # kept, so that its ids stay its own
+    known = {id_of(value) for value in state.values()}
     lost = [
         path
         for path, value in left.items()
@@ -363,10 +364,10 @@ def walk(root: Any, name: str) -> Iterator[tuple[str, Any]]:
     Follows attributes, containers, closures and bound methods; shared objects are
     reported once.
     """
-    yield from _walk(root, name, MAX_DEPTH, set())
+    yield from _walk(root, name, MAX_DEPTH, {})
 
 
-def _walk(value: Any, path: str, depth: int, seen: set[int]) -> Iterator[tuple[str, Any]]:
+def _walk(value: Any, path: str, depth: int, seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:
     if isinstance(value, (bool, int, float, complex)):
         yield path, value
         return
@@ -374,7 +375,7 @@ def _walk(value: Any, path: str, depth: int, seen: set[int]) -> Iterator[tuple[s
         return
     if id(value) in seen:
         return
-    seen.add(id(value))
+    seen[id(value)] = value  # kept alive: the next object would be given a dead one's id
     if is_array(value):
         yield path, value
         return
