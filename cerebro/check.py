@@ -19,6 +19,7 @@ from cerebro.device_values import run_batches
 from cerebro.devices import CPU, choose, in_worker, is_gpu, named, seats
 from cerebro.errors import InputError, StateError
 from cerebro.protocol import is_cpu_only
+from cerebro.trial_warnings import carried_filters, show
 from cerebro.unit import CheckDone, CheckTask, Event, RunContext
 
 if TYPE_CHECKING:
@@ -141,10 +142,13 @@ def check(
             device=in_worker([device]),
             deterministic=deterministic,
             torch_flags=environment.torch_flags(),
+            warning_filters=carried_filters(),
         )
         event = ask(executor, context, CheckTask(config))
     if not isinstance(event, CheckDone):
         raise StateError(f"the worker was lost while it tried the model: {event}")
+    for warned in event.warned:
+        show(warned)
     if event.error is not None:
         raise InputError(event.error)
     if event.cpu_only and named(devices) == ["auto"]:  # as a search decides

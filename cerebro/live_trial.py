@@ -7,7 +7,7 @@ from typing import Any
 
 from cerebro.report.snapshot import TrialRow
 from cerebro.trial import TrialRecord
-from cerebro.unit import CloneOf, KeptState
+from cerebro.unit import CloneOf, KeptState, Warned
 
 
 @dataclass
@@ -63,6 +63,8 @@ class LiveTrial:
     """Whether validation has given a number that is not finite."""
     not_exact: set[str] = field(default_factory=set)
     """Operations without a deterministic version that it is known to use."""
+    warned: set[Warned] = field(default_factory=set)
+    """What it has warned of."""
 
     @property
     def told(self) -> int | None:

@@ -39,7 +39,8 @@ def render_html(result: Any, max_trials: int = MAX_TRIALS) -> str:
         parts.append(table_html(headings, rows, best=0 if has_best else None))
     if len(trials) > max_trials:
         parts.append(f"<p>and {len(trials) - max_trials} more</p>")
-    parts += [f"<p>{html.escape(line)}</p>" for line in summary.failures(result)]
+    lines = [*summary.failures(result), *summary.warned(result)]
+    parts += [f"<p>{html.escape(line)}</p>" for line in lines]
     return f"<div>{''.join(parts)}</div>"
 
 

@@ -104,6 +104,23 @@ def failures(result: Any) -> list[str]:
     ]
 
 
+def warned(result: Any) -> list[str]:
+    """Give each different warning and which trials raised it, or how many."""
+    trials: dict[str, set[int]] = {}
+    for event in result.events():
+        if event["kind"] == "warning":
+            numbers = trials.setdefault(event["text"], set())
+            numbers.update(() if event["trial"] is None else [event["trial"]])
+    return [f"{_whose(numbers)}: {text}" for text, numbers in trials.items()]
+
+
+def _whose(trials: set[int]) -> str:
+    """Name the trial that warned, or say how many did; none: only when the model was tried."""
+    if len(trials) == 1:
+        return f"trial {min(trials)}"
+    return f"{len(trials)} trials" if trials else "before the search"
+
+
 def render(result: Any, max_trials: int = MAX_TRIALS) -> str:
     """Write a result as text: where it is, its trials best first, the best configuration.
 
@@ -126,7 +143,8 @@ def render(result: Any, max_trials: int = MAX_TRIALS) -> str:
         if len(trials) > max_trials:
             text += f"\nand {len(trials) - max_trials} more"
         parts.append(text)
-    parts += ["\n".join(lines) for lines in (best_lines(result), failures(result)) if lines]
+    for lines in (best_lines(result), failures(result), warned(result)):
+        parts += ["\n".join(lines)] if lines else []
     return printable("\n\n".join(parts))
 
 

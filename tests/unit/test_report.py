@@ -50,6 +50,7 @@ def make_result(trials: list[Any], units: list[dict[str, Any]] | None = None) ->
         select="best",
     )
     result.units = lambda: units or []
+    result.events = list
     ranked = summary.ranked(result)
     result.best = ranked[0] if ranked else None
     return result
