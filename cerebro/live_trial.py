@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cerebro.report.snapshot import TrialRow
+from cerebro.settings import Settings
 from cerebro.trial import TrialRecord
 from cerebro.unit import CloneOf, KeptState, Warned
 
@@ -72,17 +73,20 @@ class LiveTrial:
         epoch = min(self.reported, self.record.done - 1)
         return epoch if epoch >= self.record.first_epoch else None
 
-    def row(self) -> TrialRow:
+    def row(self, settings: Settings) -> TrialRow:
         """The trial as displays see it."""
         record = self.record
+        selected = record.selected(settings.metric, settings.mode, settings.select)
         return TrialRow(
             number=record.number,
             config=record.config,
             status=record.status,
             epoch=record.done,
             epochs=record.target_epochs,
-            metrics=record.epochs[-1].metrics if record.epochs else {},
+            metrics={} if selected is None else selected.metrics,
             rows_per_second=self.rows_per_second,
             worker=self.worker,
             error=record.error,
+            best_at=None if selected is None or settings.select == "last" else selected.epoch + 1,
+            last=record.epochs[-1].metrics if record.epochs else {},
         )

@@ -31,18 +31,32 @@ def columns(result: Any, trials: Sequence[Any]) -> tuple[list[str], list[list[st
     flat = [fmt.flatten(trial.config) for trial in trials]
     keys = list(dict.fromkeys(key for config in flat for key in config))
     varying = [k for k in keys if len({repr(c.get(k)) for c in flat}) > 1] or keys
-    headings = ["trial", "status", "epochs", *(fmt.heading(n) for n in names), *varying]
+    by_best = result.select == "best"
+    best_at = [fmt.BEST_AT] if by_best else []
+    headings = ["trial", "status", "epochs", *best_at, *(fmt.heading(n) for n in names), *varying]
     rows = [
         [
             str(trial.number),
             trial.status,
             str(trial.epoch),
+            *([_best_at(trial)] if by_best else []),
             *(fmt.mean_metric(trial.metrics, name) for name in names),
             *(fmt.number(config[key], 3) if key in config else "" for key in varying),
         ]
         for trial, config in zip(trials, flat, strict=True)
     ]
     return headings, rows
+
+
+def _best_at(trial: Any) -> str:
+    return "-" if trial.best_epoch is None else str(trial.best_epoch + 1)
+
+
+def tie(result: Any) -> str:
+    """Say which trials share the first place; empty if there is one."""
+    best = fmt.metric_value(result.best.metrics, result.metric)
+    values = [(t.number, fmt.metric_value(t.metrics, result.metric)) for t in result.trials]
+    return fmt.tie([number for number, value in values if value == best])
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -89,7 +103,8 @@ def best_lines(result: Any) -> list[str]:
     lines = [f"best: trial {best.number}, {fmt.heading(result.metric)} {value}{after}"]
     config = fmt.flatten(best.config)
     width = max((len(name) for name in config), default=0)
-    return [*lines, *(f"  {name:<{width}}  {fmt.number(v)}" for name, v in config.items())]
+    lines += [f"  {name:<{width}}  {fmt.number(v)}" for name, v in config.items()]
+    return [*lines, *filter(None, [tie(result)])]
 
 
 def failures(result: Any) -> list[str]:
