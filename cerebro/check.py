@@ -20,6 +20,7 @@ from cerebro.devices import CPU, choose, in_worker, is_gpu, named, seats
 from cerebro.errors import InputError, StateError
 from cerebro.guard import refuse
 from cerebro.protocol import is_cpu_only
+from cerebro.trial_warnings import carried_filters, show
 from cerebro.unit import CheckDone, CheckTask, Event, RunContext
 
 if TYPE_CHECKING:
@@ -143,10 +144,13 @@ def check(
             device=in_worker([device]),
             deterministic=deterministic,
             torch_flags=environment.torch_flags(),
+            warning_filters=carried_filters(),
         )
         event = ask(executor, context, CheckTask(config))
     if not isinstance(event, CheckDone):
         raise StateError(f"the worker was lost while it tried the model: {event}")
+    for warned in event.warned:
+        show(warned)
     if event.error is not None:
         raise InputError(event.error)
     if event.cpu_only and named(devices) == ["auto"]:  # as a search decides
@@ -333,7 +337,8 @@ def differences(
         problems.append(f"after a hop training went on differently: {named} differs")
     left = dict(walk(straight.live.model, "model"))
     right = dict(walk(hopped.live.model, "model"))
-    known = {id_of(v) for _, v in walk(straight.live.model.state_dict(), "")}
+    state = dict(walk(straight.live.model.state_dict(), ""))  # kept, so that its ids stay its own
+    known = {id_of(value) for value in state.values()}
     lost = [
         path
         for path, value in left.items()
@@ -365,10 +370,10 @@ def walk(root: Any, name: str) -> Iterator[tuple[str, Any]]:
     Follows attributes, containers, closures and bound methods; shared objects are
     reported once.
     """
-    yield from _walk(root, name, MAX_DEPTH, set())
+    yield from _walk(root, name, MAX_DEPTH, {})
 
 
-def _walk(value: Any, path: str, depth: int, seen: set[int]) -> Iterator[tuple[str, Any]]:
+def _walk(value: Any, path: str, depth: int, seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:
     if isinstance(value, (bool, int, float, complex)):
         yield path, value
         return
@@ -376,7 +381,7 @@ def _walk(value: Any, path: str, depth: int, seen: set[int]) -> Iterator[tuple[s
         return
     if id(value) in seen:
         return
-    seen.add(id(value))
+    seen[id(value)] = value  # kept alive: the next object would be given a dead one's id
     if is_array(value):
         yield path, value
         return

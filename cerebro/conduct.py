@@ -32,7 +32,8 @@ from cerebro.searchers.base import Searcher, Suggestion
 from cerebro.searchers.description import is_describable
 from cerebro.settings import Settings
 from cerebro.store import Store
-from cerebro.unit import RunContext
+from cerebro.trial_warnings import carried_filters
+from cerebro.unit import RunContext, Warned
 
 
 @dataclass
@@ -48,8 +49,8 @@ class Opened:
 Ready = tuple[Sequence[int], "Mapping[str, Any] | None"]
 """Workers that can train, and what they compute with, where that is to be recorded."""
 
-Prepare = Callable[[Executor, Sequence[int], RunContext], Ready]
-"""Makes the workers ready to train."""
+Prepare = Callable[[Executor, Sequence[int], RunContext, Callable[[Sequence[Warned]], None]], Ready]
+"""Makes the workers ready to train; the last argument is told what the model warns of meanwhile."""
 
 
 def conduct(
@@ -114,7 +115,7 @@ def _conduct(
         )
         coordinator.tell("on_run_start", result)
         if prepare is not None:
-            workers, seen = prepare(executor, workers, context)
+            workers, seen = prepare(executor, workers, context, coordinator.hear_warnings)
             if seen is not None:  # of a worker: here PyTorch need not be imported yet
                 run.store.set_meta("environment", seen)
         coordinator.run(workers)
@@ -255,5 +256,6 @@ def run_context(settings: Settings) -> RunContext:
         epoch_dir=str((settings.folder / "states").resolve()),
         log_dir=str((settings.folder / "trials").resolve()),
         torch_flags=environment.torch_flags(),
+        warning_filters=carried_filters(),
     )
     return with_shares(context, seats(settings.devices, 1)) if trains_here(settings) else context

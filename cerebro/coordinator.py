@@ -42,6 +42,7 @@ from cerebro.searchers.base import Searcher, Suggestion, expected_trials
 from cerebro.settings import Settings
 from cerebro.store import Store
 from cerebro.trial import ENDED, NOT_EXACT, EpochRecord, Status
+from cerebro.trial_warnings import EVENT, Told
 from cerebro.unit import (
     CheckDone,
     News,
@@ -54,6 +55,7 @@ from cerebro.unit import (
     UnitDone,
     UnitFailed,
     WarmTask,
+    Warned,
     WorkerJoined,
     WorkerLost,
 )
@@ -109,6 +111,7 @@ class Coordinator:
         self._losses = Losses(settings.max_retries)
         self._growth = Growth()
         self._moved: set[str] = set()  # why PyTorch moves batches to GPUs
+        self._told = Told()
         self.out_of_time = False
         self._remote = Remote(settings.folder / control.FOLDER, self._note_command)
         if restored is not None:
@@ -416,6 +419,7 @@ class Coordinator:
         self._watch_memory(event)
         self._note_not_exact(trial, event.not_exact)
         self._note_moved(event.moved)
+        self._note_warnings(trial, event.warned)
         means = {name: s / w for name, (s, w) in event.sums.items() if w}
         self._hooks.tell_of(trial.record, "on_unit_end", means)
         if event.metrics is not None and event.is_kept:
@@ -457,6 +461,28 @@ class Coordinator:
         self.store.add_event(self._now(), "batches are moved", why)
         if len(self._moved) == 1:
             warnings.warn(depots.moving(why), stacklevel=2)
+
+    def hear_warnings(self, warned: Sequence[Warned]) -> None:
+        """Show and record what the first configuration, which is trial 0's, warns of when tried."""
+        for each in warned:
+            self.store.add_event(self._now(), EVENT, str(each))
+        self._told.show(warned, self._named(0))
+
+    def _note_warnings(self, trial: LiveTrial, warned: Sequence[Warned]) -> None:
+        """Record what a trial warns of, and show what no other has warned of before."""
+        number = trial.record.number
+        for each in warned:
+            if each not in trial.warned:  # on another worker
+                trial.warned.add(each)
+                self.store.add_event(self._now(), EVENT, str(each), number)
+        self._told.show(warned, self._named(number))
+
+    def _named(self, number: int) -> str:
+        """What the user calls a trial, which with folds is one of a configuration's."""
+        folds = self.settings.folds
+        if folds is None:
+            return f"trial {number}"
+        return f"trial {number // len(folds)}, fold {number % len(folds)}"
 
     def _epoch_done(self, trial: LiveTrial, event: UnitDone) -> None:
         assert event.metrics is not None and event.state_hash is not None
@@ -514,6 +540,7 @@ class Coordinator:
         self._schedule.unit_failed(worker, self._now())
         self._forget(event.worker, event.dropped)
         trial.worker = None
+        self._note_warnings(trial, event.warned)
         if event.kind == "data":
             raise CorruptDataError(event.message)
         if event.kind == "storage":

@@ -96,7 +96,7 @@ class EndedTrials:
         self._news.clear()
 
     def _shown_rank(self, row: TrialRow) -> float:
-        """What displays sort by: the last epoch's metric."""
+        """What displays sort by."""
         value = fmt.metric_value(row.metrics, self._metric)
         if value is None or not math.isfinite(value):
             return math.inf

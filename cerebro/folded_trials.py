@@ -36,13 +36,13 @@ class FoldedTrial(LiveTrial):
 
     folds: list[LiveTrial] = field(default_factory=list)
 
-    def row(self) -> TrialRow:
+    def row(self, settings: Settings) -> TrialRow:
         update(self.record)
         running = [fold for fold in self.folds if fold.worker is not None]
         self.worker = running[0].worker if running else None
         speeds = [fold.rows_per_second for fold in self.folds if fold.rows_per_second is not None]
         self.rows_per_second = sum(speeds) / len(speeds) if speeds else None
-        return super().row()
+        return super().row(settings)
 
 
 class FoldedTrials:
@@ -199,7 +199,7 @@ class FoldedTrials:
             trial = self._take(folds[first : first + each])
             trial.reported, trial.asleep = folds[first].reported, folds[first].asleep
             if trial.record.status in ENDED:
-                self._meter.ended.add(trial.record, trial.row())
+                self._meter.ended.add(trial.record, trial.row(self._settings))
             elif any(fold.history for fold in trial.folds):  # else a rule begins anew
                 trial.history = [epoch.to_history() for epoch in trial.record.epochs]
 
@@ -257,7 +257,7 @@ class FoldedTrials:
         return [fold for fold in self._folds(trial) if fold.record.status not in ENDED]
 
     def _note_end(self, trial: LiveTrial) -> None:
-        self._meter.ended.add(trial.record, trial.row())
+        self._meter.ended.add(trial.record, trial.row(self._settings))
         self._hooks.tell_of(trial.record, "on_trial_end")
 
     def _best_epoch(self, record: TrialRecord) -> int | None:

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cerebro.report.snapshot import TrialRow
+from cerebro.settings import Settings
 from cerebro.trial import TrialRecord
-from cerebro.unit import CloneOf, KeptState
+from cerebro.unit import CloneOf, KeptState, Warned
 
 
 @dataclass
@@ -63,6 +64,8 @@ class LiveTrial:
     """Whether validation has given a number that is not finite."""
     not_exact: set[str] = field(default_factory=set)
     """Operations without a deterministic version that it is known to use."""
+    warned: set[Warned] = field(default_factory=set)
+    """What it has warned of."""
 
     @property
     def told(self) -> int | None:
@@ -70,17 +73,20 @@ class LiveTrial:
         epoch = min(self.reported, self.record.done - 1)
         return epoch if epoch >= self.record.first_epoch else None
 
-    def row(self) -> TrialRow:
+    def row(self, settings: Settings) -> TrialRow:
         """The trial as displays see it."""
         record = self.record
+        selected = record.selected(settings.metric, settings.mode, settings.select)
         return TrialRow(
             number=record.number,
             config=record.config,
             status=record.status,
             epoch=record.done,
             epochs=record.target_epochs,
-            metrics=record.epochs[-1].metrics if record.epochs else {},
+            metrics={} if selected is None else selected.metrics,
             rows_per_second=self.rows_per_second,
             worker=self.worker,
             error=record.error,
+            best_at=None if selected is None or settings.select == "last" else selected.epoch + 1,
+            last=record.epochs[-1].metrics if record.epochs else {},
         )

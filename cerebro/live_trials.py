@@ -311,7 +311,7 @@ class LiveTrials:
         self._note_end(trial)
 
     def _note_end(self, trial: LiveTrial) -> None:
-        self.ended.add(trial.record, trial.row())
+        self.ended.add(trial.record, trial.row(self._settings))
         if not trial.record.is_open:  # else what the run is depends on it
             self._over[trial.record.number] = None
 

@@ -84,7 +84,9 @@ class Meter:
         """What progress displays draw."""
         ended = self.ended
         live = [trial for trial in trials if trial.record.number not in ended]
-        rows = sorted([*ended.rows(), *(t.row() for t in live)], key=lambda row: row.number)
+        rows = sorted(
+            [*ended.rows(), *(t.row(self._settings) for t in live)], key=lambda row: row.number
+        )
         seconds = self._now()
         before = self.units_done_before
         planned = self.units_planned + self.units_to_come

@@ -115,6 +115,8 @@ def check_model(model: object) -> None:
     if model is None:
         raise InputError("build returned None; return a model, such as cerebro.torch.Model(...)")
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
+    if is_keras(model):
+        raise InputError(f"build returned a {kind}: {NO_KERAS}")
     for name, signature in _REQUIRED.items():
         if name == "eval_batch" and callable(getattr(model, "evaluate", None)):
             continue
@@ -129,6 +131,18 @@ def check_model(model: object) -> None:
             f"build returned a {kind} with framework={framework!r}; it must be one of "
             f"{', '.join(FRAMEWORKS)}"
         )
+
+
+NO_KERAS = (
+    "Keras is not supported yet (its layers would not be told when they train, so that dropout did "
+    "nothing): make the network with torch.nn and its optimizer with torch.optim"
+)
+
+
+def is_keras(value: object) -> bool:
+    """Whether an object's class, or one that this is derived from, is Keras's."""
+    packages = {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
+    return not packages.isdisjoint(("keras", "tf_keras"))
 
 
 def _hint(model: object) -> str:

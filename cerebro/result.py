@@ -253,7 +253,7 @@ class Result:
         return self.saved.units()
 
     def events(self) -> list[dict[str, Any]]:
-        """Return what else happened: workers lost, trials sent back, memory that grows, commands.
+        """Return what else happened: workers lost, trials sent back, warnings of trials, commands.
 
         One mapping each: ``time`` (seconds since the run's start), ``kind``, ``trial`` (None: it is
         of the run) and ``text``, a line for people. With folds also ``fold``.

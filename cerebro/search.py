@@ -49,7 +49,7 @@ from cerebro.settings import (
 from cerebro.space import Space, as_space
 from cerebro.stopping import EarlyStopping
 from cerebro.store import FILE
-from cerebro.unit import CheckDone, CheckTask, Event, RunContext
+from cerebro.unit import CheckDone, CheckTask, Event, RunContext, Warned
 from cerebro.worker import batch_size_of
 
 MAX_START_LOSSES = 2
@@ -356,13 +356,14 @@ def prepare(
     executor: Executor,
     workers: Sequence[int],
     context: RunContext,
+    tell: Callable[[Sequence[Warned]], None],
     *,
     settings: Settings,
     searcher: Searcher,
     config: Mapping[str, Any],
 ) -> Ready:
     """Try the first configuration, and whether there is room for the states of all."""
-    ready, state_bytes, seen = check_first(executor, workers, context, config)
+    ready, state_bytes, seen = check_first(executor, workers, context, config, tell)
     if seen is not None and settings.workers > 0:
         _warn_if_misplaced(context.device, seen, len(workers))
     if state_bytes:
@@ -389,13 +390,18 @@ def _warn_if_misplaced(device: str, seen: Mapping[str, Any], workers: int) -> No
 
 
 def check_first(
-    executor: Executor, workers: Sequence[int], context: RunContext, config: Mapping[str, Any]
+    executor: Executor,
+    workers: Sequence[int],
+    context: RunContext,
+    config: Mapping[str, Any],
+    tell: Callable[[Sequence[Warned]], None],
 ) -> tuple[list[int], int, Mapping[str, Any] | None]:
     """Try the first configuration before anything is trained; see `cerebro.check`.
 
     The first worker checks; meanwhile the others import what the model needs. A
-    worker that is lost is replaced. Returns the workers that are ready, the size of
-    the model's state in bytes, 0 if it is not known, and what they compute with.
+    worker that is lost is replaced. `tell` is given what they warn of. Returns the
+    workers that are ready, the size of the model's state in bytes, 0 if it is not
+    known, and what they compute with.
     """
     seen: Mapping[str, Any] | None = None
     ready: list[int] = []
@@ -413,6 +419,7 @@ def check_first(
                 ready.append(event.worker)
                 state_bytes = max(state_bytes, event.state_bytes)
                 seen = event.environment or seen
+                tell(event.warned)
                 # Where the configuration itself does not work, its trial will say so.
                 if event.error is None:
                     raise_if_broken(Check(list(event.problems), list(event.metrics), dict(config)))

@@ -38,6 +38,7 @@ from cerebro.columns import (
 from cerebro.device_batches import moved
 from cerebro.devices import build_device
 from cerebro.errors import InputError, StateError
+from cerebro.protocol import NO_KERAS, is_keras
 
 # Values by metric, loss with its graph (or None), output, target.
 _Objective = Callable[[Batch], tuple[dict[str, Any], Any, Any, Any]]
@@ -65,11 +66,13 @@ class Model:
     metrics
         ``metric(output, target)`` by name: a float, a 0-d tensor (a mean over the
         rows) or ``(mean, weight)``. Computed without gradients on every training
-        and validation batch, in training on the outputs before the update.
+        and validation batch, in training on the outputs before the update. Functions of
+        ``torchmetrics.functional`` will do; a ``torchmetrics.Metric`` keeps a state of its own, and
+        is for `epoch_metrics`.
     epoch_metrics
         ``metric(outputs, targets)`` by name, for what is no mean over batches (AUC,
         F1): computed once per validation pass on all its outputs and targets,
-        which are kept for it.
+        which are kept for it. With `amp` the outputs are float32.
     inputs
         What the network is called with: a column, a list of columns (positional)
         or a mapping of keywords to columns.
@@ -150,8 +153,7 @@ class Model:
         graph: bool = False,
         state: str = "all",
     ) -> None:
-        if not isinstance(net, torch.nn.Module):
-            raise InputError(f"net must be a torch.nn.Module, not {net!r}")
+        _check_net(net)
         self.net = net
         self._loss = loss
         self._metrics = named_functions("metrics", metrics)
@@ -165,6 +167,7 @@ class Model:
         self._schedulers = _check_schedulers(scheduler, self._optimizers)
         self._scheduler_step = _check_scheduler_step(scheduler_step, self._schedulers)
         self._check_combinations(graph, state, amp)
+        _refuse_torchmetrics(net, {"loss": loss, **self._metrics})
         self._partial = state == "trainable"
         others = (loss, *self._metrics.values(), *self._epoch_metrics.values())
         _torch_place.place(net, self._optimizers, others, build_device())
@@ -303,11 +306,15 @@ class Model:
         result = means.take()
         if self._epoch_metrics:
             outputs = _concatenated([output for output, _ in kept])
+            if self._autocast is not None:  # NumPy and scikit-learn know no bfloat16
+                outputs = _in_float32(outputs)
             targets = _concatenated([target for _, target in kept])
             with self._no_grad:
                 for name, metric in self._epoch_metrics.items():
                     value = self._call_metric(metric, outputs, targets)
                     result[name] = float(value[0] if isinstance(value, tuple) else value)
+                    if _is_torchmetric(metric):
+                        metric.reset()  # type: ignore[attr-defined]  # it would keep all passes
         return result
 
     def predict_batch(self, batch: Batch) -> Any:
@@ -687,6 +694,17 @@ def _concatenated(parts: list[Any]) -> Any:
     return parts
 
 
+def _in_float32(outputs: Any) -> Any:
+    """Return outputs of mixed precision in single precision; others as they are."""
+    if isinstance(outputs, torch.Tensor):
+        return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+    if isinstance(outputs, Mapping):
+        return {key: _in_float32(value) for key, value in outputs.items()}
+    if isinstance(outputs, (list, tuple)):
+        return type(outputs)([_in_float32(value) for value in outputs])
+    return outputs
+
+
 def _each(take: Callable[[Any], dict[str, Any]], objects: Sequence[Any]) -> dict[str, Any]:
     if len(objects) == 1:
         return take(objects[0])
@@ -702,6 +720,38 @@ def _find_metric(step: str, metrics: Mapping[str, Any]) -> float:
         f"scheduler_step={step!r} needs the metric {name!r}, but the epoch has "
         f"{', '.join(metrics) or 'none'}"
     )
+
+
+def _check_net(net: Any) -> None:
+    if is_keras(net):
+        raise InputError(f"net is a Keras {type(net).__name__}: {NO_KERAS}")
+    if not isinstance(net, torch.nn.Module):
+        raise InputError(f"net must be a torch.nn.Module, not {net!r}")
+    for name, part in net.named_modules():
+        if is_keras(part):
+            raise InputError(f"net.{name} is a Keras {type(part).__name__}: {NO_KERAS}")
+
+
+def _is_torchmetric(value: object) -> bool:
+    """Whether an object is a ``torchmetrics.Metric``, without importing its package."""
+    kinds = {(kind.__module__, kind.__name__) for kind in type(value).__mro__}
+    return ("torchmetrics.metric", "Metric") in kinds
+
+
+def _refuse_torchmetrics(net: Any, functions: Mapping[str, Any]) -> None:
+    """Refuse metrics that accumulate batches where batches of many workers pass."""
+    found = [(f"net.{name}", part) for name, part in net.named_modules()]
+    for name, function in functions.items():
+        what = "loss" if name == "loss" else f"metrics[{name!r}]"
+        parts = function.modules() if isinstance(function, torch.nn.Module) else [function]
+        found += [(what, part) for part in parts]
+    for what, part in found:
+        if _is_torchmetric(part):
+            raise InputError(
+                f"{what} is a torchmetrics {type(part).__name__}, which adds batches up in a state "
+                "that does not go with the trial: give it in epoch_metrics=, or take the function "
+                "of torchmetrics.functional in metrics="
+            )
 
 
 def _check_clip_norm(clip_norm: float | None) -> float | None:
@@ -728,6 +778,8 @@ def _check_optimizers(optimizer: Any, net: Any, loss: Any) -> tuple[Any, ...]:
     if isinstance(loss, torch.nn.Module):
         ours |= {id(parameter) for parameter in loss.parameters()}
     for item in optimizers:
+        if is_keras(item):
+            raise InputError(f"optimizer is a Keras {type(item).__name__}: {NO_KERAS}")
         if not all(hasattr(item, name) for name in ("step", "state_dict", "param_groups")):
             raise InputError(f"optimizer must be a torch.optim.Optimizer, not {item!r}")
         kind = type(item).__name__

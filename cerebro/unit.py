@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
+
+from cerebro.errors import one_line
 
 if TYPE_CHECKING:
     from cerebro.data import Dataset
@@ -17,6 +20,32 @@ if TYPE_CHECKING:
 
 LIBRARIES = ("jax", "sklearn", "torch")
 """What takes long to import."""
+
+
+@dataclass(frozen=True)
+class Warned:
+    """A warning that was raised where a trial was trained; see `cerebro.trial_warnings`."""
+
+    category: tuple[str, ...]
+    """``module:class`` of its category and of those that this is derived from, itself first."""
+    text: str
+    file: str
+    line: int
+
+    @property
+    def name(self) -> str:
+        """Its category, without the module."""
+        return self.category[0].rpartition(":")[2].rpartition(".")[2]
+
+    @property
+    def place(self) -> tuple[str, str, int]:
+        """What and where it is, whatever it says."""
+        return self.category[0], self.file, self.line
+
+    def __str__(self) -> str:
+        text = one_line(self.text)
+        return f"{self.name}: {text} ({PurePath(self.file).name}:{self.line})"
+
 
 Sums = dict[str, tuple[float, float]]
 """Metric name to (sum of value x weight, sum of weights), float64, in batch order."""
@@ -63,6 +92,8 @@ class RunContext:
     device: str = "cpu"
     """Where models compute, as a worker names it: see `cerebro.devices.IN_WORKER`."""
     torch_flags: Mapping[str, Any] = field(default_factory=dict)
+    warning_filters: tuple[tuple[Any, ...], ...] = ()
+    """Those of the user's process; see `cerebro.trial_warnings`."""
     verify: bool = True
     unit_timeout: float | None = None
     """Seconds that a unit may take; for executors whose workers can be killed."""
@@ -198,6 +229,8 @@ class UnitDone:
     """Operations that the unit used and that have no deterministic version on its device."""
     moved: str = ""
     """Why PyTorch moves batches to the worker's GPU; empty: they are made there."""
+    warned: tuple[Warned, ...] = ()
+    """Warnings that the trial has not raised before on this worker."""
     is_kept: bool = True
     """False where the state at an epoch's end is still on its way to ``epoch_dir``:
     `StateKept` or `StateLost` will tell."""
@@ -214,6 +247,7 @@ class UnitFailed:
     message: str
     traceback: str = ""
     dropped: tuple[int, ...] = ()
+    warned: tuple[Warned, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -231,6 +265,7 @@ class CheckDone:
     """Operations of the model that have no deterministic version on its device."""
     cpu_only: bool = False
     """Whether the model says that it never computes on a GPU."""
+    warned: tuple[Warned, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ from cerebro.state_files import epoch_state_file, read_state, unpublished
 from cerebro.storage import ExhaustedError, StorageError, is_full, storing
 from cerebro.torch_settings import compute_settings, operations_noted
 from cerebro.trial_log import append, log_path, redirected_descriptors, redirected_streams
+from cerebro.trial_warnings import Watch
 from cerebro.unit import (
     LIBRARIES,
     CheckDone,
@@ -151,12 +152,18 @@ class UnitRunner:
         self._last_trial: int | None = None  # whose generators are in place
         self._moved = ""  # why PyTorch moves batches to the GPU
         self._tried = False  # the GPU, if there is one
+        self._warnings = Watch(context.warning_filters if own_process else ())
         set_torch_flags(context.torch_flags)
 
     # --- units -----------------------------------------------------------
 
     def run(self, task: Task) -> UnitDone | UnitFailed:
         """Run one unit; never raises for what the user's code, data or disk did."""
+        with self._warnings.of(task.trial) as warned:
+            event = self._run_or_fail(task)
+        return replace(event, warned=tuple(warned)) if warned else event
+
+    def _run_or_fail(self, task: Task) -> UnitDone | UnitFailed:
         try:
             with self._output_of(task.trial):
                 try:
@@ -356,6 +363,7 @@ class UnitRunner:
             self._clock.built()
         if not self._tried and is_gpu(where := self.device_of(model)):
             self._try_device(where)
+        self._warnings.take_filters()  # of what was imported for it
         cuda = torch and (is_gpu(self.context.device) or generators.uses_cuda(model))
         state = generators.capture(torch, cuda)
         return LiveModel(model, torch, cuda, epochs=epochs, generators=state)
@@ -430,6 +438,7 @@ class UnitRunner:
         """
         for trial in ended:
             self._live.pop(trial, None)
+            self._warnings.forget(trial)
             slots = self._slots.pop(trial, None)
             if slots is not None:
                 slots.close()
@@ -538,6 +547,12 @@ class UnitRunner:
 
     def check(self, task: CheckTask) -> CheckDone:
         """Train a few batches with and without a hop between; see `cerebro.check`."""
+        with self._warnings.of(None) as warned:
+            event = self._check(task)
+        self._warnings.forget(None)  # whoever asks again is told again
+        return replace(event, warned=tuple(warned))
+
+    def _check(self, task: CheckTask) -> CheckDone:
         from cerebro.check import try_out
 
         self._last_trial = None

@@ -44,7 +44,7 @@ PYTHON_LAYERS = [
         *["_torch_place", "_torch_state", "device_batches", "device_check", "device_states"],
         "device_values",
         *["_jax_state", "columns", "epoch_progress", "export", "generators", "losses", "metrics"],
-        *["protocol", "recipe", "slot_check", "trial_log"],
+        *["protocol", "recipe", "slot_check", "trial_log", "trial_warnings"],
     ],
     ["_jax_program", "_torch_graph", "study_build"],
     ["report", "rounds", "space", "store", "transforms"],

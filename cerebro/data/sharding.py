@@ -13,6 +13,7 @@ import fcntl
 import os
 import secrets
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,8 @@ def shard(
     with _temporary_folder(target) as folder, Meter(progress) as meter:
         if whole is None:
             whole = _spooled(opened, columns, folder, meter)
+            if (remark := opened.remark()) is not None:
+                warnings.warn(remark, stacklevel=2)
         outputs = lay_out(whole, columns, dtypes)
         entries = _write(outputs, arguments, folder, meter)
         manifest = Manifest(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 PREFIXES = ("val_", "train_")
+BEST_AT = "best at"
+"""The column with the number of epochs after which a trial was best, as its metrics were then."""
 
 
 def number(value: Any, digits: int = 4) -> str:
@@ -37,6 +39,17 @@ def metric(value: float | None, digits: int = 4) -> str:
 def counted(count: int, what: str) -> str:
     """Write how many there are: ``1 epoch``, ``2 epochs``."""
     return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def tie(numbers: Sequence[int]) -> str:
+    """Say which trials are equally good, and which counts as the best; empty if one is better."""
+    if len(numbers) < 2:
+        return ""
+    first, *others = sorted(numbers)
+    named = f"trials {first} and {others[0]} tie"
+    if others[1:]:
+        named = f"trials {first}, {others[0]} and {len(others) - 1} more tie"
+    return f"{named}: the lowest number is taken"
 
 
 def duration(seconds: float | None) -> str:

@@ -32,14 +32,16 @@ def render_html(result: Any, max_trials: int = MAX_TRIALS) -> str:
     """
     trials = summary.ranked(result)
     head = f"<b>{html.escape(str(result.path))}</b>: {html.escape(result.status)}; "
+    has_best = bool(summary.best_lines(result))
     parts = [f"<p>{head}{html.escape(summary.counts(result))}</p>"]
     if trials:
         headings, rows = summary.columns(result, trials[:max_trials])
-        has_best = bool(summary.best_lines(result))
         parts.append(table_html(headings, rows, best=0 if has_best else None))
     if len(trials) > max_trials:
         parts.append(f"<p>and {len(trials) - max_trials} more</p>")
-    parts += [f"<p>{html.escape(line)}</p>" for line in summary.failures(result)]
+    lines = list(filter(None, [summary.tie(result)])) if has_best else []
+    lines += [*summary.failures(result), *summary.warned(result)]
+    parts += [f"<p>{html.escape(line)}</p>" for line in lines]
     return f"<div>{''.join(parts)}</div>"
 
 
@@ -62,6 +64,9 @@ def _cell(tag: str, text: str, align: str) -> str:
 def trial_html(trial: Any) -> str:
     """Write one trial as a two-column HTML table: status, metrics, configuration."""
     rows = [["status", str(trial.status)], ["epochs", str(trial.epoch)]]
+    select = getattr(getattr(trial, "saved", None), "select", "best")
+    if trial.best_epoch is not None and select == "best":
+        rows.append([fmt.BEST_AT, str(trial.best_epoch + 1)])
     names = fmt.full_names(trial.metrics)
     rows += [[fmt.heading(name), fmt.metric(trial.metrics[name])] for name in names]
     rows += [[k, fmt.number(v)] for k, v in fmt.flatten(trial.config).items()]

@@ -13,6 +13,7 @@ import io
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,7 +60,8 @@ def plot(
     kind
         ``"curves"`` the metric over epochs; ``"gantt"`` which worker trained which trial
         when; ``"parallel"`` configurations as lines across their dimensions;
-        ``"importance"`` share of the metric's variance that each dimension explains.
+        ``"importance"`` share of the metric's variance that each dimension explains, and how well
+        that is known.
 
     Returns
     -------
@@ -154,17 +156,28 @@ def _series(trial: Any, metric: str) -> tuple[list[int], list[float]]:
     return [x for x, _ in known], [y for _, y in known]
 
 
+def _selected(result: Any, trial: Any, metric: str) -> tuple[int, float] | None:
+    """Give the epochs trained and the metric after the epoch that stands for a trial.
+
+    Where it has no finite value there, the trial's best one.
+    """
+    points = [(x, y) for x, y in zip(*_series(trial, metric), strict=True) if math.isfinite(y)]
+    if not points:
+        return None
+    by_last = result.select == "last" or trial.best_epoch is None
+    epoch = trial.history[-1]["epoch"] if by_last else trial.best_epoch
+    pick = max if _mode(result, metric) == "max" else min
+    there = [point for point in points if point[0] == epoch + 1]
+    return there[0] if there else pick(points, key=lambda point: point[1])
+
+
 def _ranked(result: Any, metric: str, trials: Sequence[Any]) -> list[Any]:
-    """Sort trials that have the metric, best first, by the value that ranks them."""
+    """Sort trials that have the metric, best first, by its value in the epoch for each."""
     sign = -1.0 if _mode(result, metric) == "max" else 1.0
-    own = fmt.short_name(metric) == fmt.short_name(result.metric)
 
     def key(trial: Any) -> tuple[float, int]:
-        value = fmt.metric_value(trial.metrics, metric) if own else None
-        if value is None or not math.isfinite(value):
-            values = [sign * y for y in _series(trial, metric)[1] if math.isfinite(y)]
-            return (min(values), trial.number) if values else (math.inf, trial.number)
-        return sign * value, trial.number
+        point = _selected(result, trial, metric)
+        return (math.inf if point is None else sign * point[1]), trial.number
 
     return sorted((t for t in trials if _series(t, metric)[1]), key=key)
 
@@ -208,20 +221,18 @@ def _curve_label(trial: Any) -> str:
 
 
 def _mark_best(axes: Axes, trial: Any, result: Any, metric: str) -> None:
-    x, y = _series(trial, metric)
-    finite = [i for i, value in enumerate(y) if math.isfinite(value)]
-    if not finite:
+    point = _selected(result, trial, metric)
+    if point is None:
         return
-    pick = max if _mode(result, metric) == "max" else min
-    at = pick(finite, key=lambda i: y[i])
-    axes.plot(x[at], y[at], "o", color=ACCENT, markersize=7, markeredgecolor="white", zorder=12)
+    high = _mode(result, metric) == "max"
+    axes.plot(*point, "o", color=ACCENT, markersize=7, markeredgecolor="white", zorder=12)
     axes.annotate(
-        fmt.metric(y[at]),
-        (x[at], y[at]),
-        xytext=(0, 9 if pick is max else -9),
+        fmt.metric(point[1]),
+        point,
+        xytext=(0, 9 if high else -9),
         textcoords="offset points",
         ha="center",
-        va="bottom" if pick is max else "top",
+        va="bottom" if high else "top",
         fontsize=10,
         fontweight="bold",
         color=ACCENT,
@@ -436,15 +447,16 @@ def _gantt_legend(figure: Figure, colours: Mapping[int, Colour]) -> None:
 
 
 def _table(result: Any, metric: str, trials: Sequence[Any]) -> tuple[list[dict[str, Any]], Any]:
-    """Give the flattened configurations and final values of the trials that have the metric."""
-    ranked = _ranked(result, metric, trials)
+    """Give the flattened configurations of the trials that have the metric, and its values.
+
+    These are the ones that the summary shows.
+    """
     configs, values = [], []
-    pick = max if _mode(result, metric) == "max" else min
-    for trial in ranked:
-        finite = [y for y in _series(trial, metric)[1] if math.isfinite(y)]
-        if finite:
+    for trial in _ranked(result, metric, trials):
+        point = _selected(result, trial, metric)
+        if point is not None:
             configs.append(fmt.flatten(trial.config))
-            values.append(pick(finite))
+            values.append(point[1])
     return configs, np.asarray(values, dtype=float)
 
 
@@ -542,13 +554,31 @@ def _scale(axes: Axes, x: int, ticks: Sequence[tuple[float, str]]) -> None:
         )
 
 
-def explained_variance(values: Sequence[Any], metric: Any) -> float:
+TRIALS_PER_DIMENSION = 10
+"""Below that, which dimension mattered cannot be told."""
+_DRAWS = 1000
+
+
+@dataclass(frozen=True)
+class Importance:
+    """What one dimension alone explains of a metric's variance, as shares of 1."""
+
+    share: float
+    low: float
+    """With `high` the range that holds it with 90 % probability;"""
+    high: float
+    by_chance: float
+    """what a dimension that does not matter would come to, on average."""
+
+
+def explained_variance(values: Sequence[Any], metric: Any) -> Importance | None:
     """Estimate the share of the metric's variance that one dimension alone explains.
 
     Trials are put into groups (a category each, or up to four ranges of a number with
-    equally many trials), and the variance between groups is compared with the whole: the
-    epsilon-squared estimate, which is about 0 for a dimension that does not matter however
-    few the trials, cut at 0. Interactions of dimensions are not seen.
+    equally many trials): the share is the variance between groups over the whole (eta
+    squared). With few trials it is large by chance, and the range says how little is
+    known: the 5th and the 95th percentile of the same of trials drawn with replacement (a
+    bootstrap, always with the same draws). Interactions of dimensions are not seen.
 
     Parameters
     ----------
@@ -559,21 +589,34 @@ def explained_variance(values: Sequence[Any], metric: Any) -> float:
 
     Returns
     -------
-    float
-        0 to 1.
+    Importance
+        None where the trials cannot tell: one group, a group for each trial, or a metric that
+        is always the same.
     """
     numbers = np.asarray(metric, dtype=float)
-    groups = _groups(values)
-    total = float(((numbers - numbers.mean()) ** 2).sum())
-    count, kinds = len(numbers), len(set(groups))
-    if total == 0.0 or kinds < 2 or count <= kinds:
-        return 0.0
-    within = 0.0
-    for group in set(groups):
-        members = numbers[[g == group for g in groups]]
-        within += float(((members - members.mean()) ** 2).sum())
-    share = 1.0 - (within / (count - kinds)) / (total / (count - 1))
-    return min(max(share, 0.0), 1.0)
+    kinds, groups = np.unique(np.asarray(_groups(values)), return_inverse=True)
+    count = len(numbers)
+    if len(kinds) < 2 or count <= len(kinds) or not np.ptp(numbers):
+        return None
+    draws = max(100, min(_DRAWS, 10**6 // count))
+    drawn = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), draws)
+    centred = (numbers - numbers.mean()) / np.ptp(numbers)
+    belongs = (groups[:, None] == np.arange(len(kinds))).astype(float)
+    shares = _shares(np.vstack([np.ones(count), drawn]), centred, belongs)
+    low, high = np.quantile(shares[1:], [0.05, 0.95])
+    share = float(shares[0])
+    by_chance = (len(kinds) - 1) / (count - 1)
+    return Importance(share, min(float(low), share), max(float(high), share), by_chance)
+
+
+def _shares(weights: Any, numbers: Any, belongs: Any) -> Any:
+    """The share of the variance between groups, for each row of weights of the trials."""
+    sums, sizes = (weights * numbers) @ belongs, weights @ belongs
+    mean = weights @ numbers / weights.sum(axis=1)
+    total = weights @ numbers**2 - weights.sum(axis=1) * mean**2
+    between = (sums**2 / np.maximum(sizes, 1)).sum(axis=1) - weights.sum(axis=1) * mean**2
+    # Draws of one trial alone have no variance.
+    return np.clip(between / np.where(total > 1e-12, total, np.inf), 0.0, 1.0)
 
 
 def _groups(values: Sequence[Any]) -> list[str]:
@@ -585,18 +628,44 @@ def _groups(values: Sequence[Any]) -> list[str]:
 
 
 def importance(result: Any, metric: str, trials: Sequence[Any]) -> Figure:
-    """Draw the share of the metric's variance that each dimension explains alone."""
+    """Draw the share of the metric's variance that each dimension explains alone, with its range.
+
+    With too few trials the bars are pale, and the title says so.
+    """
     configs, values = _table(result, metric, trials)
     names = _varying(configs) if configs else []
     if not names:
         raise InputError("kind='importance': needs two finished trials that differ")
-    shares = {n: explained_variance([c.get(n) for c in configs], values) for n in names}
-    ordered = sorted(shares.items(), key=lambda item: item[1])
-    figure, axes = _figure(7.2, 1.4 + 0.38 * len(ordered))
+    found = {n: explained_variance([c.get(n) for c in configs], values) for n in names}
+    ordered = sorted(names, key=lambda name: -1.0 if (f := found[name]) is None else f.share)
+    enough = TRIALS_PER_DIMENSION * len(names)
+    tells = len(configs) >= enough
+    figure, axes = _figure(7.2, 1.9 + 0.38 * len(ordered))
     axes.grid(False, axis="y")
-    bars = axes.barh([n for n, _ in ordered], [100 * s for _, s in ordered], color=RUNNERS_UP[0])
-    axes.bar_label(bars, fmt="%.0f %%", padding=4, fontsize=9, color=INK)
-    axes.set_xlim(0, max(10.0, 115 * max(shares.values())))
-    axes.set_xlabel(f"variance of {fmt.short_name(metric)} explained alone (%)", color=INK)
-    _title(axes, "What mattered", f"{len(configs)} trials")
+    for place, name in enumerate(ordered):
+        _draw_share(axes, place, found[name], pale=not tells)
+    axes.set_yticks(range(len(ordered)), ordered)
+    axes.set_xlim(0, 128)
+    axes.set_xticks(range(0, 101, 20))
+    axes.set_xlabel(
+        f"variance of {fmt.short_name(metric)} explained alone (%), with its 90 % range;\n"
+        "dotted: what chance alone would give",
+        color=INK,
+    )
+    counted = fmt.counted(len(configs), "trial")
+    title = "What mattered" if tells else "What mattered: too few trials to tell"
+    _title(axes, title, counted if tells else f"{counted}, {enough} would do")
     return figure
+
+
+def _draw_share(axes: Axes, place: int, found: Importance | None, *, pale: bool) -> None:
+    if found is None:
+        axes.text(1, place, "cannot be told", va="center", fontsize=9, color=INK)
+        return
+    share, low, high = (100 * part for part in (found.share, found.low, found.high))
+    axes.barh(place, share, color=FAINT if pale else RUNNERS_UP[0])
+    axes.plot([low, high], [place, place], color=INK, linewidth=1.2, marker="|", markersize=7)
+    chance = 100 * found.by_chance
+    axes.plot([chance] * 2, [place - 0.4, place + 0.4], color=ACCENT, linewidth=1.2, linestyle=":")
+    text = f"{share:.0f} % ({low:.0f} to {high:.0f})"
+    axes.text(max(share, high) + 2, place, text, va="center", fontsize=9, color=INK)

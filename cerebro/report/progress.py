@@ -104,7 +104,8 @@ def make_progress(kind: str | bool = "auto", *, stream: TextIO | None = None) ->
 class Lines:
     """Writes a line where a trial has finished an epoch, and one where it ends otherwise.
 
-    Epochs that a trial finishes between two updates share a line.
+    Epochs that a trial finishes between two updates share a line. It has the metrics of the epoch,
+    and the best so far, which stands for the trial, where that is another.
 
     Parameters
     ----------
@@ -157,9 +158,13 @@ class Lines:
 
     def _epoch_line(self, snapshot: Snapshot, row: TrialRow, columns: Sequence[str]) -> str:
         values = "".join(
-            f"  {fmt.heading(name)} {fmt.metric(fmt.metric_value(row.metrics, name))}"
+            f"  {fmt.heading(name)} {fmt.metric(fmt.metric_value(row.last or row.metrics, name))}"
             for name in columns
         )
+        if row.best_at not in (None, row.epoch):
+            best = fmt.metric(fmt.metric_value(row.metrics, snapshot.metric))
+            name = fmt.heading(snapshot.metric)
+            values += f"  best {name} {best} after {fmt.counted(row.best_at or 0, 'epoch')}"
         rate = f"  {row.rows_per_second:,.0f} rows/s" if row.rows_per_second else ""
         left = f", {fmt.about(snapshot.seconds_left)} left" if snapshot.seconds_left else ""
         return (
@@ -278,9 +283,12 @@ def _table(snapshot: Snapshot, rows: Sequence[TrialRow], width: int) -> Renderab
     table.add_column("epoch", justify="right", no_wrap=True)
     for name in columns:
         table.add_column(fmt.heading(name), justify="right", no_wrap=True)
+    shows_best = any(row.best_at is not None for row in rows)
+    if shows_best:
+        table.add_column(fmt.BEST_AT, justify="right", no_wrap=True)
     table.add_column("rows/s", justify="right", no_wrap=True)
     table.add_column("worker", justify="right", no_wrap=True)
-    room = min(CONFIG_WIDTH, width - 43 - 13 * len(columns))
+    room = min(CONFIG_WIDTH, width - 43 - 9 * shows_best - 13 * len(columns))
     if room >= 12:
         table.add_column("configuration", no_wrap=True)
     for row in rows:
@@ -290,6 +298,7 @@ def _table(snapshot: Snapshot, rows: Sequence[TrialRow], width: int) -> Renderab
             Text(row.status, style=COLOURS.get(row.status, "default")),
             f"{row.epoch}/{row.epochs}",
             *(fmt.metric(fmt.metric_value(row.metrics, name)) for name in columns),
+            *(["-" if row.best_at is None else str(row.best_at)] if shows_best else []),
             f"{row.rows_per_second:,.0f}" if row.rows_per_second else "-",
             "-" if row.worker is None else str(row.worker),
         ]
@@ -327,7 +336,14 @@ def closing(snapshot: Snapshot) -> str:
         f"{_workers(snapshot.workers)} {snapshot.busy:.0%} busy"
     )
     best = next((row for row in snapshot.trials if row.number == snapshot.best), None)
-    return text if best is None else f"{text}; best: trial {best.number}"
+    if best is None:
+        return text
+    value = fmt.metric_value(best.metrics, snapshot.metric)
+    alike = [
+        r.number for r in snapshot.trials if fmt.metric_value(r.metrics, snapshot.metric) == value
+    ]
+    tie = fmt.tie(alike)
+    return f"{text}; best: trial {best.number}{tie and f' ({tie})'}"
 
 
 def _rest(snapshot: Snapshot) -> str:

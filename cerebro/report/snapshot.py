@@ -24,13 +24,18 @@ class TrialRow:
     epochs
         Epochs it is to train for, as far as is known now.
     metrics
-        Metrics of the last finished epoch: ``train_*`` and ``val_*``.
+        Metrics of the epoch that stands for the trial: ``train_*`` and ``val_*``.
     rows_per_second
         Training rows per second of its last unit, or None before the first.
     worker
         The worker that runs it now, or None.
     error
         Its one-line error, for failed trials.
+    best_at
+        After how many epochs the trial was best, whose metrics these are; None before the first,
+        or where the last epoch stands for a trial.
+    last
+        Metrics of the last finished epoch.
     """
 
     number: int
@@ -42,6 +47,8 @@ class TrialRow:
     rows_per_second: float | None = None
     worker: int | None = None
     error: str | None = None
+    best_at: int | None = None
+    last: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

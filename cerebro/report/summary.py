@@ -31,18 +31,32 @@ def columns(result: Any, trials: Sequence[Any]) -> tuple[list[str], list[list[st
     flat = [fmt.flatten(trial.config) for trial in trials]
     keys = list(dict.fromkeys(key for config in flat for key in config))
     varying = [k for k in keys if len({repr(c.get(k)) for c in flat}) > 1] or keys
-    headings = ["trial", "status", "epochs", *(fmt.heading(n) for n in names), *varying]
+    by_best = result.select == "best"
+    best_at = [fmt.BEST_AT] if by_best else []
+    headings = ["trial", "status", "epochs", *best_at, *(fmt.heading(n) for n in names), *varying]
     rows = [
         [
             str(trial.number),
             trial.status,
             str(trial.epoch),
+            *([_best_at(trial)] if by_best else []),
             *(fmt.mean_metric(trial.metrics, name) for name in names),
             *(fmt.number(config[key], 3) if key in config else "" for key in varying),
         ]
         for trial, config in zip(trials, flat, strict=True)
     ]
     return headings, rows
+
+
+def _best_at(trial: Any) -> str:
+    return "-" if trial.best_epoch is None else str(trial.best_epoch + 1)
+
+
+def tie(result: Any) -> str:
+    """Say which trials share the first place; empty if there is one."""
+    best = fmt.metric_value(result.best.metrics, result.metric)
+    values = [(t.number, fmt.metric_value(t.metrics, result.metric)) for t in result.trials]
+    return fmt.tie([number for number, value in values if value == best])
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -89,7 +103,8 @@ def best_lines(result: Any) -> list[str]:
     lines = [f"best: trial {best.number}, {fmt.heading(result.metric)} {value}{after}"]
     config = fmt.flatten(best.config)
     width = max((len(name) for name in config), default=0)
-    return [*lines, *(f"  {name:<{width}}  {fmt.number(v)}" for name, v in config.items())]
+    lines += [f"  {name:<{width}}  {fmt.number(v)}" for name, v in config.items()]
+    return [*lines, *filter(None, [tie(result)])]
 
 
 def failures(result: Any) -> list[str]:
@@ -102,6 +117,23 @@ def failures(result: Any) -> list[str]:
         f"trial {numbers[0]}{f' and {len(numbers) - 1} more' if numbers[1:] else ''}: {cause}"
         for cause, numbers in causes.items()
     ]
+
+
+def warned(result: Any) -> list[str]:
+    """Give each different warning and which trials raised it, or how many."""
+    trials: dict[str, set[int]] = {}
+    for event in result.events():
+        if event["kind"] == "warning":
+            numbers = trials.setdefault(event["text"], set())
+            numbers.update(() if event["trial"] is None else [event["trial"]])
+    return [f"{_whose(numbers)}: {text}" for text, numbers in trials.items()]
+
+
+def _whose(trials: set[int]) -> str:
+    """Name the trial that warned, or say how many did; none: only when the model was tried."""
+    if len(trials) == 1:
+        return f"trial {min(trials)}"
+    return f"{len(trials)} trials" if trials else "before the search"
 
 
 def render(result: Any, max_trials: int = MAX_TRIALS) -> str:
@@ -126,7 +158,8 @@ def render(result: Any, max_trials: int = MAX_TRIALS) -> str:
         if len(trials) > max_trials:
             text += f"\nand {len(trials) - max_trials} more"
         parts.append(text)
-    parts += ["\n".join(lines) for lines in (best_lines(result), failures(result)) if lines]
+    for lines in (best_lines(result), failures(result), warned(result)):
+        parts += ["\n".join(lines)] if lines else []
     return printable("\n\n".join(parts))
 
 

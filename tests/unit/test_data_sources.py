@@ -527,3 +527,66 @@ def test_a_data_loader_is_told_from_a_data_set(tmp_path: Path) -> None:
 
     with pytest.raises(InputError, match=r"is a DataLoader, which makes batches.* loader\.dataset"):
         shard(DataLoader([[1, 2]]), tmp_path / "d")
+
+
+# --- random datasets -----------------------------------------------------------
+
+
+def _images(transform: Any, rows: int = 40) -> Any:
+    torch = pytest.importorskip("torch")
+
+    class Images(torch.utils.data.Dataset):  # type: ignore[name-defined,misc]
+        def __len__(self) -> int:
+            return rows
+
+        def __getitem__(self, row: int) -> Any:
+            return transform(torch.arange(row, row + 8.0)), row, "name"
+
+    return Images()
+
+
+@pytest.mark.parametrize("rows", [3, 40, 1000])
+def test_a_random_transform_of_a_torch_dataset_is_named(tmp_path: Path, rows: int) -> None:
+    torch = pytest.importorskip("torch")
+
+    def flip(x: Any) -> Any:
+        return x.flip(0) if torch.rand(()) < 0.5 else x
+
+    def stored(name: str) -> Any:
+        torch.manual_seed(0)
+        return shard(_images(flip, rows), tmp_path / name, shuffle=False, progress=False)
+
+    with pytest.warns(UserWarning) as shown:
+        data = stored("data")
+    (text,) = [str(warning.message) for warning in shown]
+    assert "(column 'x')" in text
+    for cure in ("cerebro.transforms.RandomCrop", "RandomHorizontalFlip", "augment="):
+        assert cure in text
+    # What is stored, and what the program draws next, is what it was without a second look.
+    following = torch.rand(())
+    torch.manual_seed(0)
+    expected = torch.stack([flip(torch.arange(row, row + 8.0)) for row in range(rows)])
+    assert torch.equal(following, torch.rand(()))
+    assert np.array_equal(np.concatenate([s["x"] for s in _shards(data)]), expected)
+
+
+def _shards(data: Any) -> list[Any]:
+    return list(data.batches(10**6, shuffle=False, framework="numpy"))
+
+
+def test_a_random_column_that_is_left_out_is_not_named(tmp_path: Path, recwarn: Any) -> None:
+    torch = pytest.importorskip("torch")
+    images = _images(lambda x: x + torch.rand(8))
+    shard(images, tmp_path / "data", columns=["y", "column2"], progress=False)
+    assert list(recwarn) == []
+
+
+def test_datasets_that_can_be_read_once_are_read_once(tmp_path: Path, recwarn: Any) -> None:
+    torch = pytest.importorskip("torch")
+    rows = iter(range(40))
+    images = _images(lambda x: x.fill_(next(rows)))  # raises StopIteration at the 41st reading
+    data = shard(images, tmp_path / "data", shuffle=False, progress=False)
+    stored = np.concatenate([shard["x"] for shard in _shards(data)])
+    assert stored[:, 0].tolist() == list(range(40))
+    shard(_images(torch.neg), tmp_path / "plain", progress=False)
+    assert list(recwarn) == []

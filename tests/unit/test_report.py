@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,6 +51,7 @@ def make_result(trials: list[Any], units: list[dict[str, Any]] | None = None) ->
         select="best",
     )
     result.units = lambda: units or []
+    result.events = list
     ranked = summary.ranked(result)
     result.best = ranked[0] if ranked else None
     return result
@@ -332,9 +334,9 @@ def test_when_all_is_over_the_best_comes_first() -> None:
 def test_summary_lists_the_best_first(result: Any) -> None:
     lines = summary.render(result).splitlines()
     assert lines[0] == "runs/x: finished; 6 finished"
-    assert lines[2].split() == ["trial", "status", "epochs", "train", "loss", "val", "loss",
-                                "accuracy", "lr", "arch"]  # fmt: skip
-    assert lines[3].split()[:3] == ["5", "finished", "3"]
+    assert lines[2].split() == ["trial", "status", "epochs", "best", "at", "train", "loss", "val",
+                                "loss", "accuracy", "lr", "arch"]  # fmt: skip
+    assert lines[3].split()[:4] == ["5", "finished", "3", "2"]
     assert "best: trial 5, accuracy 0.7000 after 2 epochs" in lines
     assert "  lr     0.01" in lines
     assert "  depth  3" in lines
@@ -447,11 +449,63 @@ def test_colours_differ() -> None:
 
 def test_explained_variance() -> None:
     metric = np.array([0.1, 0.1, 0.9, 0.9])
-    assert plots.explained_variance(["a", "a", "b", "b"], metric) == 1.0
-    assert plots.explained_variance(["a", "b", "a", "b"], metric) == 0.0
-    assert plots.explained_variance(["a", "a", "a", "a"], metric) == 0.0
-    assert plots.explained_variance([1.0, 2.0, 3.0, 4.0], metric) == 0.0  # a group for each
-    assert plots.explained_variance([1, 1, 2, 2], np.ones(4)) == 0.0
+    assert plots.explained_variance(["a", "a", "b", "b"], metric).share == pytest.approx(1.0)
+    assert plots.explained_variance(["a", "b", "a", "b"], metric).share == 0.0
+    assert plots.explained_variance(["a", "a", "a", "a"], metric) is None
+    assert plots.explained_variance([1.0, 2.0, 3.0, 4.0], metric) is None  # a group for each
+    assert plots.explained_variance([1, 1, 2, 2], np.ones(4)) is None
+
+
+def test_what_matters_little_is_not_nothing() -> None:
+    accuracies = np.array([0.9219, 0.8364, 0.9405, 0.8810])  # a grid of h and lr
+    hidden = plots.explained_variance([16, 16, 32, 32], accuracies)
+    rate = plots.explained_variance([0.01, 0.001, 0.01, 0.001], accuracies)
+    assert hidden.share == pytest.approx(4 * 0.0158**2 / 0.00642413, rel=1e-4)  # 16 %
+    assert rate.share == pytest.approx(4 * 0.03625**2 / 0.00642413, rel=1e-4)  # 82 %
+    assert hidden.by_chance == rate.by_chance == pytest.approx(1 / 3)
+    for found in (hidden, rate):
+        assert found.low <= found.share <= found.high
+        assert found.high - found.low > 0.5  # four trials know next to nothing
+    assert plots.explained_variance([16, 16, 32, 32], accuracies) == hidden  # no luck in it
+
+
+def test_many_trials_know_better() -> None:
+    rng = np.random.default_rng(0)
+    kinds, noise = rng.integers(0, 2, 400), rng.normal(size=400)
+    found = plots.explained_variance(kinds.tolist(), kinds + noise)
+    # Of a variance of 1 + 1/4, a quarter lies between two kinds that are 1 apart.
+    assert found.low < 0.2 < found.high
+    assert found.high - found.low < 0.12
+    nothing = plots.explained_variance(rng.permutation(kinds).tolist(), kinds + noise)
+    assert nothing.share < 0.01 and nothing.by_chance == pytest.approx(1 / 399)
+
+
+def test_importance_says_when_it_cannot_tell(matplotlib: Any) -> None:
+    few = [make_trial(n, [0.5 + 0.01 * n]) for n in range(6)]
+    axes = plots.plot(make_result(few), kind="importance").axes[0]
+    assert axes.get_title("left") == "What mattered: too few trials to tell"
+    assert axes.get_title("right") == "6 trials, 20 would do"
+    texts = [text.get_text() for text in axes.texts]
+    assert all(re.fullmatch(r"\d+ % \(\d+ to \d+\)", text) for text in texts) and len(texts) == 2
+    many = [make_trial(n, [0.5 + 0.01 * n]) for n in range(20)]
+    axes = plots.plot(make_result(many), kind="importance").axes[0]
+    assert axes.get_title("left") == "What mattered"
+    each = [make_trial(n, [0.5 + 0.01 * n], config={"name": f"n{n}"}) for n in range(4)]
+    axes = plots.plot(make_result(each), kind="importance").axes[0]
+    assert [text.get_text() for text in axes.texts] == ["cannot be told"]
+
+
+def test_pictures_show_the_epoch_that_stands_for_a_trial(matplotlib: Any) -> None:
+    trials = [make_trial(0, [0.5, 0.9, 0.6]), make_trial(1, [0.5, 0.7, 0.8])]
+    result = make_result(trials)
+    values = plots._table(result, "accuracy", trials)[1]
+    assert values.tolist() == [0.9, 0.8]
+    losses = plots._table(result, "val_loss", trials)[1]
+    assert losses.tolist() == [t.history[t.best_epoch]["metrics"]["val_loss"] for t in trials]
+    assert plots.plot(result).axes[0].texts[0].get_text() == "0.9000"
+    result.select = "last"
+    assert plots._table(result, "accuracy", trials)[1].tolist() == [0.8, 0.6]
+    assert plots.plot(result).axes[0].texts[0].get_text() == "0.8000"
 
 
 def test_absent_dimensions_have_a_place(matplotlib: Any) -> None:
@@ -466,6 +520,45 @@ def test_a_summary_needs_no_finite_metric():
     nothing = make_trial(0, [math.nan, math.nan])
     assert summary.best_lines(make_result([nothing])) == []
     assert "nan" in summary.render(make_result([nothing]))
+
+
+def selected_row(number: int, **changes: Any) -> TrialRow:
+    """A trial that was best after two of three epochs."""
+    last = {"train_loss": 0.1, "val_loss": 0.9, "val_accuracy": 0.6}
+    return row(number, 3, 0.75, best_at=2, last=last, **changes)
+
+
+def test_displays_show_the_epoch_that_stands_for_a_trial_and_when_it_was() -> None:
+    text = render(snapshot([selected_row(0, status="finished")], best=0), 120)
+    heading, cells = text.splitlines()[1], text.splitlines()[3]
+    assert heading.split()[-5:-2] == ["best", "at", "rows/s"]
+    assert cells.split()[:8] == ["★", "0", "finished", "3/4", "0.5000", "0.2500", "0.7500", "2"]
+    assert "best at" not in render(snapshot([row(0, 3, 0.5)]), 120)  # the last epoch stands for it
+    narrow = render(snapshot([selected_row(n) for n in range(3)]), 80)
+    assert max(len(line) for line in narrow.splitlines()) <= 80
+
+    out = io.StringIO()
+    lines = progress.Lines(out)
+    lines.update(snapshot([selected_row(0)], seconds_left=None))
+    lines.update(snapshot([row(1, 1, 0.5, best_at=1)], seconds_left=None))
+    assert out.getvalue().splitlines() == [
+        " 25%: trial 0 epoch 3/4  train loss 0.1000  val loss 0.9000  accuracy 0.6000"
+        "  best accuracy 0.7500 after 2 epochs",
+        " 25%: trial 1 epoch 1/4  train loss 0.5000  val loss 0.2500  accuracy 0.5000",
+    ]
+
+
+def test_a_tie_is_said() -> None:
+    trials = [make_trial(n, values) for n, values in enumerate([[0.5], [0.7], [0.6], [0.7, 0.6]])]
+    tied = make_result(trials)
+    said = "trials 1 and 3 tie: the lowest number is taken"
+    assert summary.best_lines(tied)[-1] == said
+    assert said in summary.render(tied) and f"<p>{said}</p>" in html.render_html(tied)
+    rows = [row(n, 1, value) for n, value in enumerate([0.5, 0.7, 0.6, 0.7])]
+    assert progress.closing(snapshot(rows, best=1)).endswith(f"best: trial 1 ({said})")
+    assert progress.closing(snapshot(rows[:3], best=1)).endswith("best: trial 1")
+    assert fmt.tie([4, 0, 9, 2]) == "trials 0, 2 and 2 more tie: the lowest number is taken"
+    assert "tie" not in summary.render(make_result(trials[:3]))
 
 
 def test_the_best_trial_is_shown_after_the_epoch_that_ranks_it():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import warnings
 from types import SimpleNamespace
 
@@ -1034,3 +1035,99 @@ def test_bad_arguments(options, message):
 
 def test_repr():
     assert repr(simple()) == "cerebro.torch.Model(Sequential, 91 parameters, SGD)"
+
+
+# --- what belongs to other libraries ---------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def keras():
+    before = os.environ.get("KERAS_BACKEND")
+    os.environ["KERAS_BACKEND"] = "torch"
+    try:
+        return pytest.importorskip("keras")
+    finally:
+        if before is None:
+            del os.environ["KERAS_BACKEND"]
+
+
+def keras_net(keras, compiled):
+    made = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.5), keras.layers.Dense(3)])
+    if compiled:
+        made.compile(optimizer="adam", loss="mse")
+    return made
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_keras_models_are_refused_by_name(keras, compiled):
+    made = keras_net(keras, compiled)
+    assert isinstance(made, torch.nn.Module)  # PyTorch would take it
+    with pytest.raises(InputError, match="Sequential: Keras is not supported yet"):
+        check_model(made)
+    optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
+    for network, what in (
+        (made, "net is a Keras Sequential: Keras is not supported yet"),
+        (torch.nn.Sequential(torch.nn.Flatten(), made), "net.1 is a Keras Sequential"),
+    ):
+        with pytest.raises(InputError, match=what):
+            cerebro.torch.Model(network, optimizer=optimizer, loss=functional.mse_loss)
+
+
+def test_keras_optimizers_are_refused_by_name(keras):
+    with pytest.raises(InputError, match="optimizer is a Keras Adam: Keras is not supported yet"):
+        cerebro.torch.Model(net(), optimizer=keras.optimizers.Adam(), loss=functional.cross_entropy)
+
+
+def test_metrics_of_torchmetrics_are_sent_to_where_they_work():
+    torchmetrics = pytest.importorskip("torchmetrics")
+
+    def metric():
+        return torchmetrics.Accuracy(task="multiclass", num_classes=3)
+
+    def build(network=None, **options):
+        network = network or net()
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+        return cerebro.torch.Model(
+            network, optimizer=optimizer, loss=functional.cross_entropy, **options
+        )
+
+    cure = "epoch_metrics=, or take the function of torchmetrics.functional"
+    with pytest.raises(InputError, match=rf"metrics\['accuracy'\].*MulticlassAccuracy.*{cure}"):
+        build(metrics={"accuracy": metric()})
+    with pytest.raises(InputError, match=rf"metrics\['all'\].*{cure}"):
+        build(metrics={"all": torchmetrics.MetricCollection([metric()])})
+    network = net()
+    network.accuracy = metric()
+    with pytest.raises(InputError, match=rf"net.accuracy is a torchmetrics.*{cure}"):
+        build(network)
+
+    given = metric()
+    model = build(
+        epoch_metrics={"accuracy": given, "own": lambda o, t: (o.argmax(1) == t).float().mean()}
+    )
+    some = batches(0)
+    first = model.evaluate(some)
+    assert first["accuracy"] == pytest.approx(first["own"], abs=1e-7)
+    assert model.evaluate(some) == first
+    assert given.update_count == 0  # it keeps nothing of a pass
+
+
+@pytest.mark.parametrize("amp", ["bf16", "fp16"])
+def test_epoch_metrics_are_given_single_precision(amp):
+    seen = []
+
+    def metric(outputs, targets):
+        seen.append((outputs.dtype, outputs.numpy().dtype.name, targets.dtype))
+        return 1.0
+
+    network = net()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    model = cerebro.torch.Model(
+        network,
+        optimizer=optimizer,
+        loss=functional.cross_entropy,
+        epoch_metrics={"m": metric},
+        amp=amp,
+    )
+    assert model.evaluate(batches(0))["m"] == 1.0
+    assert seen == [(torch.float32, "float32", torch.int64)]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
+from cerebro.live_trial import LiveTrial
 from cerebro.trial import EpochRecord, TrialRecord
 
 
@@ -39,3 +41,12 @@ def test_the_selected_epoch():
     assert [record.selected("loss", "min", s).epoch for s in ("best", "last")] == [1, 2]
     assert grown([math.nan, math.nan]).selected("loss", "min", "best").epoch == 1
     assert record.best_epoch("loss", "max") == 0
+
+
+@pytest.mark.parametrize(("select", "shown", "best_at"), [("best", 1.0, 2), ("last", 2.0, None)])
+def test_displays_are_given_the_selected_epoch_and_the_last_one(select, shown, best_at):
+    settings = SimpleNamespace(metric="loss", mode="min", select=select)
+    row = LiveTrial(grown([3.0, 1.0, 2.0])).row(settings)
+    assert (row.metrics["loss"], row.best_at, row.last["loss"]) == (shown, best_at, 2.0)
+    nothing = LiveTrial(grown([])).row(settings)
+    assert (nothing.metrics, nothing.best_at, nothing.last) == ({}, None, {})

@@ -11,7 +11,8 @@ import pytest
 
 import cerebro
 from cerebro import _core
-from cerebro.unit import RunContext, Task, UnitDone
+from cerebro.check import walk
+from cerebro.unit import CheckTask, RunContext, Task, UnitDone
 from cerebro.worker import UnitRunner
 
 torch = pytest.importorskip("torch")
@@ -225,3 +226,35 @@ def test_tensors_on_two_devices_are_explained(context, monkeypatch):
     )
     failed = UnitRunner(context, worker=0).run(task(0, 1))
     assert "info.device" not in failed.message
+
+
+# --- a check of the model ------------------------------------------------------
+
+
+def build_frozen_trunk(config):
+    """A trained head on a trunk in evaluation mode, which is made alike every time."""
+    blocks = [torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)) for _ in range(8)]
+    trunk = torch.nn.Sequential(*blocks).requires_grad_(False).eval()
+    head = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(head.parameters(), lr=0.01)
+    net = torch.nn.Sequential(trunk, head)
+    loss = torch.nn.functional.mse_loss
+    return cerebro.torch.Model(net, optimizer=optimizer, loss=loss, state="trainable")
+
+
+def test_a_model_with_a_frozen_trunk_passes_every_check(context, tmp_path):
+    rng = np.random.default_rng(0)
+    columns = {"x": rng.normal(size=(40, 4)).astype("f4"), "y": rng.normal(size=(40, 1))}
+    data = cerebro.shard(columns, tmp_path / "frozen", dtypes={"y": "float32"}, progress=False)
+    with torch.random.fork_rng():
+        runner = UnitRunner(replace(context, train=data, build=build_frozen_trunk), worker=0)
+        found = [runner.check(CheckTask({})) for _ in range(40)]
+        runner.close()
+    assert [(done.error, done.problems) for done in found] == [(None, ())] * 40
+
+
+def test_a_walk_meets_every_tensor_below_an_object():
+    net = torch.nn.Sequential(*[torch.nn.BatchNorm1d(4) for _ in range(16)])
+    expected = {value.data_ptr() for value in (*net.parameters(), *net.buffers())}
+    for _ in range(40):
+        assert expected <= {v.data_ptr() for _, v in walk(net, "net") if torch.is_tensor(v)}

@@ -43,6 +43,10 @@ class Source:
         """
         return None
 
+    def remark(self) -> str | None:
+        """What the user should know of the rows that were read; None: nothing."""
+        return None
+
 
 def choose(available: Iterable[str], wanted: Sequence[str] | None) -> list[str]:
     """The wanted names, all if None; InputError for one that is not there."""

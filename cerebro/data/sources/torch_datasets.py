@@ -6,9 +6,12 @@ A sample may be a mapping, a named tuple, or a tuple: then its items are ``x`` a
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from cerebro import generators
+from cerebro.data.columns import from_rows
 from cerebro.data.sources.arrays import ArraysSource
 from cerebro.data.sources.base import Source, Table
 from cerebro.data.sources.row_mappings import row_chunks
@@ -24,6 +27,10 @@ def torch_source(dataset: Any) -> Source:
     return TorchSource(dataset)
 
 
+READ_TWICE = 32
+"""Samples; a flip that half of them get is missed once in 2**32 times."""
+
+
 class TorchSource(Source):
     """Samples one after the other: by number where the dataset has a length, else as it gives."""
 
@@ -31,18 +38,56 @@ class TorchSource(Source):
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
+        self._remark: str | None = None
 
     def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
-        return row_chunks((as_mapping(sample) for sample in self._samples()), wanted)
+        return row_chunks(self._samples(wanted), wanted)
 
-    def _samples(self) -> Iterator[Any]:
+    def remark(self) -> str | None:
+        return self._remark
+
+    def _samples(self, wanted: Sequence[str] | None) -> Iterator[Mapping[str, Any]]:
         import torch
 
         if isinstance(self.dataset, torch.utils.data.IterableDataset):
-            yield from self.dataset
+            yield from map(as_mapping, self.dataset)
             return
-        for index in range(len(self.dataset)):
-            yield self.dataset[index]
+        count = len(self.dataset)
+        step = max(1, count // READ_TWICE)
+        seen: dict[int, dict[str, Any]] = {}
+        for index in range(count):
+            sample = as_mapping(self.dataset[index])
+            if index % step == 0 and len(seen) < READ_TWICE:
+                seen[index] = _contents(sample, wanted)
+            yield sample
+        self._read_again(seen, wanted)
+
+    def _read_again(self, seen: Mapping[int, Mapping[str, Any]], wanted: Any) -> None:
+        """Find columns that are random. When all is read: a dataset may count its readings."""
+        with generators.preserved(True), contextlib.suppress(Exception):
+            for index, before in seen.items():
+                after = _contents(as_mapping(self.dataset[index]), wanted)
+                changed = [name for name in before if after.get(name) != before[name]]
+                if changed:
+                    named = ", ".join(repr(name) for name in changed)
+                    self._remark = (
+                        f"sample {index} of the {type(self.dataset).__name__} is not the same when "
+                        f"it is read again (column {named}): a random transform is stored as it "
+                        "fell out once, the same for every epoch. Leave it out of the dataset, and "
+                        "give cerebro.transforms.RandomCrop and RandomHorizontalFlip to "
+                        "with_transforms, or augment= to cerebro.torch.Model"
+                    )
+                    return
+
+
+def _contents(sample: Mapping[str, Any], wanted: Sequence[str] | None) -> dict[str, Any]:
+    """What a sample's columns hold; of those that make no column nothing."""
+    contents: dict[str, Any] = {}
+    for name in sample if wanted is None else wanted:
+        with contextlib.suppress(Exception):
+            column = from_rows(name, [sample[name]], 0)
+            contents[name] = (column.dtype, column.values.tobytes(), column.names)
+    return contents
 
 
 def as_mapping(sample: Any) -> Mapping[str, Any]:
