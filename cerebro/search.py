@@ -17,6 +17,7 @@ from cerebro.environment import uses_gpu
 from cerebro.errors import InputError
 from cerebro.executors.base import Executor
 from cerebro.executors.local import LocalExecutor
+from cerebro.keywords import SEARCH, answers
 from cerebro.live_trials import recordable
 from cerebro.new_run import make_run, slots_folder
 from cerebro.result import Result
@@ -55,6 +56,7 @@ MAX_START_LOSSES = 2
 """Workers that may die while they try the first configuration."""
 
 
+@answers(SEARCH)
 def search(
     build: Callable[..., Any],
     space: Any,
@@ -316,7 +318,7 @@ def run_search(
     if not settings.validates:
         warnings.warn(
             "no validation data: trials are ranked by training metrics (give validation=)",
-            stacklevel=3,
+            stacklevel=4,
         )
     if cpu_workers is not None and is_for_cpu(settings, config):
         settings = replace(settings, devices=(CPU,), workers=cpu_workers)
@@ -333,7 +335,7 @@ def run_search(
 
 def _warn_if_mixed(devices: Sequence[str]) -> None:
     if (text := mixed(devices)) is not None:
-        warnings.warn(text, stacklevel=4)
+        warnings.warn(text, stacklevel=5)
 
 
 def is_for_cpu(settings: Settings, config: Mapping[str, Any]) -> bool:

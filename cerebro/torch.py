@@ -38,6 +38,7 @@ from cerebro.columns import (
 from cerebro.device_batches import moved
 from cerebro.devices import build_device
 from cerebro.errors import InputError, StateError
+from cerebro.keywords import TORCH_MODEL, answers
 
 # Values by metric, loss with its graph (or None), output, target.
 _Objective = Callable[[Batch], tuple[dict[str, Any], Any, Any, Any]]
@@ -130,6 +131,7 @@ class Model:
     framework = "torch"
     loads_in_place = True
 
+    @answers(TORCH_MODEL, name="cerebro.torch.Model")
     def __init__(
         self,
         net: Any,

@@ -35,7 +35,7 @@ C_LAYERS = [
 # Modules or packages; one may import those of layers below and its own package.
 PYTHON_LAYERS = [
     ["errors", "interrupts", "memory", "shadows", "sources", "storage"],
-    ["cuda", "environment", "growth", "plain_files", "torch_settings", "trial", "unit"],
+    ["cuda", "environment", "growth", "keywords", "plain_files", "torch_settings", "trial", "unit"],
     ["devices", "folded", "owner"],
     [
         *["_torch_place", "_torch_state", "device_batches", "device_states", "device_values"],

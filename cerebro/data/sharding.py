@@ -37,6 +37,7 @@ from cerebro.data.sources.base import Source, Table
 from cerebro.data.spool import spool
 from cerebro.data.writer import default_shards, write_shards
 from cerebro.errors import InputError
+from cerebro.keywords import SHARD, answers
 from cerebro.plain_files import open_plain, path_of
 
 _LOCK = ".lock"
@@ -44,6 +45,7 @@ _SPOOL = ".spool"
 _PIECE_BYTES = 8 << 20
 
 
+@answers(SHARD)
 def shard(
     source: Any,
     path: str | os.PathLike[str],
