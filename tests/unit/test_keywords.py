@@ -133,9 +133,9 @@ def test_known_keywords_pass() -> None:
 def test_warning_names_the_callers_line(tmp_path: Any) -> None:
     data = cerebro.shard({"x": [1.0, 2.0]}, tmp_path / "data")
     kept = {"epochs": 1, "n_trials": 1, "batch_size": 1, "workers": 0, "run": tmp_path / "run"}
-    with pytest.warns(UserWarning, match="no validation data") as caught:
-        with pytest.raises(cerebro.RunError):
-            cerebro.search(broken, {}, data, **kept)
+    no_validation = pytest.warns(UserWarning, match="no validation data")
+    with no_validation as caught, pytest.raises(cerebro.RunError):
+        cerebro.search(broken, {}, data, **kept)
     assert caught[0].filename == __file__
 
 
