@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from cerebro import _core
-from cerebro.data.columns import ColumnData
+from cerebro.data.columns import ColumnData, settled
 from cerebro.data.dataset import Dataset
 from cerebro.data.dtypes import dtype_name
 from cerebro.data.layout import Columns, OutputColumn, check_rows, lay_out, source_columns
@@ -62,9 +62,10 @@ def shard(
 
     The same rows and seed give the same bits from any source. Arrays and typed columns keep their
     type; Python's and CSV's integers become int64, floats float64, strings categories (sorted
-    names, int64 codes; see `Dataset.classes`). Missing values are refused. A list of sequences is a
-    ragged column. Sources that come row by row or in batches may be larger than memory; they need
-    room on disk for one more copy while writing.
+    names, int64 codes; see `Dataset.classes`). A missing value (None, null, an empty cell) is NaN
+    in a column of floats and refused in any other. A list of sequences is a ragged column. Sources
+    that come row by row or in batches may be larger than memory; they need room on disk for one
+    more copy while writing.
 
     Parameters
     ----------
@@ -197,7 +198,7 @@ def _whole_table(source: Source, columns: Columns | None) -> Table | None:
         return None
     (table,) = source.chunks(source_columns(columns))
     check_rows(table)
-    return table
+    return {name: settled(name, data) for name, data in table.items()}
 
 
 def _content_fingerprint(table: Table) -> str:

@@ -217,7 +217,7 @@ def test_dtypes_convert_or_refuse(tmp_path: Path) -> None:
         ({"c": [[1], [2]], "c.values": [1, 2]}, {}, "would both need the name"),
         ({1: [1, 2]}, {}, "is no string"),
         (3, {}, "cannot shard a int"),
-        ({"x": np.ma.masked_array([1, 2], [True, False])}, {}, "masked values"),
+        ({"x": np.ma.masked_array([1, 2], [True, False])}, {}, "missing value in row 0"),
         ({"x": [1, 2]}, {"progress": "loud"}, "progress must be"),
     ],
 )  # fmt: skip
