@@ -80,7 +80,7 @@ def search(
     devices: Any = "auto",
     seed: int = 0,
     run: str | os.PathLike[str] | None = None,
-    if_exists: Literal["error", "resume"] = "error",
+    if_exists: Literal["error", "resume", "new"] = "error",
     keep: Literal["best", "last", "all"] = "best",
     max_retries: int = 3,
     unit_timeout: float | None = None,
@@ -169,7 +169,8 @@ def search(
     if_exists
         What to do if the run's folder exists. ``"resume"`` goes on with the run that the
         same arguments began, as `cerebro.resume` does: what shapes its trials must be the
-        same, only `epochs` and `n_trials` may grow.
+        same, only `epochs` and `n_trials` may grow. ``"new"`` begins another run beside it:
+        ``<run>-2``, ``<run>-3`` and so on.
     keep
         Which epochs' states stay on disk; the last one always does.
     max_retries

@@ -18,7 +18,7 @@ from cerebro.metrics import metric_mode
 from cerebro.plain_files import path_of
 from cerebro.recipe import accepts_info
 from cerebro.stopping import EarlyStopping
-from cerebro.store import FILE, default_run_path
+from cerebro.store import FILE, default_run_path, unused_folder
 
 if TYPE_CHECKING:
     from cerebro.executors.base import Executor
@@ -254,7 +254,7 @@ def check_executor(executor: Any) -> Executor | None:
 
 def new_run_folder(run: str | os.PathLike[str] | None, if_exists: str) -> Path:
     """Return the folder of a new run, not made yet."""
-    one_of("if_exists", if_exists, ("error", "resume"))
+    one_of("if_exists", if_exists, ("error", "resume", "new"))
     if run is None and if_exists == "resume":
         raise InputError(
             "if_exists='resume' needs the run's folder, which is another each time by default: "
@@ -266,6 +266,8 @@ def new_run_folder(run: str | os.PathLike[str] | None, if_exists: str) -> Path:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"run={str(run)!r} is a file: choose another run=, a folder")
     if folder.exists() and any(folder.iterdir()):
+        if if_exists == "new":
+            return unused_folder(folder)
         names = {entry.name for entry in folder.iterdir()}
         if if_exists == "error" or (FILE not in names and not names <= UNFINISHED):
             refuse_folder(folder)
@@ -276,7 +278,8 @@ def refuse_folder(folder: Path) -> NoReturn:
     """Say that a run's folder is in use."""
     raise InputError(
         f"run folder {folder} exists already: choose another run=, delete it, open it with "
-        "cerebro.open(), or go on with it: if_exists='resume'"
+        "cerebro.open(), begin another beside it with if_exists='new', or continue it with "
+        "if_exists='resume'"
     )
 
 

@@ -28,7 +28,7 @@ from cerebro.store.going_on import (
     read_said,
     read_unit_seconds,
 )
-from cerebro.store.location import FILE, default_run_path
+from cerebro.store.location import FILE, default_run_path, unused_folder
 from cerebro.store.reading import (
     StoredRun,
     check_whole,
@@ -63,4 +63,5 @@ __all__ = [
     "read_trials",
     "read_unit_seconds",
     "reader",
+    "unused_folder",
 ]
