@@ -229,7 +229,7 @@ def dtype_failures(torch):
         (lambda: nn.Conv1d(3, 2, 1)(wide), WIDE),
         (lambda: nn.LSTM(4, 2)(wide), WIDE),
         (lambda: nn.LayerNorm(4)(wide), WIDE),
-        (lambda: f.mse_loss(out, wide[:, :, 0]).backward(), WIDE),
+        (lambda: f.binary_cross_entropy(out.sigmoid(), wide[:, :, 0]).backward(), WIDE),
         (
             lambda: f.cross_entropy(out, torch.zeros(2, dtype=torch.int32)),
             """; column 'c' is int32: give shard dtypes={"c": "int64"}""",
