@@ -9,13 +9,18 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import os
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from cerebro.errors import InputError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_HERE = str(Path(__file__).parent) + os.sep
 
 Words = Mapping[str, str]
 """Others' words to ours; to a sentence, with a blank in it, where there is no such word."""
@@ -189,6 +194,14 @@ def answers(
         return answering
 
     return decorate
+
+
+def users_level() -> int:
+    """The ``stacklevel`` with which a warning of the caller names the first line not Cerebro's."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _names(function: Callable[..., object]) -> tuple[str, ...]:
