@@ -432,6 +432,25 @@ def test_bad_arrow(tmp_path: Path) -> None:
         shard(pa.table({"a": [1]}), tmp_path / "d", columns=["z"])
 
 
+def test_pairs_and_bunches(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("sklearn.datasets")
+    x, y = datasets.load_iris(return_X_y=True)
+    pair = shard((x, y), tmp_path / "pair")
+    assert pair.checksum == shard({"x": x, "y": y}, tmp_path / "mapping").checksum
+    data = shard(datasets.load_iris(), tmp_path / "iris")
+    assert data.classes == {"x": None, "y": ["setosa", "versicolor", "virginica"]}
+    frame = shard(datasets.load_iris(as_frame=True), tmp_path / "frame")
+    assert frame.checksum == data.checksum
+    for made in (pair, data):
+        assert np.array_equal(np.concatenate([made.shard(i)["y"] for i in range(8)]),
+                              np.concatenate([pair.shard(i)["y"] for i in range(8)]))  # fmt: skip
+    assert shard(datasets.load_digits(), tmp_path / "digits").classes["y"] is None
+    linnerud = shard(datasets.load_linnerud(), tmp_path / "l")
+    assert (linnerud.columns["y"].shape, linnerud.classes["y"]) == ((3,), None)
+    with pytest.raises(InputError, match="the Bunch has images, and no data and target: name"):
+        shard(pytest.importorskip("sklearn.utils").Bunch(images=x), tmp_path / "d")
+
+
 GAPS = {"f": [1.5, None, -2.0, None, 3.0], "h": [None, None, 0.5, 1.0, 2.0], "i": [1, 2, 3, 4, 5]}
 
 
