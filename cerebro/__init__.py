@@ -44,8 +44,7 @@ from cerebro.folds import KFold
 from cerebro.plan import Plan, plan
 from cerebro.protocol import Info
 from cerebro.replay import Replay, replay
-from cerebro.result import Result
-from cerebro.result import open_run as open
+from cerebro.result import Result, open_run
 from cerebro.resume import resume
 from cerebro.saved_trial import Trial
 from cerebro.search import search
@@ -66,9 +65,20 @@ from cerebro.space import Space, choice, integer, loguniform, normal, uniform, w
 from cerebro.stopping import EarlyStopping
 
 if TYPE_CHECKING:
-    from cerebro import jax, native, optuna, ray, sklearn, testing, torch
+    from cerebro import jax as jax
+    from cerebro import native as native
+    from cerebro import optuna as optuna
+    from cerebro import ray as ray
+    from cerebro import sklearn as sklearn
+    from cerebro import testing as testing
+    from cerebro import torch as torch
 
 __version__ = version()
+
+open = open_run
+
+# What ``from cerebro import *`` gives: neither `open`, which would replace the built-in, nor the
+# modules that need a framework.
 
 __all__ = [
     "ASHA",
@@ -106,21 +116,13 @@ __all__ = [
     "choice",
     "images",
     "integer",
-    "jax",
     "loguniform",
-    "native",
     "normal",
-    "open",
-    "optuna",
     "plan",
-    "ray",
     "replay",
     "resume",
     "search",
     "shard",
-    "sklearn",
-    "testing",
-    "torch",
     "transforms",
     "trial_seed",
     "uniform",
@@ -129,9 +131,15 @@ __all__ = [
 ]
 
 _LAZY = ("jax", "native", "optuna", "ray", "sklearn", "testing", "torch")
+_MODULES = ("control", "data", "errors", "searchers", "space", "transforms", *_LAZY)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
+    if name in _MODULES:
         return importlib.import_module(f"cerebro.{name}")
     raise AttributeError(f"module 'cerebro' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names, and none of the modules that happen to be imported."""
+    return sorted({*__all__, *_MODULES, "open", "__version__"})

@@ -114,13 +114,26 @@ def check(
         If the configuration cannot be built or trained at all, or there is no such device.
     """
     import tempfile
+    from pathlib import Path
 
     import cerebro.environment as environment
+    from cerebro.data.given import is_rows, written
     from cerebro.executors.local import LocalExecutor
     from cerebro.settings import check_build, check_columns, one_of, views_of
     from cerebro.space import as_space
 
     refuse("cerebro.check")
+    if is_rows(data) or is_rows(validation):
+        with tempfile.TemporaryDirectory(prefix="cerebro-rows-") as rows:
+            data, validation = written(data, validation, Path(rows))
+            return check(
+                *(build, space, data),
+                validation=validation,
+                batch_size=batch_size,
+                seed=seed,
+                devices=devices,
+                deterministic=deterministic,
+            )
     check_build(build)
     one_of("deterministic", deterministic, ("warn", True, False))
     device = choose(devices)[0]

@@ -35,6 +35,7 @@ from optuna.trial import FrozenTrial, TrialState
 from cerebro import generators
 from cerebro.errors import InputError, RunError
 from cerebro.guard import in_trial, refuse
+from cerebro.keywords import OPTIMIZE, answers
 from cerebro.metrics import metric_mode
 from cerebro.protocol import Info
 from cerebro.recipe import accepts_info
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from cerebro.data import Dataset
 
 
+@answers(OPTIMIZE, search, ("run_callbacks",), "cerebro.optuna.optimize")
 def optimize(
     study: optuna.Study,
     build: Callable[..., Any],
@@ -197,7 +199,7 @@ def check_study(study: optuna.Study, metric: str, epochs: int) -> None:
     if isinstance(least, int) and least > epochs:
         warnings.warn(
             f"the pruner's min_resource={least} is above epochs={epochs}: it will prune nothing",
-            stacklevel=3,
+            stacklevel=4,
         )
     direction = study.direction.name.lower()
     with contextlib.suppress(InputError):  # of a metric that is not well known
@@ -206,7 +208,7 @@ def check_study(study: optuna.Study, metric: str, epochs: int) -> None:
             warnings.warn(
                 f"the study {study.study_name!r} is to {direction} {metric}: if that is not meant, "
                 f"create it with direction={usual!r}",
-                stacklevel=3,
+                stacklevel=4,
             )
 
 

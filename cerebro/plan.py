@@ -9,12 +9,15 @@ is an example.
 from __future__ import annotations
 
 import math
+import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from cerebro import _core
+from cerebro.data.given import is_rows, written
 from cerebro.devices import CPU, are_gpus, memory_of, seats
 from cerebro.errors import InputError
 from cerebro.executors.seats import kept_bytes, stay
@@ -153,6 +156,11 @@ threads, seed, stagger, live_models, devices, workers_per_device
     InputError
         As `cerebro.search` for arguments that are wrong; if the searcher never ends.
     """
+    given = dict(locals())
+    if is_rows(data) or is_rows(validation):
+        with tempfile.TemporaryDirectory(prefix="cerebro-rows-") as rows:
+            given["data"], given["validation"] = written(data, validation, Path(rows))
+            return plan(**given)
     views = views_of(data, validation)
     train, _ = views.of_trial(0)
     the_threads = whole_number("threads", threads, 1) or 1

@@ -34,7 +34,8 @@ class Info:
     columns
         The data's columns by name.
     classes
-        The names of the classes by column; None for columns without.
+        The names of the classes by column; None for columns without, such as integer labels: see
+        `num_classes`.
     data
         The training data, a :class:`cerebro.Dataset`.
     fold
@@ -52,6 +53,13 @@ class Info:
     classes: Mapping[str, Any] | None = None
     data: Any = None
     fold: int | None = None
+
+    def num_classes(self, column: str = "y") -> int:
+        """Return how many classes a label column has, named or numbered.
+
+        See `cerebro.Dataset.num_classes`.
+        """
+        return int(self.data.num_classes(column))
 
 
 class Model(Protocol):

@@ -150,7 +150,7 @@ def refuse_changes(saved: SavedRun, settings: Settings) -> None:
     if differences:
         raise InputError(
             f"the run in {saved.path} was begun with other settings: {'; '.join(differences)}. "
-            "Give the same to go on with it, or another run= to begin a new one"
+            "Give the same to go on with it, or begin a new one: another run=, or if_exists='new'"
         )
 
 

@@ -25,6 +25,7 @@ from cerebro.devices import (
 from cerebro.errors import InputError
 from cerebro.executors.base import Executor
 from cerebro.guard import refuse
+from cerebro.keywords import RESUME, answers
 from cerebro.leftovers import sweep
 from cerebro.live_trial import LiveTrial
 from cerebro.new_run import claim_state_dir, make_folders
@@ -77,6 +78,7 @@ class Wish:
         return record.is_open
 
 
+@answers(RESUME)
 def resume(
     run: str | os.PathLike[str] | Result,
     build: Callable[..., Any] | None = None,
@@ -255,7 +257,7 @@ def go_on(
         warnings.warn(
             f"{saved.path} goes on in another environment, which can change the states from here "
             f"on: {'; '.join(lines)}",
-            stacklevel=3,
+            stacklevel=4,
         )
     return conduct(
         settings,

@@ -10,11 +10,14 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from cerebro import _core
 from cerebro.data import Dataset
+from cerebro.data.given import FOLDERS, is_rows, temporary
+from cerebro.data.manifest import Column
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.folded import gather
 from cerebro.folds import Folds
@@ -170,7 +173,7 @@ class SavedRun:
             meta = read_meta(connection)
             check_meta(meta)  # what is read later, while a loss can be told as damage
             (count,) = connection.execute("SELECT count(*) FROM trials").fetchone()
-            self.meta = meta
+            self.meta = self._with_own_rows(meta)
             self.trial_count = count // self.trials_each
             self._configurations = None
             # Means over folds are not in the store.
@@ -358,11 +361,27 @@ class SavedRun:
             return StudyBuild(found, self.trials_each)
         return found
 
+    def _with_own_rows(self, meta: dict[str, Any]) -> dict[str, Any]:
+        """Look for rows that were given to the search where the run is now."""
+        for name in ("data", "validation"):
+            path = Path(((meta.get(name) or {}).get("path")) or "")
+            here = self.folder / path.name
+            if path.name in FOLDERS and not path.exists() and here.exists():
+                meta = {**meta, name: {**meta[name], "path": str(here.absolute())}}
+        return meta
+
     def dataset(self, name: str) -> Dataset:
         """Open the run's ``"data"`` or ``"validation"``."""
         if name not in self._data:
             self._data[name] = Dataset.from_spec(self.meta[name])
         return self._data[name]
+
+    def columns(self) -> Mapping[str, Column]:
+        """The columns of the run's data; none where these are not here."""
+        try:
+            return self.dataset("data").columns
+        except (InputError, CorruptDataError, OSError):
+            return {}
 
     def folds(self) -> Folds | None:
         """The run's folds; None if it has none."""
@@ -395,8 +414,11 @@ class SavedRun:
                 spec = {**spec, "path": str(moved.path)}
         return Dataset.from_spec(spec, check=False)
 
-    def data_for(self, data: Any, number: int) -> Dataset:
-        """The data set to evaluate on: the given one, or what trial `number` is validated on."""
+    def data_for(self, data: Any, number: int, rows: ExitStack) -> Dataset:
+        """The data set to evaluate on: the given one, or what trial `number` is validated on.
+
+        Data given as rows are written to a temporary folder, until `rows` is closed.
+        """
         if isinstance(data, (str, os.PathLike)):
             data = Dataset(data)
         if isinstance(data, Dataset):
@@ -404,10 +426,12 @@ class SavedRun:
             if other is not None:
                 raise InputError(f"{data.path}: {other}")
             return data
+        if is_rows(data):
+            return rows.enter_context(temporary(data, self.dataset("data"), "evaluate"))
         if data is not None:
             raise InputError(
                 f"evaluate needs a cerebro.Dataset, not {type(data).__name__}: write one with "
-                "cerebro.shard(arrays, folder), or use load() and your own code"
+                "cerebro.shard(arrays, folder), give (x, y), or use load() and your own code"
             )
         folds = self.folds()
         if folds is not None:

@@ -6,12 +6,14 @@ import contextlib
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from cerebro import generators
 from cerebro.data import Dataset
+from cerebro.data.given import is_rows, narrowed, temporary
+from cerebro.data.sources.bunches import is_bunch
 from cerebro.devices import CPU, here, recorded, using
 from cerebro.environment import flags_of_run
 from cerebro.errors import InputError
@@ -247,8 +249,9 @@ class Trial:
         Parameters
         ----------
         data
-            A `cerebro.Dataset` or the path of one; default: the run's validation data, of a
-            fold the rows that it held out.
+            A `cerebro.Dataset` or the path of one; rows as `cerebro.search` takes them, which get
+            the types, classes and transforms of the training data; default: the run's validation
+            data, of a fold the rows that it held out.
         build
             The run's ``build``, where it cannot be imported again.
 
@@ -263,14 +266,14 @@ class Trial:
             If `data` is no data set, or None in a run without validation data; as `load`.
         """
         device = here(recorded(self.saved.settings))[0]
-        with using(device):
-            return self._evaluate(self._load("best", build, device), data, device)
+        with using(device), contextlib.ExitStack() as rows:
+            model = self._load("best", build, device)
+            return self._evaluate(model, self.saved.data_for(data, self.number, rows), device)
 
-    def _evaluate(self, model: Any, data: Any, device: str) -> dict[str, float]:
+    def _evaluate(self, model: Any, target: Dataset, device: str) -> dict[str, float]:
         from cerebro.torch_settings import compute_settings
         from cerebro.worker import batch_device, evaluate_model, evaluation_seed, make_batches
 
-        target = self.saved.data_for(data, self.number)
         settings = self.saved.settings
         loader = make_batches(
             *(model, target, settings["eval_batch_size"] or self._batch_size(), device),
@@ -297,8 +300,8 @@ class Trial:
         Parameters
         ----------
         data
-            A `cerebro.Dataset` or the path of one, or what the model's own ``predict``
-            takes.
+            A `cerebro.Dataset` or the path of one; a table, a pair ``(x, y)`` or a PyTorch
+            dataset, as for `evaluate`; or what the model's own ``predict`` takes, such as an array.
         build
             The run's ``build``, where it cannot be imported again.
 
@@ -321,7 +324,12 @@ class Trial:
         other = self.saved.other_classes(data) if isinstance(data, Dataset) else None
         if other is not None:  # which matters only if the model reads that column
             warnings.warn(f"{data.path}: {other}", stacklevel=2)
-        with generators.preserved(_torch_imported()):
+        with generators.preserved(_torch_imported()), contextlib.ExitStack() as rows:
+            is_array = hasattr(data, "ndim") and not hasattr(data, "columns")
+            if is_array or (isinstance(data, Mapping) and not is_bunch(data)):
+                data = narrowed(data, self.saved.columns())
+            elif is_rows(data) and not isinstance(data, list):  # which has batches
+                data = rows.enter_context(temporary(data, self.saved.dataset("data"), "predict"))
             return predict(model, data, self._batch_size())
 
     def export(

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, Literal
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any, Literal, ParamSpec
 
 from cerebro.check import Check, ask, raise_if_broken
 from cerebro.conduct import Ready, conduct, run_context
+from cerebro.data.given import FOLDERS, is_rows, written
 from cerebro.devices import CPU, are_gpus, here, is_gpu, mixed, named, recorded, seats
 from cerebro.environment import uses_gpu
 from cerebro.errors import InputError
 from cerebro.executors.base import Executor
 from cerebro.executors.local import LocalExecutor
 from cerebro.guard import refuse
+from cerebro.keywords import SEARCH, answers, users_level
 from cerebro.live_trials import recordable
 from cerebro.new_run import make_run, slots_folder
 from cerebro.result import Result
@@ -41,6 +46,7 @@ from cerebro.settings import (
     new_run_folder,
     one_of,
     resolve_mode,
+    rows_in,
     seconds_per_unit,
     views_of,
     whole_number,
@@ -56,6 +62,48 @@ MAX_START_LOSSES = 2
 """Workers that may die while they try the first configuration."""
 
 
+P = ParamSpec("P")
+
+
+def takes_rows(function: Callable[P, Result]) -> Callable[P, Result]:
+    """Decorate `search`: data given as rows are written into the run's folder first.
+
+    They are removed again if no run comes of it.
+    """
+
+    @wraps(function)
+    def taking(*args: P.args, **kwargs: P.kwargs) -> Result:
+        data = args[2] if len(args) > 2 else kwargs.get("data")
+        if not is_rows(data) and not is_rows(kwargs.get("validation")):
+            return function(*args, **kwargs)
+        folder = new_run_folder(kwargs.get("run"), kwargs.get("if_exists", "error"))  # type: ignore[arg-type]
+        made = [
+            path for path in (*(folder / name for name in FOLDERS), folder) if not path.exists()
+        ]
+        token = rows_in.set(folder)
+        try:
+            views = written(data, kwargs.get("validation"), folder)
+            given = {**kwargs, "data": views[0], "validation": views[1], "run": folder}
+            return function(*args[:2], **given)  # type: ignore[arg-type]
+        finally:
+            rows_in.reset(token)
+            if not (folder / FILE).exists():
+                remove_rows(made)
+
+    return taking
+
+
+def remove_rows(made: Sequence[Path]) -> None:
+    """Remove what was written for a run that was not made, and its folder if it is empty."""
+    for path in made:
+        if path.name in FOLDERS:
+            shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            path.rmdir()
+
+
+@answers(SEARCH)
+@takes_rows
 def search(
     build: Callable[..., Any],
     space: Any,
@@ -79,7 +127,7 @@ def search(
     devices: Any = "auto",
     seed: int = 0,
     run: str | os.PathLike[str] | None = None,
-    if_exists: Literal["error", "resume"] = "error",
+    if_exists: Literal["error", "resume", "new"] = "error",
     keep: Literal["best", "last", "all"] = "best",
     max_retries: int = 3,
     unit_timeout: float | None = None,
@@ -113,14 +161,17 @@ def search(
         What to search: a mapping of names to `cerebro.uniform` and its like,
         lists (a choice), constants and nested mappings.
     data
-        A `cerebro.Dataset`, or the path of one.
+        A `cerebro.Dataset`, or the path of one; small data also as they are: ``(x, y)``, a mapping
+        of names to arrays, a pandas or Arrow table, a PyTorch or Hugging Face dataset. These are
+        written into the run's folder, floats as float32 (`cerebro.shard` keeps float64).
     epochs
         Epochs per trial, at least 1.
     n_trials
         Trials to run. Needed for searchers without an end, unless `time_limit`
         is given.
     validation
-        A `Dataset`, a fraction of `data` (its last part), a `cerebro.KFold` or a
+        A `Dataset`, a fraction of `data` (its last part), rows as `data` takes them (which get
+        the types, classes and transforms of `data`), a `cerebro.KFold` or a
         scikit-learn splitter, or None: then trials are ranked by training metrics, with a
         warning. With folds every configuration is trained once per fold, its metrics are
         the means (``accuracy``) and standard deviations (``accuracy_std``) over them, and
@@ -168,7 +219,8 @@ def search(
     if_exists
         What to do if the run's folder exists. ``"resume"`` goes on with the run that the
         same arguments began, as `cerebro.resume` does: what shapes its trials must be the
-        same, only `epochs` and `n_trials` may grow.
+        same, only `epochs` and `n_trials` may grow. ``"new"`` begins another run beside it:
+        ``<run>-2``, ``<run>-3`` and so on.
     keep
         Which epochs' states stay on disk; the last one always does.
     max_retries
@@ -318,7 +370,7 @@ def run_search(
     if not settings.validates:
         warnings.warn(
             "no validation data: trials are ranked by training metrics (give validation=)",
-            stacklevel=3,
+            stacklevel=users_level(),
         )
     if cpu_workers is not None and is_for_cpu(settings, config):
         settings = replace(settings, devices=(CPU,), workers=cpu_workers)
@@ -335,7 +387,7 @@ def run_search(
 
 def _warn_if_mixed(devices: Sequence[str]) -> None:
     if (text := mixed(devices)) is not None:
-        warnings.warn(text, stacklevel=4)
+        warnings.warn(text, stacklevel=users_level())
 
 
 def is_for_cpu(settings: Settings, config: Mapping[str, Any]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import numpy as np
 
 from cerebro.data import Dataset
+from cerebro.data.given import FOLDERS
 from cerebro.devices import ALL, CPU, are_gpus, choose, count_workers, named
 from cerebro.errors import InputError, one_line
 from cerebro.folds import Folds, KFold, Validation, is_splitter, make_folds
@@ -18,7 +20,7 @@ from cerebro.metrics import metric_mode
 from cerebro.plain_files import path_of
 from cerebro.recipe import accepts_info
 from cerebro.stopping import EarlyStopping
-from cerebro.store import FILE, default_run_path
+from cerebro.store import FILE, default_run_path, unused_folder
 
 if TYPE_CHECKING:
     from cerebro.executors.base import Executor
@@ -33,8 +35,14 @@ HOOKS = (
 )
 
 
-UNFINISHED = {FILE + ".new", FILE + ".new-journal", "owner.lock", "states", "trials", "control"}
+UNFINISHED = {
+    *(FILE + ".new", FILE + ".new-journal", "owner.lock", "states", "trials", "control"),
+    *FOLDERS,
+}
 """What a process leaves that was killed while it made a run."""
+
+rows_in: ContextVar[Path | None] = ContextVar("cerebro_rows_in", default=None)
+"""The folder of the run that is being made, which has the rows that were given to it already."""
 
 MAX_WORKERS = 4096
 MAX_THREADS = 4096
@@ -155,7 +163,8 @@ def split_validation(data: Any, validation: Any) -> tuple[Dataset, Dataset | Non
     if not isinstance(data, Dataset):
         raise InputError(
             f"data must be a cerebro.Dataset, not {type(data).__name__}: write one with "
-            "cerebro.shard(arrays, folder)"
+            "cerebro.shard(rows, folder), or give search() arrays as (x, y) or by name, a table or "
+            "a PyTorch dataset"
         )
     if isinstance(validation, (str, os.PathLike)):
         validation = Dataset(validation)
@@ -254,7 +263,7 @@ def check_executor(executor: Any) -> Executor | None:
 
 def new_run_folder(run: str | os.PathLike[str] | None, if_exists: str) -> Path:
     """Return the folder of a new run, not made yet."""
-    one_of("if_exists", if_exists, ("error", "resume"))
+    one_of("if_exists", if_exists, ("error", "resume", "new"))
     if run is None and if_exists == "resume":
         raise InputError(
             "if_exists='resume' needs the run's folder, which is another each time by default: "
@@ -265,8 +274,10 @@ def new_run_folder(run: str | os.PathLike[str] | None, if_exists: str) -> Path:
     folder = path_of("run", run)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"run={str(run)!r} is a file: choose another run=, a folder")
-    if folder.exists() and any(folder.iterdir()):
-        names = {entry.name for entry in folder.iterdir()}
+    names = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
+    if names and folder != rows_in.get():
+        if if_exists == "new":
+            return unused_folder(folder)
         if if_exists == "error" or (FILE not in names and not names <= UNFINISHED):
             refuse_folder(folder)
     return folder
@@ -276,7 +287,8 @@ def refuse_folder(folder: Path) -> NoReturn:
     """Say that a run's folder is in use."""
     raise InputError(
         f"run folder {folder} exists already: choose another run=, delete it, open it with "
-        "cerebro.open(), or go on with it: if_exists='resume'"
+        "cerebro.open(), begin another beside it with if_exists='new', or continue it with "
+        "if_exists='resume'"
     )
 
 

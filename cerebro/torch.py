@@ -38,6 +38,7 @@ from cerebro.columns import (
 from cerebro.device_batches import moved
 from cerebro.devices import build_device
 from cerebro.errors import InputError, StateError
+from cerebro.keywords import TORCH_MODEL, answers
 from cerebro.protocol import NO_KERAS, is_keras
 
 # Values by metric, loss with its graph (or None), output, target.
@@ -133,6 +134,7 @@ class Model:
     framework = "torch"
     loads_in_place = True
 
+    @answers(TORCH_MODEL, name="cerebro.torch.Model")
     def __init__(
         self,
         net: Any,

@@ -18,6 +18,7 @@ import contextlib
 import importlib
 import math
 import os
+import re
 import sys
 import sysconfig
 import time
@@ -76,6 +77,20 @@ MAX_GPU_LOADERS = 4  # each has batches in device memory and in pinned memory
 """Of a run with folds two for each fold, if that is more."""
 TRY_SECONDS = 2 * device_check.SECONDS
 """What the first use of a GPU may take: the check, and kernels that are compiled here again."""
+_TORCH_TYPES = {
+    "double": "float64",
+    "float64": "float64",
+    "float": "float32",
+    "float32": "float32",
+    "half": "float16",
+    "long": "int64",
+    "int": "int32",
+    "short": "int16",
+    "char": "int8",
+    "byte": "uint8",
+}
+"""Types as PyTorch's messages call them."""
+
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 
 Loader = _core.Loader | MovedBatches
@@ -213,12 +228,21 @@ class UnitRunner:
         if kind != "error":
             cause, text = text_of(error, 2000), ""
         else:
-            cause = describe(error) + missing_name(error, task.config, self.context.train.columns)
-            cause += misplaced(error, self.context.device)
+            cause = self._cause(error, task.config)
             text = traceback_of(error)
         if kind in ("error", "diverged"):
             append(log_path(self.context.log_dir, task.trial), text or cause)
         return UnitFailed(self.worker, task, kind, cause, text, (task.trial,))
+
+    def _cause(self, error: BaseException, config: Mapping[str, Any]) -> str:
+        """What went wrong in the user's code, and what helps where that is known."""
+        columns = self.context.train.columns
+        hints = (
+            missing_name(error, config, columns),
+            misplaced(error, self.context.device),
+            unlike_types(error, columns),
+        )
+        return describe(error) + "".join(hints)
 
     def _lost_gpu(self) -> bool:
         """Whether the process can use its GPU no more, as after an assertion that failed there."""
@@ -568,7 +592,9 @@ class UnitRunner:
         except BaseException as error:
             if not self._is_of_the_trial(error):
                 raise
-            return CheckDone(self.worker, (), error=describe(error), environment=self._describe())
+            return CheckDone(
+                self.worker, (), error=self._cause(error, task.config), environment=self._describe()
+            )
 
     def _describe(self) -> dict[str, Any]:
         """What this worker computes with, now that the model has imported what it needs."""
@@ -886,6 +912,32 @@ def misplaced(error: BaseException, device: str) -> str:
     if not is_gpu(device) or "on the same device" not in str(error):
         return ""
     return f"; batches arrive on info.device, {device}: put the model there, or give devices='cpu'"
+
+
+def unlike_types(error: BaseException, columns: Mapping[str, Any]) -> str:
+    """Say how to store columns whose types PyTorch found unlike the network's or the loss's."""
+    if not isinstance(error, (RuntimeError, ValueError)):
+        return ""
+    text = text_of(error).lower().replace("unsigned char", "byte").replace("tensor", "")
+    words = re.findall(r"[a-z0-9]+", text)
+    named = [_TORCH_TYPES[word] for word in words if word in _TORCH_TYPES]
+    labels = "expected target dtype to be long" in text
+    if labels and named:
+        found, wanted = named[-1], "int64"
+    elif ("type" in text and "float64" in named) or "share same datatype" in text:
+        found, wanted = "float64", "float32"
+    elif "type" in text and len(others := {*named} - {"float32"}) == 1 and "float32" in named:
+        found, wanted = others.pop(), "float32"
+    else:
+        return ""
+    wrong = [name for name, column in columns.items() if column.dtype == found]
+    if labels:
+        wrong = [name for name in wrong if not columns[name].shape]
+    if not wrong or (found != "float64" and len(wrong) > 1):  # one of them, but which?
+        return ""
+    whose = f"column {wrong[0]!r} is" if len(wrong) == 1 else f"columns {', '.join(wrong)} are"
+    dtypes = ", ".join(f'"{name}": "{wanted}"' for name in wrong)
+    return f"; {whose} {found}: give shard dtypes={{{dtypes}}}"
 
 
 def traceback_of(error: BaseException) -> str:

@@ -88,7 +88,7 @@ def cross_entropy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def build(config, info):
-    net = Reader(config["width"], len(info.classes["package"]), config["dropout"])
+    net = Reader(config["width"], info.num_classes("package"), config["dropout"])
     return cerebro.torch.Model(
         net,
         optimizer=torch.optim.AdamW(net.parameters(), lr=config["lr"]),

@@ -45,7 +45,7 @@ def build(config, info):
     for _ in range(config["layers"]):
         layers += [nn.Linear(width, config["hidden"]), nn.ReLU(), nn.Dropout(config["dropout"])]
         width = config["hidden"]
-    net = nn.Sequential(*layers, nn.Linear(width, 2))
+    net = nn.Sequential(*layers, nn.Linear(width, info.num_classes("y")))
 
     # The rarer a class, the more each of its rows counts.
     counts = info.data.stats("y").counts

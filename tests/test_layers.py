@@ -38,7 +38,17 @@ C_LAYERS = [
 # Modules or packages; one may import those of layers below and its own package.
 PYTHON_LAYERS = [
     ["errors", "interrupts", "memory", "shadows", "sources", "storage", "uncompiled"],
-    ["cuda", "environment", "growth", "guard", "plain_files", "torch_settings", "trial", "unit"],
+    [
+        "cuda",
+        "environment",
+        "growth",
+        "guard",
+        "keywords",
+        "plain_files",
+        "torch_settings",
+        "trial",
+        "unit",
+    ],
     ["devices", "durable", "folded", "owner", "received"],
     [
         *["_torch_place", "_torch_state", "device_batches", "device_check", "device_states"],

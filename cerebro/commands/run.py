@@ -72,7 +72,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--keep", choices=["best", "last", "all"], help="which states to keep")
     parser.add_argument(
         "--if-exists",
-        choices=["error", "resume"],
+        choices=["error", "resume", "new"],
         help="what to do if the run's folder exists (error)",
     )
     progress_option(parser)

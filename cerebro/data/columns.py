@@ -9,7 +9,8 @@ that make the same rows the same bits from any source are kept here:
 - Lists and tuples, of any length, are rows of a ragged column. So are arrays whose first
   dimension differs from row to row. Arrays of one shape are rows of a column of that shape; only in
   a list given as a whole column are one-dimensional arrays always ragged.
-- None and other missing values are refused. NaN in a float column is a value like any other.
+- A missing value (None, null, NA, an empty cell) is NaN in a column of floats. In any other column
+  it is refused, with the column, the row and what to do.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ class ColumnData:
     ordered
         Whether codes and order of `names` mean something already (class labels) and stay as they
         are. Otherwise the names that occur are sorted when the data set is written.
+    absent
+        The first row without a value, in a chunk of which the other values are integers or none:
+        it is refused unless another chunk has floats (`settled`). `values` are float64 then.
     """
 
     values: Array
@@ -51,6 +55,7 @@ class ColumnData:
     offsets: Array | None = None
     names: Sequence[str] | None = None
     ordered: bool = False
+    absent: int | None = None
 
     @property
     def rows(self) -> int:
@@ -125,9 +130,7 @@ def from_rows(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnDa
     """A column from one Python value a row; `first_row` numbers the first one in messages."""
     if not items:
         raise InputError(f"column {column!r} has no rows")
-    first = items[0]
-    if first is None:
-        raise missing(column, first_row)
+    first: Any = next((item for item in items if not is_missing(item)), None)
     if isinstance(first, str):
         return from_text(column, items, first_row)
     if isinstance(first, (list, tuple)):
@@ -153,8 +156,20 @@ def missing(column: str, row: int) -> InputError:
     """The complaint about a missing value."""
     return InputError(
         f"column {column!r} has a missing value in row {row}: fill it, drop the row, or leave the "
-        "column out with columns=[...]"
+        "column out with columns=[...] (only a column of floats keeps it, as NaN)"
     )
+
+
+def is_missing(item: object) -> bool:
+    """Whether a Python value stands for none: None, or pandas' NA."""
+    return item is None or type(item).__name__ == "NAType"
+
+
+def settled(column: str, data: ColumnData) -> ColumnData:
+    """A whole column; InputError if it lacks a value and has no floats."""
+    if data.absent is not None:
+        raise missing(column, data.absent)
+    return data
 
 
 def to_storage(column: str, value: Any) -> tuple[Array, str]:
@@ -163,6 +178,8 @@ def to_storage(column: str, value: Any) -> tuple[Array, str]:
     Takes what has ``__array__``, ``__dlpack__``, a buffer or an array interface. The logical type
     is ``"text"`` for strings and ``"object"`` for objects, which have to be looked at one by one.
     """
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        value = _unmasked(column, value)
     try:
         array, dtype = _to_array(value)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
@@ -244,6 +261,10 @@ def _is_array(item: Any) -> bool:
     return any(hasattr(kind, f"__{name}__") for name in ("array", "dlpack", "array_interface"))
 
 
+def _is_float(item: Any) -> bool:
+    return isinstance(item, (float, np.floating))
+
+
 def _is_sequence(item: Any) -> bool:
     return isinstance(item, (list, tuple)) or (_is_array(item) and np.ndim(item) > 0)
 
@@ -269,6 +290,8 @@ def _reshaped(data: ColumnData, shape: tuple[int, ...]) -> ColumnData:
 def _scalars(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnData:
     """Numbers, 0-d arrays and tensors; mixed kinds are promoted."""
     if _is_array(items[0]) and not isinstance(items[0], np.generic):
+        if any(map(is_missing, items)):
+            return _with_missing(column, items, first_row)
         return _stack(column, [to_storage(column, item) for item in items])
     try:
         array = np.asarray(items)
@@ -280,8 +303,10 @@ def _scalars(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnDat
         )
     if array.ndim == 1 and array.dtype.kind in "biufc":
         return from_array(column, array)
+    if any(map(is_missing, items)):
+        return _with_missing(column, items, first_row)
     for row, item in enumerate(items, first_row):
-        if item is None or isinstance(item, (str, bytes)):
+        if isinstance(item, (str, bytes)):
             raise _unlike(column, row, item, "numbers")
     if array.ndim != 1:
         raise InputError(f"column {column!r} mixes numbers and sequences: make all rows alike")
@@ -294,9 +319,35 @@ def _scalars(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnDat
     return from_array(column, array)
 
 
+def _with_missing(column: str, items: Sequence[Any], first_row: int) -> ColumnData:
+    """Numbers of which some are missing: NaN among floats, else refused, here or when all is read.
+
+    Of a source that is read in chunks the floats may come later.
+    """
+    there = np.array([not is_missing(item) for item in items])
+    row = first_row + int(there.argmin())
+    if not there.any():
+        return ColumnData(np.full(len(items), np.nan), "float64", absent=row)
+    data = _scalars(column, [item for item in items if not is_missing(item)])
+    if data.row_shape or not data.dtype.startswith(("float", "int", "uint")):
+        raise missing(column, row)
+    floats = data.dtype.startswith("float")
+    values = np.full(len(items), np.nan, data.values.dtype if floats else np.float64)
+    values[there] = data.values
+    return ColumnData(values, values.dtype.name, absent=None if floats else row)
+
+
+def _unmasked(column: str, array: np.ma.MaskedArray[Any, Any]) -> Array:
+    """A masked array's values, NaN where they are masked; InputError unless they are floats."""
+    if array.dtype.kind != "f":
+        raise missing(column, int(np.argwhere(np.ma.getmaskarray(array))[0][0]))
+    filled: Array = array.filled(np.nan)
+    return filled
+
+
 def _unlike(column: str, row: int, item: Any, others: str) -> InputError:
     """The complaint about a row of another kind than those before it."""
-    if item is None:
+    if is_missing(item):
         return missing(column, row)
     if isinstance(item, (bytes, bytearray)):
         return InputError(
@@ -344,7 +395,7 @@ def _ragged(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnData
     offsets = offsets_of(lengths)
     if all(isinstance(item, (list, tuple)) for item in items):
         flat = list(chain.from_iterable(items))
-        if flat and not _is_array(flat[0]) and None in flat:
+        if flat and not _is_array(flat[0]) and None in flat and not any(map(_is_float, flat)):
             row = int(np.searchsorted(offsets, flat.index(None), side="right")) - 1
             raise missing(column, first_row + row)
         data = _elements(column, flat) if flat else ColumnData(np.zeros(0), "float64")
@@ -360,7 +411,7 @@ def _joined_rows(column: str, items: Sequence[Any]) -> ColumnData:
         if not isinstance(item, (list, tuple)):
             parts.append(from_array(column, item))
         elif item:  # an empty list has no type of its own, an empty array has
-            parts.append(_elements(column, item))
+            parts.append(settled(column, _elements(column, item)))
     shapes = {part.row_shape for part in parts}
     if len(shapes) > 1:
         raise InputError(
@@ -385,8 +436,6 @@ def _elements(column: str, items: Sequence[Any]) -> ColumnData:
 
 def _to_array(value: Any) -> tuple[Array, str]:
     """An array and ``"bfloat16"`` where that cannot be seen from its dtype, else ``""``."""
-    if isinstance(value, np.ma.MaskedArray) and value.mask.any():
-        raise ValueError("it has masked values: fill them or drop the rows")
     if isinstance(value, np.ndarray):
         return value if type(value) is np.memmap else np.asarray(value), ""
     if hasattr(value, "detach") and type(value).__module__.partition(".")[0] == "torch":

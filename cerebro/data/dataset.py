@@ -36,7 +36,7 @@ from cerebro.data.select import (
     select_rows,
     take,
 )
-from cerebro.data.stats import Stats, column_stats
+from cerebro.data.stats import MOST_COUNTS, Stats, column_stats
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.plain_files import path_of
 
@@ -312,6 +312,37 @@ class Dataset:
         found = self._column(column)
         runs = (run for shard in range(self.num_shards) for run in self._value_runs(found, shard))
         return column_stats(found, runs, self.num_rows, axis)
+
+    def num_classes(self, column: str = "y") -> int:
+        """Return how many classes a label column has: how many outputs a classifier needs.
+
+        These are the names of a category column, 2 for booleans, and the largest label plus 1 for
+        integers. All rows of the data set count, whatever the view: each fold builds the same
+        network, and a label that only validation rows have is known.
+
+        Raises
+        ------
+        InputError
+            Naming the column, if its rows are not single labels, or are below 0 or too large.
+        """
+        found = self._column(column)
+        if found.dtype.startswith(("float", "bfloat", "complex")):
+            raise InputError(
+                f"column {column!r} is {found.dtype}, not class labels: name the column of labels, "
+                f"or write it as integers with shard(..., dtypes={{{column!r}: 'int64'}})"
+            )
+        if found.classes is not None:
+            return len(found.classes)
+        whole = self._view([(0, entry.rows) for entry in self._shards], {})
+        shards = [labels for labels in whole.labels(column) if len(labels)]
+        if found.dtype == "bool":
+            return 2
+        low, high = min(int(s.min()) for s in shards), max(int(s.max()) for s in shards)
+        if low < 0 or high >= MOST_COUNTS:
+            raise InputError(
+                f"column {column!r} has labels from {low} to {high}: number the classes from 0"
+            )
+        return high + 1
 
     def verify(self) -> None:
         """Read every file and compare its hash with the manifest's.

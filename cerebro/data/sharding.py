@@ -16,12 +16,12 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from cerebro import _core, durable
-from cerebro.data.columns import ColumnData
+from cerebro.data.columns import ColumnData, settled
 from cerebro.data.dataset import Dataset
 from cerebro.data.dtypes import dtype_name
 from cerebro.data.layout import Columns, OutputColumn, check_rows, lay_out, source_columns
@@ -37,14 +37,17 @@ from cerebro.data.sources import open_source
 from cerebro.data.sources.base import Source, Table
 from cerebro.data.spool import spool
 from cerebro.data.writer import default_shards, write_shards
-from cerebro.errors import InputError
+from cerebro.errors import CerebroError, InputError
+from cerebro.keywords import SHARD, answers
 from cerebro.plain_files import open_plain, path_of
 
 _LOCK = ".lock"
 _SPOOL = ".spool"
 _PIECE_BYTES = 8 << 20
+_REMOVE = "choose another path, or remove the folder unless an earlier run needs it"
 
 
+@answers(SHARD)
 def shard(
     source: Any,
     path: str | os.PathLike[str],
@@ -61,9 +64,10 @@ def shard(
 
     The same rows and seed give the same bits from any source. Arrays and typed columns keep their
     type; Python's and CSV's integers become int64, floats float64, strings categories (sorted
-    names, int64 codes; see `Dataset.classes`). Missing values are refused. A list of sequences is a
-    ragged column. Sources that come row by row or in batches may be larger than memory; they need
-    room on disk for one more copy while writing.
+    names, int64 codes; see `Dataset.classes`). A missing value (None, null, an empty cell) is NaN
+    in a column of floats and refused in any other. A list of sequences is a ragged column. Sources
+    that come row by row or in batches may be larger than memory; they need room on disk for one
+    more copy while writing.
 
     Parameters
     ----------
@@ -108,9 +112,7 @@ def shard(
     arguments = _arguments(shards, columns, dtypes, shuffle, seed)
     there = _is_there(target)
     if there and not exist_ok:
-        raise InputError(
-            f"'{path}' exists: choose another path, remove it, or pass exist_ok=True to use it"
-        )
+        _refuse_existing(target, path, arguments)
     opened = open_source(source)
     whole = _whole_table(opened, columns)
     fingerprint = opened.fingerprint() if whole is None else _content_fingerprint(whole)
@@ -179,18 +181,37 @@ def _is_there(target: Path) -> bool:
     return not (target.is_dir() and not any(target.iterdir()))
 
 
+def _refuse_existing(target: Path, path: Any, arguments: Mapping[str, Any]) -> NoReturn:
+    """Say what is at the path, and what to do: not what the next call would refuse."""
+    try:
+        different = _difference(read_manifest(target), arguments)
+    except (CerebroError, OSError):
+        different = "and is no data set"
+    if different is None:
+        raise InputError(
+            f"'{path}' exists: pass exist_ok=True to use it if it has the same rows, choose "
+            "another path, or remove it"
+        )
+    raise InputError(f"'{path}' exists, {different}: {_REMOVE}")
+
+
+def _difference(manifest: Manifest, arguments: Mapping[str, Any]) -> str | None:
+    """Which argument the data set there was made with; None if all are the same."""
+    for name, value in arguments.items():
+        if manifest.arguments.get(name) != value:
+            return f"was made with {name}={manifest.arguments.get(name)!r}, not {value!r}"
+    return None
+
+
 def _check_same(
     manifest: Manifest, arguments: Mapping[str, Any], fingerprint: str | None, path: Any
 ) -> None:
     """Raise InputError unless the data set there was made from the same."""
-    for name, value in arguments.items():
-        if manifest.arguments.get(name) != value:
-            raise InputError(
-                f"'{path}' was made with {name}={manifest.arguments.get(name)!r}, not {value!r}: "
-                "choose another path or remove it"
-            )
-    if manifest.source["fingerprint"] != fingerprint:
-        raise InputError(f"'{path}' was made from other data: choose another path or remove it")
+    different = _difference(manifest, arguments)
+    if different is None and manifest.source["fingerprint"] != fingerprint:
+        different = "was made from other data"
+    if different is not None:
+        raise InputError(f"'{path}' {different}: {_REMOVE}")
 
 
 def _whole_table(source: Source, columns: Columns | None) -> Table | None:
@@ -198,7 +219,7 @@ def _whole_table(source: Source, columns: Columns | None) -> Table | None:
         return None
     (table,) = source.chunks(source_columns(columns))
     check_rows(table)
-    return table
+    return {name: settled(name, data) for name, data in table.items()}
 
 
 def _content_fingerprint(table: Table) -> str:

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from cerebro.data.columns import ColumnData, promoted
+from cerebro.data.columns import ColumnData, missing, promoted
 from cerebro.data.dtypes import STORAGE, Array, convert
 from cerebro.data.progress import Meter
 from cerebro.data.sources.base import Table
@@ -56,6 +56,8 @@ class _Spooled:
         self.row_shape = first.row_shape
         self.names: dict[str, int] | None = None if first.names is None else {}
         self.ordered = first.ordered
+        self.absent: int | None = None  # the first missing value in a chunk without floats
+        self.has_floats = False
         self.rows = 0
         self.values = 0  # elements along the first dimension, rows unless ragged
         self.file = path.open("wb")
@@ -64,6 +66,7 @@ class _Spooled:
             self._become_ragged()
 
     def append(self, data: ColumnData) -> None:
+        self._note_absent(data)
         data = self._fit(data)
         values = data.values
         if self.names is not None:
@@ -80,6 +83,8 @@ class _Spooled:
     def finish(self) -> ColumnData:
         """Map what was written."""
         self.close()
+        if self.absent is not None and not self.has_floats:
+            raise missing(self.name, self.absent)
         shape = (self.values, *self.row_shape)
         values = _map(self.path, STORAGE[self.dtype], shape)
         offsets = None
@@ -97,6 +102,17 @@ class _Spooled:
     @property
     def _lengths_path(self) -> Path:
         return self.path.with_suffix(".lengths")
+
+    def _note_absent(self, data: ColumnData) -> None:
+        """A missing value stands among floats, of which a later chunk may be the first."""
+        if self.absent is None:
+            self.absent = data.absent
+        if data.absent is None and data.dtype.startswith(("float", "bfloat")):
+            self.has_floats = True
+        plain = data.names is None and data.offsets is None and not data.row_shape
+        plain = plain and self.names is None and self.lengths is None and not self.row_shape
+        if self.absent is not None and not plain:
+            raise missing(self.name, self.absent)
 
     def _fit(self, data: ColumnData) -> ColumnData:
         """Make file and chunk agree in type, shape and raggedness, or raise InputError."""

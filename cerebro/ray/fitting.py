@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cerebro.errors import InputError
 from cerebro.guard import refuse
+from cerebro.keywords import FIT, answers
 from cerebro.ray.tune_names import check_scheduler, check_searcher, import_tune
 from cerebro.search import search
 from cerebro.space import Space
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 DEFAULT_WIDTH = 8
 
 
+@answers(FIT, search, name="cerebro.ray.fit")
 def fit(
     build: Callable[..., Any],
     data: Any,

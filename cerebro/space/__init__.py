@@ -6,6 +6,7 @@ A space is a mapping of names to dimensions::
         "lr": loguniform(1e-4, 1e-1),
         "batch_size": [32, 256],                      # a list means choice([32, 256])
         "layers": integer(1, 4),
+        "width": range(16, 65, 16),                   # so does a range, or a one-dimensional array
         "optimizer": ["sgd", "adamw"],
         "if sgd": when("optimizer", "sgd", {"momentum": uniform(0.0, 0.99)}),
         "augment": {"crop": [0, 2, 4], "flip": [False, True]},   # nested
@@ -24,7 +25,8 @@ Ray Tune's, Optuna's and SciPy's dimensions are taken too (`cerebro.space.foreig
 
 Configurations are stored as JSON, so a value is None, a bool, a finite number,
 a string, or lists and mappings of those; tuples become lists. Choose among
-functions or classes by name.
+functions or classes by name. A tuple in place of a dimension is refused: it may mean a list or
+`uniform`.
 """
 
 from cerebro.space.conditions import Node, value_at, when

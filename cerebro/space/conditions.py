@@ -150,7 +150,7 @@ class Compiler:
                 self.add(Node(path, Constant({}), conditions, nest=True))
                 self.mapping(inner, path, conditions)
             else:
-                dimension = as_dimension(value).checked(path_name(path))
+                dimension = as_dimension(value, path_name(path)).checked(path_name(path))
                 self.add(Node(path, dimension, conditions))
         for item in later:
             if not isinstance(item.space, Mapping):
@@ -221,7 +221,27 @@ def _exclusive(one: Sequence[Condition], two: Sequence[Condition]) -> bool:
     )
 
 
-def as_dimension(value: object) -> Dimension:
+def as_dimension(value: object, name: str = "") -> Dimension:
+    """Return a value of a space as a dimension: lists, arrays and ranges are choices.
+
+    Raises
+    ------
+    InputError
+        For a tuple, which people mean as a range as often as a choice.
+    """
     if isinstance(value, Dimension):
         return value
-    return Choice(value) if isinstance(value, list) else Constant(value)
+    if isinstance(value, tuple):
+        ends = ", ".join(map(repr, value)) if len(value) == 2 else "low, high"
+        raise InputError(
+            f"{name}: {value!r} is a tuple: give a list to choose among its items, "
+            f"cerebro.uniform({ends}) for what lies between, or [{value!r}] for it as a constant"
+        )
+    if isinstance(value, (list, range)) or _is_array(value):
+        return Choice(list(value))  # type: ignore[call-overload]
+    return Constant(value)
+
+
+def _is_array(value: object) -> bool:
+    """Whether this is an array of values in a row: NumPy's, a pandas Series, a tensor."""
+    return hasattr(value, "__array__") and getattr(value, "ndim", None) == 1

@@ -46,6 +46,8 @@ def json_value(value: object, name: str) -> Any:
             f"{name}: {value!r} stands inside a value; give it a key of its own, "
             "under when(...) if it depends on another choice"
         )
+    if getattr(value, "ndim", 0) and hasattr(value, "tolist"):
+        raise InputError(f"{name}: {value!r} is an array within a value: give lists (.tolist())")
     raise InputError(
         f"{name}: {value!r} cannot be stored as JSON; use a name (a string) and look the "
         "object up in build"

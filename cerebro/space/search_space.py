@@ -287,7 +287,7 @@ def _to_json(value: object, name: str) -> _Encoded:
         return foreign.checked(name).to_json()
     if isinstance(value, Mapping):
         return {**_mapping_to_json(value), "type": "space"}
-    return as_dimension(value).checked(name).to_json()
+    return as_dimension(value, name).checked(name).to_json()
 
 
 def _mapping_to_json(mapping: Mapping[str, Any]) -> _Encoded:

@@ -28,7 +28,7 @@ from cerebro.store.going_on import (
     read_said,
     read_unit_seconds,
 )
-from cerebro.store.location import FILE, default_run_path
+from cerebro.store.location import FILE, default_run_path, unused_folder
 from cerebro.store.reading import (
     check_whole,
     read_meta,
@@ -59,4 +59,5 @@ __all__ = [
     "read_trials",
     "read_unit_seconds",
     "reader",
+    "unused_folder",
 ]

@@ -59,7 +59,11 @@ def journal_mode(folder: Path) -> str:
 
 def default_run_path() -> Path:
     """Return ``runs/<time>``, a folder that does not exist yet."""
-    base = Path("runs", datetime.datetime.now().strftime("%Y%m%d-%H%M%S"))
+    return unused_folder(Path("runs", datetime.datetime.now().strftime("%Y%m%d-%H%M%S")))
+
+
+def unused_folder(base: Path) -> Path:
+    """Return `base`, or ``<base>-2`` and so on if something is there."""
     folder, n = base, 2
     while folder.exists():
         folder, n = base.with_name(f"{base.name}-{n}"), n + 1

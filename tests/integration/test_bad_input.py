@@ -186,7 +186,7 @@ SEARCHES = [
     ("epochs too many", "settings['epochs'] = 10**12", "epochs must be at most", InputError),
     ("threads too many", "settings['threads'] = 10**6", "threads must be at most", InputError),
     ("no data", "data = 'nowhere/at/all'", "no data set at .*nowhere/at/all", InputError),
-    ("data of another kind", "data = {'x': [1]}", "data must be a cerebro.Dataset", InputError),
+    ("data of another kind", "data = 3", "data must be a cerebro.Dataset", InputError),
     ("build is no function", "build = 3", "build must be a function", InputError),
     (
         "build is a network",

@@ -314,8 +314,8 @@ def test_what_cannot_be_loaded_or_evaluated_is_said(data, tmp_path):
     result = run(data, tmp_path / "run", n_trials=1)
     with pytest.raises(InputError, match="'best', 'last' or an epoch's number, not 'first'"):
         result.best.load("first")
-    with pytest.raises(InputError, match=r"evaluate needs a cerebro\.Dataset, not dict"):
-        result.best.evaluate({"x": np.zeros((3, 6))})
+    with pytest.raises(InputError, match=r"evaluate needs a cerebro\.Dataset, not int"):
+        result.best.evaluate(3)
     with pytest.raises(InputError, match="trial must be a whole number of at least 0, not 'a'"):
         cerebro.replay(result, "a")
     with pytest.raises(InputError, match="has no trial 1: it has 0 to 0"):

@@ -54,6 +54,59 @@ def test_example(name: str, tmp_path: Path) -> None:
     assert (tmp_path / "run" / "run.sqlite").exists()
 
 
+def readme_example() -> str:
+    """The first program of README.md, as printed."""
+    text = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
+    return text.split("```python\n", 1)[1].split("```", 1)[0]
+
+
+def test_the_readme_runs_as_printed_and_again(tmp_path: Path) -> None:
+    """In a clean folder, with float64 data, as a script: nothing to remove in between."""
+    for module in ("torch", "sklearn"):
+        pytest.importorskip(module)
+    script = tmp_path / "first.py"
+    script.write_text(readme_example() + "print(type(net).__name__, len(result.trials))\n")
+    runs: set[str] = set()
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, script.name],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.endswith("\nSequential 16\n")
+        now = {path.name for path in (tmp_path / "runs").iterdir()}
+        assert len(now) == len(runs) + 1
+        runs = now
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "first.py", "runs"]
+
+
+def test_the_readme_without_dtypes_says_which_to_give(tmp_path: Path) -> None:
+    """What fails with float64 data is told with what mends it, and so is what that meets next."""
+    for module in ("torch", "sklearn"):
+        pytest.importorskip(module)
+    script = tmp_path / "first.py"
+    right = readme_example().replace("n_trials=16", "n_trials=3, workers=0")
+    wrong = right.replace('dtypes={"x": "float32"}, ', "")
+    assert wrong != right
+    for text, message in (
+        (wrong, """column 'x' is float64: give shard dtypes={"x": "float32"}"""),
+        (
+            right,
+            "with dtypes=None, not {'x': 'float32'}: choose another path, or remove the folder",
+        ),
+        (right.replace(", exist_ok=True", ""), "exists, was made with dtypes=None, not {'x': "),
+    ):
+        script.write_text(text)
+        done = subprocess.run(
+            [sys.executable, script.name], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 1
+        assert message in done.stderr.splitlines()[-1]
+
+
 def test_the_example_that_is_killed_goes_on(tmp_path: Path) -> None:
     """As its text says: begun, killed while it trains, and called again."""
     for module in NEEDS["optuna/resumed"]:

@@ -436,9 +436,17 @@ def test_a_state_dir_in_use_is_refused(data, tmp_path):
 
 def test_an_existing_run_is_not_touched(data, tmp_path):
     first = run(data, tmp_path / "run", n_trials=1)
-    with pytest.raises(InputError, match="exists already"):
+    with pytest.raises(InputError, match=r"exists already.*another beside it with if_exists='new'"):
         run(data, tmp_path / "run", n_trials=1)
     assert cerebro.open(first.path).trials[0].history == first.trials[0].history
+
+
+def test_a_new_run_beside_an_existing_one(data, tmp_path):
+    names = [run(data, tmp_path / "run", n_trials=1, if_exists="new").path.name for _ in range(3)]
+    assert names == ["run", "run-2", "run-3"]
+    (tmp_path / "empty").mkdir()
+    assert run(data, tmp_path / "empty", n_trials=1, if_exists="new").path.name == "empty"
+    assert [cerebro.open(tmp_path / name).status for name in names] == ["finished"] * 3
 
 
 def test_a_lambda_must_be_passed_again_after_a_restart(data, tmp_path):

@@ -360,8 +360,8 @@ def test_bad_image_folders(picture_folder: Path, tmp_path: Path) -> None:
         ("a,b\n", "no rows"),
         ("a,b\n1\n", "line 2 has 1 cells, but the header has 2"),
         ("a,a\n1,2\n", "two columns named 'a'"),
-        ("a,b\n1,\n", "column 'b' has an empty cell in row 0"),
-        ("a,b\n1,2\n3,\n", "column 'b' has an empty cell in row 1"),
+        ("a,b\n1,\n", "column 'b' has a missing value in row 0"),
+        ("a,b\n1,2\n3,\n", "column 'b' has a missing value in row 1"),
         ('a,b\n1,"2\n', "line 2: unexpected end of data"),
         ("a\n99999999999999999999\n", "too large for int64"),
         ("a,\n1,2\n", "is empty: rename it"),
@@ -430,6 +430,109 @@ def test_bad_arrow(tmp_path: Path) -> None:
         shard(pa.table([[1], [2]], names=["a", "a"]), tmp_path / "d")
     with pytest.raises(InputError, match="no column 'z'"):
         shard(pa.table({"a": [1]}), tmp_path / "d", columns=["z"])
+
+
+def test_pairs_and_bunches(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("sklearn.datasets")
+    x, y = datasets.load_iris(return_X_y=True)
+    pair = shard((x, y), tmp_path / "pair")
+    assert pair.checksum == shard({"x": x, "y": y}, tmp_path / "mapping").checksum
+    data = shard(datasets.load_iris(), tmp_path / "iris")
+    assert data.classes == {"x": None, "y": ["setosa", "versicolor", "virginica"]}
+    frame = shard(datasets.load_iris(as_frame=True), tmp_path / "frame")
+    assert frame.checksum == data.checksum
+    for made in (pair, data):
+        assert np.array_equal(np.concatenate([made.shard(i)["y"] for i in range(8)]),
+                              np.concatenate([pair.shard(i)["y"] for i in range(8)]))  # fmt: skip
+    assert shard(datasets.load_digits(), tmp_path / "digits").classes["y"] is None
+    linnerud = shard(datasets.load_linnerud(), tmp_path / "l")
+    assert (linnerud.columns["y"].shape, linnerud.classes["y"]) == ((3,), None)
+    with pytest.raises(InputError, match="the Bunch has images, and no data and target: name"):
+        shard(pytest.importorskip("sklearn.utils").Bunch(images=x), tmp_path / "d")
+
+
+GAPS = {"f": [1.5, None, -2.0, None, 3.0], "h": [None, None, 0.5, 1.0, 2.0], "i": [1, 2, 3, 4, 5]}
+
+
+def _gap_sources(folder: Path, columns: dict[str, list[Any]]) -> dict[str, Any]:
+    """The same rows from everything that can lack a value."""
+    pa, pd = pytest.importorskip("pyarrow"), pytest.importorskip("pandas")
+    import pyarrow.feather
+    import pyarrow.parquet
+
+    table, size = pa.table(columns), len(next(iter(columns.values())))
+    rows = [{name: values[i] for name, values in columns.items()} for i in range(size)]
+    pyarrow.parquet.write_table(table, folder / "a.parquet")
+    pyarrow.feather.write_feather(table, folder / "a.arrow")
+    shown = [",".join("" if v is None else str(v) for v in row.values()) for row in rows]
+    (folder / "a.csv").write_text("\n".join([",".join(columns), *shown]) + "\n")
+    sources = {
+        "lists": columns,
+        "rows": rows,
+        "generator": iter(rows),
+        "table": table,
+        "reader": table.to_reader(2),
+        "dictionaries": pa.table({k: pa.array(v).dictionary_encode() for k, v in columns.items()}),
+        "parquet": folder / "a.parquet",
+        "arrow": folder / "a.arrow",
+        "csv": folder / "a.csv",
+        "nullable pandas": pd.DataFrame(columns).convert_dtypes(),
+        "arrow pandas": table.to_pandas(types_mapper=pd.ArrowDtype),
+    }  # fmt: skip
+    try:
+        import datasets
+    except ImportError:
+        return sources
+    return {**sources, "huggingface": datasets.Dataset.from_dict(columns)}
+
+
+def test_a_missing_float_is_nan_from_any_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cerebro.data.sources.csv_files.CHUNK_ROWS", 2)
+    monkeypatch.setattr("cerebro.data.sources.row_mappings.CHUNK_ROWS", 2)
+    pd = pytest.importorskip("pandas")
+    expected = shard(pd.DataFrame(GAPS), tmp_path / "expected", shards=2)
+    nan = np.isnan(np.concatenate([expected.shard(i)["f"] for i in range(2)]))
+    assert (expected.columns["f"].dtype, nan.sum()) == ("float64", 2)
+    masked = {k: np.ma.masked_invalid(np.array(v, float)) for k, v in GAPS.items() if k != "i"}
+    sources = _gap_sources(tmp_path, GAPS) | {"masked": {**masked, "i": np.array(GAPS["i"])}}
+    for name, source in sources.items():
+        data = shard(source, tmp_path / name, shards=2)
+        assert data.checksum == expected.checksum, name
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[1, 2, 3, None, 5], [None, 2, 3, None, 5], [True, False, None, True, True],
+     ["a", "b", "a", None, "b"], [None, "b", "a", "a", "b"], [None] * 5],
+)  # fmt: skip
+def test_a_missing_value_of_another_kind_is_refused_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: list[Any]
+) -> None:
+    monkeypatch.setattr("cerebro.data.sources.csv_files.CHUNK_ROWS", 2)
+    monkeypatch.setattr("cerebro.data.sources.row_mappings.CHUNK_ROWS", 2)
+    message = (
+        f"column 'c' has a missing value in row {values.index(None)}: fill it, drop the row, or "
+        "leave the column out with columns=[...] (only a column of floats keeps it, as NaN)"
+    )
+    for name, source in _gap_sources(tmp_path, {"k": [0.5] * 5, "c": values}).items():
+        if name == "dictionaries" and values == [None] * 5:
+            continue  # Arrow has no dictionary of nothing
+        with pytest.raises(InputError) as caught:
+            shard(source, tmp_path / "d")
+        assert str(caught.value) == message, name
+
+
+def test_a_missing_value_in_a_sequence(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    for source in ({"t": [[1.5, None], [2.5]]}, pa.table({"t": [[1.5, None], [2.5]]})):
+        rows = shard(source, tmp_path / type(source).__name__, shards=1, shuffle=False).shard(0)
+        assert np.array_equal(rows["t"][0], [1.5, np.nan], equal_nan=True)
+    fixed = pa.array([[1, 2], [3, None]], pa.list_(pa.int64(), 2))
+    for column in ([[1, 2], [3, None]], pa.array([[1, 2, 4], [None]]), fixed, [["a"], ["b", None]]):
+        with pytest.raises(InputError, match="column 't' has a missing value in row 1"):
+            shard({"t": column}, tmp_path / "d")
 
 
 def test_bad_pandas(tmp_path: Path) -> None:

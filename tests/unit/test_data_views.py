@@ -247,6 +247,43 @@ def test_stats_in_pieces_and_special_values(
         special.stats("c")
 
 
+def test_num_classes(tmp_path: Path) -> None:
+    source = {
+        "y": np.array([0, 2, 1, 0, 0, 4], np.uint8),
+        "sick": np.array([True, True, True, True, True, True]),
+        "kind": ["b", "a", "b", "c", "a", "b"],
+        "x": np.zeros(6, np.float32),
+        "below": np.arange(-1, 5),
+        "large": np.arange(6) * 100_000,
+        "pixels": np.zeros((6, 2), np.uint8),
+    }
+    data = shard(source, tmp_path / "d", shards=2, shuffle=False)
+    for view in (data, data.select([0, 1]), data.split(0.5, 0.5)[0]):  # of all rows
+        assert view.num_classes() == view.num_classes("y") == 5
+        assert (view.num_classes("kind"), view.num_classes("sick")) == (3, 2)
+    for name, message in (
+        ("x", "column 'x' is float32, not class labels: .*dtypes={'x': 'int64'}"),
+        ("below", "column 'below' has labels from -1 to 4: number the classes from 0"),
+        ("large", "column 'large' has labels from 0 to 500000"),
+        ("pixels", "column 'pixels' cannot tell classes"),
+        ("z", "no column 'z'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            data.num_classes(name)
+
+
+def test_num_classes_of_info(data: Dataset) -> None:
+    from cerebro.worker import make_info
+
+    info = make_info(
+        data.select(range(3)), trial=0, seed=0, epochs=1, batch_size=2, drop_last=False
+    )
+    assert info.num_classes("kind") == len(info.classes["kind"]) == 3
+    assert (info.num_classes(), info.num_classes("user")) == (ROWS, ROWS // 10 + 1)
+    with pytest.raises(InputError, match="'loss' is float32"):
+        info.num_classes("loss")
+
+
 def test_views_travel(data: Dataset) -> None:
     train, _ = data.split(0.8, 0.2, stratify="kind")
     view = train.select(slice(5, 100))

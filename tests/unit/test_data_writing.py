@@ -217,7 +217,7 @@ def test_dtypes_convert_or_refuse(tmp_path: Path) -> None:
         ({"c": [[1], [2]], "c.values": [1, 2]}, {}, "would both need the name"),
         ({1: [1, 2]}, {}, "is no string"),
         (3, {}, "cannot shard a int"),
-        ({"x": np.ma.masked_array([1, 2], [True, False])}, {}, "masked values"),
+        ({"x": np.ma.masked_array([1, 2], [True, False])}, {}, "missing value in row 0"),
         ({"x": [1, 2]}, {"progress": "loud"}, "progress must be"),
     ],
 )  # fmt: skip
@@ -235,8 +235,10 @@ def test_an_existing_path_is_refused_or_reused(tmp_path: Path) -> None:
     path = tmp_path / "d"
     first = shard(table(), path, shards=3)
     inode = (path / "manifest.json").stat().st_ino
-    with pytest.raises(InputError, match="exist_ok=True"):
+    with pytest.raises(InputError, match="exists: pass exist_ok=True to use it if"):
         shard(table(), path, shards=3)
+    with pytest.raises(InputError, match=r"exists, was made with dtypes=None, .*: .*remove the"):
+        shard(table(), path, shards=3, dtypes={"y": "int32"})  # which exist_ok would not help
     again = shard(table(), path, shards=3, exist_ok=True)
     assert again.checksum == first.checksum
     assert (path / "manifest.json").stat().st_ino == inode
@@ -250,7 +252,7 @@ def test_an_existing_path_is_refused_or_reused(tmp_path: Path) -> None:
         shard(other, path, shards=3, exist_ok=True)
     Dataset(path).verify()
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(InputError, match="exists"):
+    with pytest.raises(InputError, match="exists, and is no data set: choose another path"):
         shard(table(), tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
 

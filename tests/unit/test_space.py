@@ -30,7 +30,7 @@ FULL = {
     "momentum": uniform(0.5, 0.99),
     "augment": {"crop": [0, 2, 4], "lr": loguniform(1e-4, 1e-1), "empty": {}},
     "epochs_warm": 1,
-    "betas": (0.9, 0.999),
+    "betas": [(0.9, 0.999)],
 }
 
 
@@ -175,6 +175,39 @@ def test_a_grid_names_the_dimension_it_cannot_enumerate(dimension):
         Space({"opt": {"lr": dimension}}).grid()
 
 
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        (np.logspace(-4, -1, 4), np.logspace(-4, -1, 4).tolist()),
+        (np.array([True, False]), [True, False]),
+        (np.array(["sgd", "adam"]), ["sgd", "adam"]),
+        (range(1, 8, 3), [1, 4, 7]),
+        (np.arange(3, dtype=np.int32), [0, 1, 2]),
+    ],
+)
+def test_arrays_and_ranges_are_choices(given, options):
+    for space in ({"a": given}, {"in": {"a": given}}, {"b": 1, "if": when("b", 1, {"a": given})}):
+        listed = {**space, "a": options} if "a" in space else space
+        assert {len(list(Space(space).grid())), len(list(Space(listed).grid()))} == {len(options)}
+    assert Space({"a": given}).to_json() == Space({"a": options}).to_json()
+    assert type(Space({"a": given}).sample(0, 0)["a"]) is type(options[0])
+    assert Space({"a": choice(given)}).to_json() == Space({"a": options}).to_json()
+
+
+def test_series_and_tensors_are_choices():
+    pandas, torch = pytest.importorskip("pandas"), pytest.importorskip("torch")
+    for given in (
+        pandas.Series([1, 2], index=["a", "b"]),
+        pandas.Index([1, 2]),
+        torch.arange(1, 3),
+    ):
+        assert Space({"a": given}).to_json() == Space({"a": [1, 2]}).to_json()
+
+
+def test_numpy_scalars_are_constants():
+    assert Space({"a": np.float32(0.5), "b": np.int64(3)}).sample(0, 0) == {"a": 0.5, "b": 3}
+
+
 def test_a_grid_without_end_is_refused():
     with pytest.raises(InputError, match="more than"):
         Space({str(i): integer(0, 10**9) for i in range(3)}).grid()
@@ -205,7 +238,12 @@ def test_a_grid_without_end_is_refused():
         (choice(3), "must be a list"),
         ([1, math.inf], "finite"),
         ([max, min], "use a name"),
-        (np.arange(3), "use a name"),
+        (np.ones((2, 2)), r"give lists \(\.tolist\(\)\)"),
+        ([np.arange(3)], r"give lists \(\.tolist\(\)\)"),
+        (np.arange(0), "at least one option"),
+        (range(0), "at least one option"),
+        ((1e-4, 1e-1), r"give a list to choose .*, cerebro.uniform\(0.0001, 0.1\) for what"),
+        ((1, 2, 3), r"give a list to choose .*, cerebro.uniform\(low, high\) for what"),
         ([uniform(0, 1)], "stands inside a value"),
         ([{1: 2}], "must be strings"),
     ],

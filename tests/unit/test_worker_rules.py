@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from cerebro import growth, memory
+from cerebro.data import Column
 from cerebro.executors.vigil import Vigil
 from cerebro.growth import Growth
 from cerebro.losses import MAX_START_LOSSES, Losses
 from cerebro.memory import Usage
 from cerebro.unit import Task, WorkerLost
+from cerebro.worker import unlike_types
 
 # --- silence and time ---------------------------------------------------------
 
@@ -204,3 +206,52 @@ def test_memory_of_this_process():
     assert more.resident - used.resident > 60 * MB
     del kept
     assert memory.usage("no such process") is None
+
+
+# --- types that do not fit ------------------------------------------------------
+
+COLUMNS = {
+    "x": Column("x", "float64", (3,)),
+    "y": Column("y", "float64"),
+    "c": Column("c", "int32"),
+    "image": Column("image", "uint8", (3, 4)),
+}
+WIDE = """; columns x, y are float64: give shard dtypes={"x": "float32", "y": "float32"}"""
+
+
+def dtype_failures(torch):
+    """What people's networks and losses say, and what is to be added."""
+    nn, f = torch.nn, torch.nn.functional
+    wide = torch.zeros(2, 3, 4, dtype=torch.float64)
+    out = nn.Linear(2, 3)(torch.zeros(2, 2))
+    return [
+        (lambda: nn.Linear(4, 2)(wide), WIDE),
+        (lambda: nn.Conv1d(3, 2, 1)(wide), WIDE),
+        (lambda: nn.LSTM(4, 2)(wide), WIDE),
+        (lambda: nn.LayerNorm(4)(wide), WIDE),
+        (lambda: f.binary_cross_entropy(out.sigmoid(), wide[:, :, 0]).backward(), WIDE),
+        (
+            lambda: f.cross_entropy(out, torch.zeros(2, dtype=torch.int32)),
+            """; column 'c' is int32: give shard dtypes={"c": "int64"}""",
+        ),
+        (
+            lambda: f.cross_entropy(out, wide[:, 0, 0]),
+            """; column 'y' is float64: give shard dtypes={"y": "int64"}""",
+        ),
+        (
+            lambda: nn.Conv1d(3, 2, 1)(wide.to(torch.uint8)),
+            """; column 'image' is uint8: give shard dtypes={"image": "float32"}""",
+        ),
+        (lambda: nn.Linear(4, 2)(wide.float().half()), ""),  # which no column is
+        (lambda: nn.Linear(5, 2)(wide.float()), ""),
+    ]
+
+
+def test_types_that_pytorch_refuses_are_told_by_column():
+    torch = pytest.importorskip("torch")
+    for call, hint in dtype_failures(torch):
+        with pytest.raises((RuntimeError, ValueError)) as caught:
+            call()
+        assert unlike_types(caught.value, COLUMNS) == hint, caught.value
+    assert unlike_types(KeyError("double float type"), COLUMNS) == ""
+    assert unlike_types(RuntimeError("double trouble"), COLUMNS) == ""

@@ -11,6 +11,7 @@ from typing import Any
 from cerebro.data.sources.arrays import ArraysSource
 from cerebro.data.sources.arrow_tables import ArrowFileSource, ArrowSource
 from cerebro.data.sources.base import Source
+from cerebro.data.sources.bunches import bunch_source, is_bunch, is_pair, pair_source
 from cerebro.data.sources.csv_files import CsvSource
 from cerebro.data.sources.huggingface import HuggingFaceSource, is_huggingface
 from cerebro.data.sources.npz_files import NpzSource
@@ -29,9 +30,9 @@ _FILES: dict[str, Callable[[Path], Source]] = {
     ".feather": ArrowFileSource,
 }
 _ACCEPTED = (
-    "a mapping of column names to arrays, a pandas or Arrow table, the path of a .npz, .csv, "
-    ".parquet or .arrow file, cerebro.images(folder), a PyTorch or Hugging Face dataset, or an "
-    "iterable of row mappings"
+    "a mapping of column names to arrays, a pair (x, y), a pandas or Arrow table, the path of a "
+    ".npz, .csv, .parquet or .arrow file, cerebro.images(folder), a PyTorch or Hugging Face "
+    "dataset, or an iterable of row mappings"
 )
 
 
@@ -46,9 +47,13 @@ def open_source(source: Any) -> Source:
         return _open_file(Path(source))
     if is_huggingface(source):
         return HuggingFaceSource(source)
+    if is_pair(source):
+        return pair_source(source)
+    if is_bunch(source):
+        return bunch_source(source)
     if isinstance(source, Mapping):
         return ArraysSource(source)
-    if _is_a(source, "torch.utils.data", "Dataset"):
+    if is_torch(source):
         return torch_source(source)
     if _is_a(source, "pandas", "DataFrame"):
         return PandasSource(source)
@@ -75,8 +80,15 @@ def _open_file(path: Path) -> Source:
 def _open_array(array: Any) -> Source:
     names = getattr(getattr(array, "dtype", None), "names", None)
     if not names:
-        raise InputError('the source is a single array: name it, such as {"x": array}')
+        raise InputError(
+            'the source is a single array: name it, such as {"x": array}, or give a pair (x, y)'
+        )
     return ArraysSource({name: array[name] for name in names})  # a structured array
+
+
+def is_torch(source: Any) -> bool:
+    """Whether this is a dataset of PyTorch's."""
+    return _is_a(source, "torch.utils.data", "Dataset")
 
 
 def _is_a(source: Any, module: str, name: str) -> bool:

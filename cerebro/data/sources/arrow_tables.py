@@ -135,7 +135,10 @@ def _names(table: Any, wanted: Sequence[str] | None) -> list[str]:
 
 
 def column_of(name: str, array: Any, first_row: int = 0) -> ColumnData:
-    """An Arrow array as a column. Raises InputError for nulls and for types that are no numbers."""
+    """An Arrow array as a column.
+
+    Raises InputError for types that are no numbers, and for nulls unless they are among floats.
+    """
     import pyarrow as pa
 
     kind = array.type
@@ -143,17 +146,18 @@ def column_of(name: str, array: Any, first_row: int = 0) -> ColumnData:
         return _tensors(name, array, first_row)
     if isinstance(kind, pa.BaseExtensionType):
         return column_of(name, array.storage, first_row)
-    if array.null_count:
-        row = array.is_null().to_numpy(zero_copy_only=False).argmax()
-        raise missing(name, first_row + int(row))
+    if pa.types.is_dictionary(kind) and not _is_text(kind.value_type):
+        return column_of(name, array.dictionary_decode(), first_row)
+    if array.null_count and not pa.types.is_floating(kind):  # nulls of floats become NaN
+        raise missing(name, first_row + _first_null(array))
     if pa.types.is_dictionary(kind):
-        return _dictionary(name, array)
+        return _dictionary(name, array, first_row)
     if pa.types.is_fixed_size_list(kind):
-        return _fixed_lists(name, array)
+        return _fixed_lists(name, array, first_row)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _lists(name, array)
+        return _lists(name, array, first_row)
     if _is_text(kind):
-        return _dictionary(name, array.dictionary_encode())
+        return _dictionary(name, array.dictionary_encode(), first_row)
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         raise InputError(
             f"column {name!r} has Arrow's type {kind}: convert it to numbers or strings first, or "
@@ -170,30 +174,47 @@ def _is_text(kind: Any) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or views(kind))
 
 
-def _dictionary(name: str, array: Any) -> ColumnData:
+def _first_null(array: Any) -> int:
+    return int(array.is_null().to_numpy(zero_copy_only=False).argmax())
+
+
+def _dictionary(name: str, array: Any, first_row: int) -> ColumnData:
     names = array.dictionary
-    if not _is_text(names.type):
-        return column_of(name, array.dictionary_decode())
     if names.null_count:
-        raise missing(name, 0)
+        plain = array.dictionary_decode()
+        if plain.null_count:
+            raise missing(name, first_row + _first_null(plain))
+        return _dictionary(name, plain.dictionary_encode(), first_row)
     codes = array.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     return ColumnData(codes, "int64", None, names.to_pylist())
 
 
-def _lists(name: str, array: Any) -> ColumnData:
-    elements = column_of(name, array.flatten())
+def _elements(name: str, lists: Any, lengths: Array, first_row: int) -> ColumnData:
+    """The elements of lists. A missing one is told with the row that it is in."""
+    import pyarrow as pa
+
+    flat = lists.flatten()
+    if flat.null_count and not pa.types.is_floating(flat.type):
+        row = np.searchsorted(np.cumsum(lengths), _first_null(flat), side="right")
+        raise missing(name, first_row + int(row))
+    return column_of(name, flat)
+
+
+def _lists(name: str, array: Any, first_row: int) -> ColumnData:
+    lengths: Array = np.diff(array.offsets.to_numpy())
+    elements = _elements(name, array, lengths, first_row)
     if elements.offsets is not None:
         raise InputError(
             f"column {name!r} is ragged in more than one dimension: only the first may differ"
         )
-    lengths: Array = np.diff(array.offsets.to_numpy())
     return ColumnData(
         elements.values, elements.dtype, offsets_of(lengths), elements.names, elements.ordered
     )
 
 
-def _fixed_lists(name: str, array: Any) -> ColumnData:
-    elements = column_of(name, array.flatten())
+def _fixed_lists(name: str, array: Any, first_row: int) -> ColumnData:
+    lengths = np.full(len(array), array.type.list_size)
+    elements = _elements(name, array, lengths, first_row)
     if elements.offsets is not None:
         raise InputError(f"column {name!r} has ragged lists within fixed ones: flatten it first")
     shape = (len(array), array.type.list_size, *elements.row_shape)
@@ -204,7 +225,6 @@ def _fixed_lists(name: str, array: Any) -> ColumnData:
 
 def _tensors(name: str, array: Any, first_row: int) -> ColumnData:
     if array.null_count:
-        row = array.is_null().to_numpy(zero_copy_only=False).argmax()
-        raise missing(name, first_row + int(row))
+        raise missing(name, first_row + _first_null(array))
     values = array.to_numpy_ndarray()
     return ColumnData(np.ascontiguousarray(values), values.dtype.name)

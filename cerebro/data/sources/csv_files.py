@@ -1,7 +1,8 @@
 """``.csv`` files with a header line.
 
 A column's type is that of all its cells: integers are int64, other numbers float64, ``true`` and
-``false`` bool, anything else categories. The file is therefore read twice, first for the types.
+``false`` bool, anything else categories. The file is
+therefore read twice, first for the types. An empty cell is a missing value.
 Python's own parser is used, so that what is written does not depend on what is installed.
 """
 
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cerebro.data.columns import ColumnData, from_text
+from cerebro.data.columns import ColumnData, from_text, missing
 from cerebro.data.sources.base import Source, Table, choose, file_fingerprint
 from cerebro.errors import InputError
 
@@ -128,11 +129,9 @@ def _parses(cells: Cells, kind: type[int] | type[float]) -> bool:
 
 def _column(name: str, cells: Cells, kind: str, first: int) -> ColumnData:
     if "" in cells:
-        row = first + cells.index("")
-        raise InputError(
-            f"column {name!r} has an empty cell in row {row}: fill it, drop the row, or leave the "
-            "column out with columns=[...]"
-        )
+        if kind != "float64":
+            raise missing(name, first + cells.index(""))
+        cells = [cell or "nan" for cell in cells]
     if kind == "text":
         return from_text(name, cells)
     if kind == "bool":

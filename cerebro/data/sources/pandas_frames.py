@@ -37,6 +37,9 @@ def series_column(name: str, series: Any) -> ColumnData:
     dtype = series.dtype
     if isinstance(dtype, np.dtype) and dtype.kind != "O":
         return from_array(name, series.to_numpy())  # NaN in a float column is a value
+    plain = getattr(dtype, "numpy_dtype", None)
+    if plain is not None and np.dtype(plain).kind == "f":  # Float32, Arrow's float
+        return from_array(name, series.to_numpy(plain, na_value=np.nan))
     absent = series.isna().to_numpy()
     if absent.any():
         raise missing(name, int(absent.argmax()))
@@ -48,8 +51,8 @@ def series_column(name: str, series: Any) -> ColumnData:
         return _arrow(name, series)
     if dtype == np.dtype(object):
         return from_objects(name, series.tolist())
-    if pd.api.types.is_numeric_dtype(dtype) and getattr(dtype, "numpy_dtype", None) is not None:
-        return from_array(name, series.to_numpy(dtype.numpy_dtype))  # Int64, boolean, Float32
+    if pd.api.types.is_numeric_dtype(dtype) and plain is not None:
+        return from_array(name, series.to_numpy(plain))  # Int64, boolean
     raise InputError(
         f"column {name!r} has pandas' type {dtype}: convert it to numbers or strings first, or "
         "leave it out with columns=[...]"

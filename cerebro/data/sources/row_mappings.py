@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from cerebro.data.columns import ColumnData, from_rows
+from cerebro.data.columns import ColumnData, from_rows, settled
 from cerebro.data.sources.base import Source, Table, choose
 from cerebro.errors import InputError
 
@@ -80,6 +80,6 @@ def _table(
     table = {name: from_rows(name, values, first) for name, values in columns.items()}
     for name, labels in (classes or {}).items():
         if name in table:
-            codes = table[name]
+            codes = settled(name, table[name])
             table[name] = ColumnData(codes.values, codes.dtype, codes.offsets, labels, True)
     return table

@@ -1,0 +1,85 @@
+"""Pairs ``(x, y)``, and what scikit-learn's ``load_iris()`` and its like return.
+
+Their columns are ``x`` and ``y``. Class names that come with integer labels are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cerebro.data.columns import ColumnData
+from cerebro.data.sources.arrays import ArraysSource
+from cerebro.data.sources.base import Source, Table
+from cerebro.data.sources.pandas_frames import PandasSource
+from cerebro.errors import InputError
+
+
+def is_pair(source: Any) -> bool:
+    """Whether this is ``(x, y)``: two arrays, tables or lists."""
+    return (
+        type(source) is tuple
+        and len(source) == 2
+        and all(isinstance(item, list) or getattr(item, "ndim", 0) > 0 for item in source)
+    )
+
+
+def pair_source(pair: tuple[Any, Any]) -> Source:
+    """The importer for ``(x, y)``."""
+    return ArraysSource({"x": _plain(pair[0]), "y": _plain(pair[1])})
+
+
+def is_bunch(source: Any) -> bool:
+    """Whether this is a data set of scikit-learn's."""
+    return isinstance(source, Mapping) and type(source).__name__ == "Bunch"
+
+
+def bunch_source(bunch: Mapping[str, Any]) -> Source:
+    """The importer for a ``Bunch``.
+
+    Raises InputError if it has no data and target of as many rows.
+    """
+    x, y = bunch.get("data"), bunch.get("target")
+    if x is None or y is None or np.ndim(y) == 0:
+        raise InputError(
+            f"the Bunch has {', '.join(bunch)}, and no data and target: name the arrays that you "
+            'need, such as {"x": bunch.images}'
+        )
+    x, y = _plain(x), _plain(y)
+    if getattr(x, "dtype", np.dtype(float)).kind == "O" and bunch.get("frame") is not None:
+        return PandasSource(bunch["frame"])  # columns of several kinds, by their names
+    return _Bunch(x, y, bunch.get("target_names"))
+
+
+class _Bunch(ArraysSource):
+    """Data and target as ``x`` and ``y``."""
+
+    def __init__(self, x: Any, y: Any, names: Any) -> None:
+        super().__init__({"x": x, "y": y})
+        self._names = None if names is None else list(names)
+
+    def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
+        for table in super().chunks(wanted):
+            if "y" in table and self._are_classes(table["y"]):
+                names = [str(name) for name in self._names or ()]
+                codes = table["y"].values.astype(np.int64)
+                table["y"] = ColumnData(codes, "int64", None, names, ordered=True)
+            yield table
+
+    def _are_classes(self, data: ColumnData) -> bool:
+        """Whether the target's integers count its names."""
+        names = self._names
+        if not names or not all(isinstance(name, str) for name in names):
+            return False
+        plain = data.names is None and data.offsets is None and not data.row_shape
+        if not plain or not data.dtype.startswith(("int", "uint")) or not data.rows:
+            return False
+        return bool(data.values.min() >= 0 and data.values.max() < len(names))
+
+
+def _plain(value: Any) -> Any:
+    """A frame as one array; other things as they are."""
+    frame = getattr(value, "ndim", 0) == 2 and hasattr(value, "to_numpy")
+    return value.to_numpy() if frame else value
