@@ -20,6 +20,7 @@ from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
 from cerebro.executors.base import Executor, placing, wait_for, waker
 from cerebro.failures import (
     ALIKE_FAILURES,
+    asks_to_stop,
     missing_metric,
     not_finite,
     raise_if_alike,
@@ -40,7 +41,7 @@ from cerebro.search_loop import SearchLoop
 from cerebro.searchers.base import Searcher, Suggestion, expected_trials
 from cerebro.settings import Settings
 from cerebro.store import Store
-from cerebro.trial import ENDED, NOT_EXACT, EpochRecord, Status
+from cerebro.trial import ENDED, NOT_EXACT, NOTHING_RAISED, EpochRecord, Raised, Status
 from cerebro.unit import (
     CheckDone,
     News,
@@ -318,6 +319,9 @@ class Coordinator:
         if self._folded is not None:
             self._folded.take_up()
         self._loop.arrive_again()
+        for trial in list(self._trials.by_number.values()):
+            if asks_to_stop(trial.record.raised):
+                self._stop_others(trial)
 
     # --- the searcher ----------------------------------------------------
 
@@ -512,8 +516,23 @@ class Coordinator:
         if event.kind == "cancelled":
             self._settle(trial)
             return
+        raised = Raised(event.bases, event.place)
+        if asks_to_stop(raised):
+            self._trials.end(trial, "stopped", event.message, event.traceback, raised)
+            self._stop_others(trial)
+            self._tell_searcher(trial)
+            return
         status: Status = "diverged" if event.kind == "diverged" else "failed"
-        self._end_trial(trial, status, event.message, event.traceback)
+        self._end_trial(trial, status, event.message, event.traceback, raised)
+
+    def _stop_others(self, trial: LiveTrial) -> None:
+        """End the other folds of a fold that asked to be stopped."""
+        if self._folded is None:
+            return
+        for other in self._folded.siblings(trial):
+            other.stopping = True
+            self._trials.hold(other)
+            self._settle(other)
 
     def _hear_of_machines(
         self, event: WorkerJoined | ShardsPlaced | StateKept | StateLost | Note
@@ -620,10 +639,15 @@ class Coordinator:
     # --- trials ----------------------------------------------------------
 
     def _end_trial(
-        self, trial: LiveTrial, status: Status, error: str = "", traceback: str = ""
+        self,
+        trial: LiveTrial,
+        status: Status,
+        error: str = "",
+        traceback: str = "",
+        raised: Raised = NOTHING_RAISED,
     ) -> None:
         """End a trial without asking the searcher, who is told the worst."""
-        self._trials.end(trial, status, error, traceback)
+        self._trials.end(trial, status, error, traceback, raised)
         self._tell_searcher(trial)
 
     def end_open_trials(self) -> None:

@@ -16,6 +16,24 @@ NOT_EXACT = "not exact"
 """What an event is called that names an operation without a deterministic version."""
 
 
+def class_name(kind: type) -> str:
+    """A class's full name, the same in every process."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """What the user's code raised: enough to compare exceptions by, without the exception."""
+
+    bases: tuple[str, ...] = ()
+    """Full names of its class and its base classes, in their order; empty: nothing was raised."""
+    place: str = ""
+    """The user's line that raised it; empty where no line of the user's did."""
+
+
+NOTHING_RAISED = Raised()
+
+
 @dataclass(slots=True)
 class EpochRecord:
     """One finished epoch of a trial."""
@@ -62,6 +80,8 @@ class TrialRecord:
     """Whether the run left it unfinished."""
     error: str | None = None
     traceback: str | None = None
+    raised: Raised = NOTHING_RAISED
+    """The user's exception that ended the trial."""
     epochs: list[EpochRecord] = field(default_factory=list)
     """By number, the trial's own; only ever added to."""
     extensions: tuple[tuple[int, int], ...] = ()
