@@ -180,7 +180,8 @@ class Coordinator:
         trained = self._trials.by_number.values()
         left = self.is_stopped or any(trial.record.is_open for trial in trained)
         partly = self._restored is not None and self._restored.partly
-        return "stopped" if left or partly else "finished"
+        cut_short = getattr(self._loop.searcher, "cut_short", False)
+        return "stopped" if left or partly or cut_short else "finished"
 
     @property
     def trials(self) -> Mapping[int, LiveTrial]:

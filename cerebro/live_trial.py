@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cerebro.report.snapshot import TrialRow
-from cerebro.trial import TrialRecord
+from cerebro.trial import TrialRecord, plain
 from cerebro.unit import CloneOf, KeptState
 
 
@@ -75,7 +75,7 @@ class LiveTrial:
         record = self.record
         return TrialRow(
             number=record.number,
-            config=record.config,
+            config=plain(record.config),
             status=record.status,
             epoch=record.done,
             epochs=record.target_epochs,

@@ -17,7 +17,7 @@ from cerebro.environment import flags_of_run
 from cerebro.errors import InputError
 from cerebro.saved_run import SavedRun
 from cerebro.settings import whole_number
-from cerebro.trial import EpochRecord, Status, TrialRecord
+from cerebro.trial import EpochRecord, Status, TrialRecord, plain
 
 
 class Trial:
@@ -60,7 +60,7 @@ class Trial:
     @property
     def config(self) -> dict[str, Any]:
         """The configuration that ``build`` was called with."""
-        return dict(self.record.config)
+        return plain(self.record.config)
 
     @property
     def status(self) -> Status:
@@ -214,7 +214,7 @@ class Trial:
             device=device,
         )
         with generators.preserved(_torch_imported()), flags_of_run(context.torch_flags):
-            model, torch = build_model(context, self.number, self.config, info)
+            model, torch = build_model(context, self.number, self.record.config, info)
             live = LiveModel(model, torch, progress=EpochProgress())
             load_tree(live, packed, batch_device(model, device))
         # Dropout and batch norm would otherwise train on in the user's predictions;

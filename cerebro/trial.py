@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -14,6 +14,15 @@ ENDED: tuple[Status, ...] = ("stopped", "finished", "diverged", "failed")
 
 NOT_EXACT = "not exact"
 """What an event is called that names an operation without a deterministic version."""
+
+STUDY = "cerebro:study"
+"""In a configuration on record: what `build` is to know of an Optuna study's trial beside its
+parameters. Users are not shown it; see `cerebro.study_build`."""
+
+
+def plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration as users see it."""
+    return {name: value for name, value in config.items() if name != STUDY}
 
 
 def class_name(kind: type) -> str:

@@ -51,7 +51,7 @@ from cerebro.recipe import accepts_info
 from cerebro.state_files import epoch_state_file, read_state, unpublished
 from cerebro.storage import ExhaustedError, StorageError, is_full, storing
 from cerebro.torch_settings import compute_settings, operations_noted
-from cerebro.trial import class_name
+from cerebro.trial import class_name, plain
 from cerebro.trial_log import append, log_path, redirected_descriptors, redirected_streams
 from cerebro.unit import (
     LIBRARIES,
@@ -202,7 +202,9 @@ class UnitRunner:
             cause, text = text_of(error, 2000), ""
         else:
             bases, place = bases_of(error), place_of(error)
-            cause = describe(error) + missing_name(error, task.config, self.context.train.columns)
+            cause = describe(error) + missing_name(
+                error, plain(task.config), self.context.train.columns
+            )
             cause += misplaced(error, self.context.device)
             text = traceback_of(error)
         if kind in ("error", "diverged"):
@@ -388,7 +390,7 @@ class UnitRunner:
         state = _core.unpack_state(packed, "torch" if live.torch else "numpy")["model"]
         with self._computing():
             if hasattr(live.model, "load_clone"):
-                live.model.load_clone(state, dict(task.config))
+                live.model.load_clone(state, plain(task.config))
             else:
                 live.model.load_state_dict(state)
         live.position = task.position
