@@ -125,7 +125,7 @@ class Trial:
 
     @property
     def error(self) -> str | None:
-        """Why the trial failed or diverged, in one line; None otherwise."""
+        """Why the trial failed, diverged or stopped itself, in one line; None otherwise."""
         return self.record.error
 
     @property

@@ -47,6 +47,25 @@ class Raises(LeastSquares):
         raise self.error
 
 
+class Base(Exception):
+    pass
+
+
+class Sub(Base):
+    pass
+
+
+class Mine(ValueError):
+    pass
+
+
+class TimeoutError(Exception):
+    """Not Python's."""
+
+
+PYTHONS = __builtins__["TimeoutError"]
+
+
 class Interrupting:
     """Ctrl-C after so many epochs."""
 
@@ -181,26 +200,42 @@ def test_a_study_is_not_optimised_within_itself(data, tmp_path):
     assert states(study) == ["FAIL"]
 
 
+def test_a_storage_with_a_heartbeat_is_not_warned_of(data, tmp_path, recwarn):
+    pytest.importorskip("sqlalchemy")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        url = f"sqlite:///{tmp_path / 'study.db'}"
+        storage = optuna.storages.RDBStorage(url, heartbeat_interval=60)
+    study = new_study(storage=storage)
+    optimize(study, data, build_x, n_trials=2, run=tmp_path / "run")
+    assert states(study) == ["COMPLETE"] * 2
+    assert not [warning for warning in recwarn if "eartbeat" in str(warning.message)]
+
+
+@pytest.mark.parametrize("catch", [(), Mine])
+@pytest.mark.parametrize("where", ["build", "training"])
+def test_callbacks_are_not_called_for_what_ends_the_study(data, tmp_path, where, catch):
+    def build(trial):
+        trial.suggest_float("x", 0.0, 1.0)
+        if trial.number == 0:
+            return Constant(0.5)
+        if where == "build":
+            raise Mine("bad")
+        return Raises(Mine("bad"))
+
+    study, seen = new_study(), []
+    ending = contextlib.nullcontext() if catch else pytest.raises((Mine, RunError), match="bad")
+    with ending:
+        optimize(
+            *(study, data, build),
+            n_trials=2, width=1, catch=catch, run=tmp_path / "run",
+            callbacks=[lambda _, trial: seen.append(trial.number)],
+        )  # fmt: skip
+    assert states(study) == ["COMPLETE", "FAIL"]
+    assert seen == ([0, 1] if catch else [0])
+
+
 # --- what trials raise --------------------------------------------------------------
-
-
-class Base(Exception):
-    pass
-
-
-class Sub(Base):
-    pass
-
-
-class Mine(ValueError):
-    pass
-
-
-class TimeoutError(Exception):
-    """Not Python's."""
-
-
-PYTHONS = __builtins__["TimeoutError"]
 
 
 @WORKERS
