@@ -331,7 +331,8 @@ class Coordinator:
         news = self._loop.advance(ask=not self.is_stopped)
         first = [self.trials[n] for n in range(min(ALIKE_FAILURES, len(self.trials)))]
         # Not again where they had failed before the run was resumed.
-        if self._restored is None or any(trial.started for trial in first):
+        new = self._restored is None or any(trial.started for trial in first)
+        if new and not getattr(self._loop.searcher, "expects_failures", False):
             raise_if_alike([trial.record for trial in first])
         for number in self._searched.forget_ended(self._loop.rounds.expects):
             self._growth.forget(number)

@@ -106,7 +106,8 @@ def optimize(
     catch
         Exceptions of a trial that do not end the study, subclasses included: it is told FAIL
         and goes on. Any other ends it, as in `optuna.Study.optimize`; `optuna.TrialPruned`,
-        raised in `build` or while a model trains, makes its trial PRUNED.
+        raised in `build` or while a model trains, makes its trial PRUNED. A run of which all
+        trials have failed still ends with a RunError.
     callbacks
         Called with the study and the finished trial, in the order in which trials finish
         by rounds; ``study.stop()`` works in them.
@@ -308,6 +309,7 @@ class StudySearcher:
         self._lost = 0  # defined in vain: pruned, or failed and caught
         self._timeout = timeout
         self._deadline = math.inf
+        self.expects_failures = bool(catch)
         self.cut_short = False
         """Whether the time was over before there were all trials."""
         self._open: dict[int, optuna.Trial] = {}  # asked and not told, by our number
@@ -486,9 +488,11 @@ class StudySearcher:
             With the trial's error.
         """
         if not is_caught(raised, self._catch):
-            raise RunError(
-                f"trial {number} failed: {error} (catch=(...) goes on after such failures)"
-            )
+            asked = self._open.get(number)
+            which = f"trial {number}"
+            if asked is not None and asked.number != number:
+                which = f"trial {asked.number} of the study, {number} of the run,"
+            raise RunError(f"{which} failed: {error} (catch=(...) goes on after such failures)")
 
     def close(self) -> None:
         """Leave no trial running in the study that nobody trains."""

@@ -119,6 +119,9 @@ class Searcher(Protocol):
     One that ends although there is more to suggest has an attribute ``cut_short = True`` then: the
     run is stopped, not finished, so that the same call resumes it.
 
+    With an attribute ``expects_failures = True`` a run is not given up because its first trials
+    fail alike.
+
     A configuration is what ``build`` is to get: it need not be inside the space, and several
     trials may have the same.
     """

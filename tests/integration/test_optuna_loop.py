@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import sqlite3
 import warnings
 
 import numpy as np
@@ -63,7 +65,7 @@ class TimeoutError(Exception):
     """Not Python's."""
 
 
-PYTHONS = __builtins__["TimeoutError"]
+PYTHONS = builtins.TimeoutError
 
 
 class Interrupting:
@@ -108,6 +110,29 @@ def test_an_interruption_leaves_enqueued_trials_where_they_are(data, tmp_path, s
         assert trial.value == trial.params["x"] == mine.config["x"] == mine.metrics["loss"]
         assert trial.user_attrs == {"memo": round(10 * trial.params["x"])}
         assert list(trial.intermediate_values) == list(range(EPOCHS))
+
+
+def test_a_study_that_was_begun_with_user_attributes_goes_on(data, tmp_path):
+    """Trials were marked so before; a user's attributes of another kind are left alone."""
+    study = new_study()
+    options = {"n_trials": 3, "width": 2, "run": tmp_path / "run"}
+    with pytest.raises(KeyboardInterrupt):
+        optimize(study, data, build_x, run_callbacks=[Interrupting(3)], **options)
+    older = new_study()
+    for trial in study.trials:
+        mark = trial.system_attrs.pop("cerebro")
+        assert trial.system_attrs.pop("cerebro:interrupted")
+        for name, value in {"cerebro": mark, "interrupted": True, "memo": 1}.items():
+            trial.set_user_attr(name, value)
+        older.add_trial(trial)
+    older.add_trial(
+        optuna.trial.create_trial(
+            state=optuna.trial.TrialState.FAIL, user_attrs={"cerebro": "mine"}
+        )
+    )
+    optimize(older, data, build_x, **options)
+    assert states(older) == ["FAIL"] * 3 + ["COMPLETE"] * 3
+    assert [trial.user_attrs for trial in older.trials[3:]] == [{"memo": 1}, {"memo": 1}, {}]
 
 
 def test_what_goes_on_never_waits_in_the_queue(data, tmp_path, monkeypatch):
@@ -269,6 +294,26 @@ def test_what_is_caught_is_known_by_its_bases(data, tmp_path, workers, raised, c
     assert states(study) == (["COMPLETE", "FAIL", "COMPLETE"] if caught else ["COMPLETE", "FAIL"])
 
 
+def test_first_trials_that_fail_alike_may_be_caught(data, tmp_path):
+    def build(trial):
+        trial.suggest_float("x", 0.0, 1.0)
+        return Raises(Mine("bad")) if trial.number < 4 else Constant(0.5)
+
+    study = new_study()
+    optimize(study, data, build, n_trials=6, catch=Mine, run=tmp_path / "run")
+    assert states(study) == ["FAIL"] * 4 + ["COMPLETE"] * 2
+    with pytest.raises(RunError, match="all 3 trials failed; the first: Mine: bad"):
+        optimize(new_study(), data, build, n_trials=3, catch=Mine, run=tmp_path / "none")
+
+
+def test_who_failed_is_said_by_both_numbers(data, tmp_path):
+    study = new_study()
+    study.tell(study.ask(), state=optuna.trial.TrialState.FAIL)
+    both = r"trial 1 of the study, 0 of the run, failed: Mine: bad \(test_optuna_loop\.py"
+    with pytest.raises(RunError, match=both):
+        optimize(study, data, lambda trial: Raises(Mine("bad")), define=build_x, run=tmp_path / "r")
+
+
 def test_memory_that_a_gpu_lacks_is_a_runtime_error(data, tmp_path):
     torch = pytest.importorskip("torch")
 
@@ -331,6 +376,39 @@ def test_of_folds_one_prunes_all(data, tmp_path):
     for trial in result.trials:
         assert trial.status == "stopped" and "in fold 1" in trial.error
         assert [fold.status for fold in trial.folds] == ["stopped"] * 3
+
+
+def test_of_folds_that_were_left_while_one_prunes_none_trains_on(data, tmp_path):
+    """The process dies when one fold's end is on record and those of the others are not."""
+
+    class Dies(Exception):
+        pass
+
+    class Die:
+        def on_trial_end(self, trial):
+            raise Dies
+
+    class PrunesIn(Constant):
+        def end_epoch(self, epoch, metrics):
+            if self.loss == 1 and epoch == 1:
+                raise optuna.TrialPruned("bad")
+
+    def build(trial, info):
+        trial.suggest_float("x", 0.0, 1.0)
+        return PrunesIn(info.fold)
+
+    study = new_study()
+    run = tmp_path / "run"
+    options = {"n_trials": 1, "validation": cerebro.KFold(3), "run": run}
+    with pytest.raises(Dies):
+        optimize(study, data, build, run_callbacks=[Die()], **options)
+    with contextlib.closing(sqlite3.connect(run / "run.sqlite")) as connection, connection:
+        connection.execute("UPDATE trials SET resumable = 1 WHERE number != 1")
+    result = optimize(study, data, build, **options)
+    assert states(study) == ["FAIL", "PRUNED"]
+    assert [fold.status for fold in result.trials[0].folds] == ["stopped"] * 3
+    assert {fold.epoch for fold in result.trials[0].folds} <= {1, 2}
+    assert result.status == "finished"
 
 
 def test_a_trial_that_pruned_itself_before_the_study_knew(data, tmp_path):
