@@ -24,7 +24,7 @@ from cerebro.received import opened
 from cerebro.sources import Sources, note_imported
 from cerebro.trial_log import flush_output
 from cerebro.unit import CheckDone, Event, Job, RunContext, Task, UnitFailed
-from cerebro.worker import UnitRunner, describe
+from cerebro.worker import UnitRunner, bases_of, describe
 
 BEAT_MILLISECONDS = 100
 IMPORT_SECONDS = 30.0
@@ -101,6 +101,7 @@ class Worker:
         self._number = -1
         self._trouble = ""  # why this run could not begin here
         self._data_trouble = False
+        self._bases: tuple[str, ...] = ()  # of the exception that was the trouble
         self._sources: Sources = {}
 
     def handle(self, message: tuple[Any, ...]) -> None:
@@ -133,6 +134,7 @@ class Worker:
         except BaseException as error:  # the module of build may raise anything
             self._trouble = f"a worker cannot load the run: {describe(error)}"
             self._data_trouble = isinstance(error, CorruptDataError)
+            self._bases = bases_of(error)
 
     def _execute(self, task: Job) -> Event:
         self._clock.begin()
@@ -147,7 +149,7 @@ class Worker:
         if not isinstance(task, Task):
             return CheckDone(self._number, (), error=self._trouble)
         kind: Literal["data", "error"] = "data" if self._data_trouble else "error"
-        return UnitFailed(self._number, task, kind, self._trouble)
+        return UnitFailed(self._number, task, kind, self._trouble, bases=self._bases)
 
     def _end(self) -> None:
         note_imported(self._sources)  # what was imported while the run went on

@@ -21,6 +21,7 @@ from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
 from cerebro.executors.base import Executor, placing
 from cerebro.failures import (
     ALIKE_FAILURES,
+    asks_to_stop,
     missing_metric,
     not_finite,
     raise_if_alike,
@@ -41,7 +42,7 @@ from cerebro.search_loop import SearchLoop
 from cerebro.searchers.base import Searcher, Suggestion, expected_trials
 from cerebro.settings import Settings
 from cerebro.store import Store
-from cerebro.trial import ENDED, NOT_EXACT, EpochRecord, Status
+from cerebro.trial import ENDED, NOT_EXACT, NOTHING_RAISED, EpochRecord, Raised, Status
 from cerebro.trial_warnings import EVENT, Told
 from cerebro.unit import (
     CheckDone,
@@ -181,7 +182,8 @@ class Coordinator:
         trained = self._trials.by_number.values()
         left = self.is_stopped or any(trial.record.is_open for trial in trained)
         partly = self._restored is not None and self._restored.partly
-        return "stopped" if left or partly else "finished"
+        cut_short = getattr(self._loop.searcher, "cut_short", False)
+        return "stopped" if left or partly or cut_short else "finished"
 
     @property
     def trials(self) -> Mapping[int, LiveTrial]:
@@ -320,6 +322,9 @@ class Coordinator:
         if self._folded is not None:
             self._folded.take_up()
         self._loop.arrive_again()
+        for trial in list(self._trials.by_number.values()):
+            if asks_to_stop(trial.record.raised):
+                self._stop_others(trial)
 
     # --- the searcher ----------------------------------------------------
 
@@ -328,7 +333,8 @@ class Coordinator:
         news = self._loop.advance(ask=not self.is_stopped)
         first = [self.trials[n] for n in range(min(ALIKE_FAILURES, len(self.trials)))]
         # Not again where they had failed before the run was resumed.
-        if self._restored is None or any(trial.started for trial in first):
+        new = self._restored is None or any(trial.started for trial in first)
+        if new and not getattr(self._loop.searcher, "expects_failures", False):
             raise_if_alike([trial.record for trial in first])
         for number in self._searched.forget_ended(self._loop.rounds.expects):
             self._growth.forget(number)
@@ -548,8 +554,23 @@ class Coordinator:
         if event.kind == "cancelled":
             self._settle(trial)
             return
+        raised = Raised(event.bases, event.place)
+        if asks_to_stop(raised):
+            self._trials.end(trial, "stopped", event.message, event.traceback, raised)
+            self._stop_others(trial)
+            self._tell_searcher(trial)
+            return
         status: Status = "diverged" if event.kind == "diverged" else "failed"
-        self._end_trial(trial, status, event.message, event.traceback)
+        self._end_trial(trial, status, event.message, event.traceback, raised)
+
+    def _stop_others(self, trial: LiveTrial) -> None:
+        """End the other folds of a fold that asked to be stopped."""
+        if self._folded is None:
+            return
+        for other in self._folded.siblings(trial):
+            other.stopping = True
+            self._trials.hold(other)
+            self._settle(other)
 
     def _hear_of_machines(
         self, event: WorkerJoined | ShardsPlaced | StateKept | StateLost | Note
@@ -656,10 +677,15 @@ class Coordinator:
     # --- trials ----------------------------------------------------------
 
     def _end_trial(
-        self, trial: LiveTrial, status: Status, error: str = "", traceback: str = ""
+        self,
+        trial: LiveTrial,
+        status: Status,
+        error: str = "",
+        traceback: str = "",
+        raised: Raised = NOTHING_RAISED,
     ) -> None:
         """End a trial without asking the searcher, who is told the worst."""
-        self._trials.end(trial, status, error, traceback)
+        self._trials.end(trial, status, error, traceback, raised)
         self._tell_searcher(trial)
 
     def end_open_trials(self) -> None:

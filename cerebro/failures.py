@@ -8,11 +8,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from cerebro.errors import RunError
-from cerebro.trial import TrialRecord
+from cerebro.trial import Raised, TrialRecord
 
 ALIKE_FAILURES = 3
 """So many first trials that all fail alike end the run."""
 _WORDS = dict(enumerate(["three", "four", "five", "six", "seven", "eight", "nine", "ten"], 3))
+_PRUNED = "optuna.exceptions.TrialPruned"
 _NO_METRIC = "the model reports no metric"
 
 
@@ -32,7 +33,7 @@ def raise_if_alike(first: Sequence[TrialRecord]) -> None:
         return
     if any(record.status != "failed" or record.epochs for record in first):
         return
-    if len({failure_kind(record.error or "") for record in first}) == 1:
+    if len({failure_kind(record) for record in first}) == 1:
         raise RunError(f"the first {len(first)} trials failed alike: {first[0].error}")
 
 
@@ -67,13 +68,20 @@ def _all_failed(first: TrialRecord, total: int) -> str:
     return f"{said}; its traceback: result.trials[{number}].traceback" if first.traceback else said
 
 
-def failure_kind(message: str) -> str:
+def failure_kind(record: TrialRecord) -> tuple[str, ...]:
     """What makes two failures alike: the exception's type and where it was raised.
 
     Without a place in the user's code it is the message, whatever its numbers.
     """
-    kind, _, rest = message.partition(":")
-    return kind + rest[rest.rfind("(") :] if "(" in rest else re.sub(r"\d+", "#", message)
+    raised = record.raised
+    if raised.place:
+        return raised.bases[0], raised.place
+    return (re.sub(r"\d+", "#", record.error or ""),)
+
+
+def asks_to_stop(raised: Raised) -> bool:
+    """Whether an exception of the user's code ends its trial without being a failure."""
+    return _PRUNED in raised.bases
 
 
 def worst(mode: str) -> float:

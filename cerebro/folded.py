@@ -13,7 +13,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Sequence
 
-from cerebro.trial import ENDED, EpochRecord, Status, TrialRecord
+from cerebro.trial import ENDED, NOTHING_RAISED, EpochRecord, Status, TrialRecord
 
 STD = "_std"
 """What follows a metric's name in that of its standard deviation."""
@@ -59,9 +59,12 @@ def update(whole: TrialRecord) -> list[EpochRecord]:
     whole.status = _status(whole.folds)
     whole.resumable = any(fold.resumable for fold in whole.folds)
     whole.error = whole.traceback = None
+    whole.raised = NOTHING_RAISED
+    if culprit is None:  # one that asked to be stopped, by an exception
+        culprit = next((fold for fold in whole.folds if fold.raised.bases), None)
     if culprit is not None and whole.status == culprit.status:
         whole.error = f"{culprit.error}; in fold {culprit.fold}"
-        whole.traceback = culprit.traceback
+        whole.traceback, whole.raised = culprit.traceback, culprit.raised
     return new
 
 

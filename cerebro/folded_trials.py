@@ -186,6 +186,11 @@ class FoldedTrials:
             raise InputError(f"trial {number} is {status}: it cannot be {what}")
         return trial, [fold for fold in trial.folds if fold.record.status not in ENDED]
 
+    def siblings(self, fold: LiveTrial) -> list[LiveTrial]:
+        """The other folds of a fold's configuration that have not ended."""
+        trial = self.by_number.get(fold.record.number // self._each)
+        return [] if trial is None else [f for f in trial.folds if f.record.status not in ENDED]
+
     def restore(self, folds: Sequence[LiveTrial], answers: Mapping[int, Answers]) -> None:
         """Take in the trials of an earlier process; `answers` are about configurations."""
         each = self._each

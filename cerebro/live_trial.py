@@ -7,7 +7,7 @@ from typing import Any
 
 from cerebro.report.snapshot import TrialRow
 from cerebro.settings import Settings
-from cerebro.trial import TrialRecord
+from cerebro.trial import TrialRecord, plain
 from cerebro.unit import CloneOf, KeptState, Warned
 
 
@@ -79,7 +79,7 @@ class LiveTrial:
         selected = record.selected(settings.metric, settings.mode, settings.select)
         return TrialRow(
             number=record.number,
-            config=record.config,
+            config=plain(record.config),
             status=record.status,
             epoch=record.done,
             epochs=record.target_epochs,

@@ -23,7 +23,7 @@ from cerebro.meter import Meter
 from cerebro.searchers.base import Suggestion
 from cerebro.settings import Settings
 from cerebro.store import Answers, Store, decode, encode, read_trials, reader
-from cerebro.trial import ENDED, EpochRecord, Status, TrialRecord
+from cerebro.trial import ENDED, NOTHING_RAISED, EpochRecord, Raised, Status, TrialRecord
 from cerebro.trial_log import log_path, remove_if_empty
 from cerebro.unit import RunContext
 
@@ -293,11 +293,19 @@ class LiveTrials:
 
     # --- ending ----------------------------------------------------------
 
-    def end(self, trial: LiveTrial, status: Status, error: str = "", traceback: str = "") -> None:
+    def end(
+        self,
+        trial: LiveTrial,
+        status: Status,
+        error: str = "",
+        traceback: str = "",
+        raised: Raised = NOTHING_RAISED,
+    ) -> None:
         """End a trial for good."""
         record = trial.record
         record.error = error or None
         record.traceback = traceback or None
+        record.raised = raised
         self._schedule.drop_trial(record.number)
         self._drop_parent(trial)
         self._plan_units(trial, trial.position - trial.first_position)
@@ -385,6 +393,7 @@ class LiveTrials:
         self._store.set_status(
             *(record.number, status, record.error or "", record.traceback or ""),
             resumable=resumable,
+            raised=record.raised,
         )
 
     def _told(self, trial: LiveTrial) -> int | None:

@@ -18,14 +18,16 @@ suggests hyper-parameters and returns a model instead of training it.
 
 from __future__ import annotations
 
-import builtins
 import contextlib
+import copy
+import datetime
+import inspect
 import math
 import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -34,6 +36,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from cerebro import generators
 from cerebro.errors import InputError, RunError
+from cerebro.failures import asks_to_stop
 from cerebro.guard import in_trial, refuse
 from cerebro.keywords import OPTIMIZE, answers
 from cerebro.metrics import metric_mode
@@ -46,11 +49,16 @@ from cerebro.searchers.distributions import ATTRIBUTE
 from cerebro.searchers.study_storage import storage_errors
 from cerebro.settings import check_build, views_of, whole_number
 from cerebro.space import Space, json_value
+from cerebro.store import encode
 from cerebro.study_build import StudyBuild
+from cerebro.trial import STUDY, Raised, class_name
 from cerebro.worker import make_info
 
 if TYPE_CHECKING:
     from cerebro.data import Dataset
+
+INTERRUPTED = "cerebro:interrupted"
+"""System attribute of a study's trials that were told FAIL because their run was left."""
 
 
 @answers(OPTIMIZE, search, ("run_callbacks",), "cerebro.optuna.optimize")
@@ -84,7 +92,9 @@ def optimize(
     build
         ``build(trial)`` or ``build(trial, info)``: suggests hyper-parameters and returns a
         model. Called once in this process, in the order of the trials' numbers, with the
-        study's trial; then in workers with a `optuna.trial.FixedTrial` of the same values.
+        study's trial; then in workers with an `optuna.trial.FixedTrial` of the same values,
+        number and attributes. Its ``study`` has a name and a direction there, and a ``stop()``
+        that does nothing more.
     data, epochs, validation, metric, width, workers, threads, batch_size, run, progress
         As of `cerebro.search`; `batch_size` may be suggested under that name instead.
     define
@@ -94,10 +104,13 @@ def optimize(
         Trials to add to the study, those that are pruned or fail included. None: until
         `timeout`, or until a callback stops the study.
     timeout
-        Seconds after which nothing new is started.
+        Seconds after which no trial is begun; those that train are trained to their ends.
+        ``time_limit=`` of `cerebro.search` also breaks these off.
     catch
-        Exceptions of a trial that do not end the study: it is told FAIL and goes on. Any
-        other ends it, as in `optuna.Study.optimize`.
+        Exceptions of a trial that do not end the study, subclasses included: it is told FAIL
+        and goes on. Any other ends it, as in `optuna.Study.optimize`; `optuna.TrialPruned`,
+        raised in `build` or while a model trains, makes its trial PRUNED. A run of which all
+        trials have failed still ends with a RunError.
     callbacks
         Called with the study and the finished trial, in the order in which trials finish
         by rounds; ``study.stop()`` works in them.
@@ -107,8 +120,8 @@ def optimize(
     Returns
     -------
     Result
-        The run. Which of its trials is the study's ``trial`` is told by
-        ``trial.user_attrs["cerebro"]``: the run's folder and the number there.
+        The run. ``trial.system_attrs["cerebro"]`` of a study's trial has the run's folder and
+        the trial's number there.
 
     Raises
     ------
@@ -123,9 +136,12 @@ def optimize(
     If `run` exists, it goes on: trials that were in flight are trained on from their last
     committed unit, and the study has no trial left running of a process that died. Every
     epoch's metric is reported as an intermediate value, with the epoch, from 0, as its step;
-    the value of a trial is that of its last epoch.
+    the value of a trial is that of its last epoch. The pruner is asked after every epoch but
+    the last. A metric that is not finite is handled as Optuna does: pruners prune NaN, the
+    value infinity is a value, and a trial whose value is NaN fails.
     """
     refuse("cerebro.optuna.optimize")
+    check_options(options)
     whole_number("epochs", epochs, 1)
     n_trials = whole_number("n_trials", n_trials, 1, optional=True)
     timeout = positive("timeout", timeout)
@@ -158,7 +174,6 @@ def optimize(
             width=width,
             workers=workers,
             threads=threads,
-            time_limit=timeout,
             run=run,
             if_exists="error" if run is None else "resume",
             progress=progress,
@@ -171,6 +186,15 @@ def optimize(
         raise
     searcher.close()
     return result
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise TypeError for arguments that `optimize` cannot hand on to `cerebro.search`."""
+    ours = {"mode", "select", "searcher", "points", "space", "if_exists", "asynchronous"}
+    known = {"run_callbacks", *inspect.signature(search).parameters} - ours
+    for name in options:
+        if name not in known:
+            raise TypeError(f"optimize() got an unexpected keyword argument {name!r}")
 
 
 def check_study(study: optuna.Study, metric: str, epochs: int) -> None:
@@ -189,6 +213,11 @@ def check_study(study: optuna.Study, metric: str, epochs: int) -> None:
         raise InputError(
             f"the study {study.study_name!r} has several objectives, and Cerebro optimises one: "
             "create it with direction= instead of directions="
+        )
+    if study._thread_local.in_optimize_loop:
+        raise InputError(
+            f"the study {study.study_name!r} is being optimised: optimize() cannot be called for "
+            "it in its own build or callbacks"
         )
     least, most = (getattr(study.pruner, f"_{end}_resource", None) for end in ("min", "max"))
     if isinstance(least, int) and isinstance(most, int) and most < least:
@@ -225,30 +254,23 @@ def _is_exception(kind: Any) -> bool:
 
 
 class Watcher:
-    """Hears of failed trials, so that what is not caught ends the search."""
+    """Hears how trials end, so that what is not caught ends the search."""
 
     def __init__(self, searcher: StudySearcher) -> None:
         self._searcher = searcher
 
+    def on_run_start(self, result: Result) -> None:
+        """Find trials that were pruned in an earlier process, which may not have told the study."""
+        for trial in result.trials:
+            if asks_to_stop(trial.record.raised):
+                self._searcher.note_pruned(trial.number)
+
     def on_trial_end(self, trial: Any) -> None:
-        """Remember why the trial failed."""
-        if trial.status == "failed":
-            self._searcher.note_failure(trial.number, trial.error or "")
-
-
-class StudyProxy:
-    """A study for callbacks, whose ``stop()`` ends this search."""
-
-    def __init__(self, study: optuna.Study, stop: Callable[[], None]) -> None:
-        self._study = study
-        self._stop = stop
-
-    def stop(self) -> None:
-        """Begin no trial any more."""
-        self._stop()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._study, name)
+        """Note that a trial was pruned, or why it failed."""
+        if asks_to_stop(trial.record.raised):
+            self._searcher.note_pruned(trial.number)
+        elif trial.status == "failed":
+            self._searcher.note_failure(trial.number, trial.error or "", trial.record.raised)
 
 
 class StudySearcher:
@@ -256,6 +278,7 @@ class StudySearcher:
 
     adaptive = True
     repeatable = False  # the study is elsewhere: it has heard what it was told
+    exact_metrics = True
 
     def __init__(
         self,
@@ -290,15 +313,18 @@ class StudySearcher:
         self._lost = 0  # defined in vain: pruned, or failed and caught
         self._timeout = timeout
         self._deadline = math.inf
-        self._stopped = False
+        self.expects_failures = bool(catch)
+        self.cut_short = False
+        """Whether the time was over before there were all trials."""
         self._open: dict[int, optuna.Trial] = {}  # asked and not told, by our number
         self._told: dict[int, FrozenTrial] = {}  # told, of which the run's record does not know
-        self._proxy: Any = StudyProxy(study, self._stop)
+        self._pruned: set[int] = set()  # by themselves, of which the study does not know
 
     def setup(self, space: Space, *, seed: int, **_: Any) -> None:
         """Prepare for a search."""
         self._seed = seed
-        self._count, self._lost, self._stopped, self._open, self._told = 0, 0, False, {}, {}
+        self._count, self._lost, self._open, self._told, self._pruned = 0, 0, {}, {}, set()
+        self._study._stop_flag = self.cut_short = False
         self._deadline = math.inf if self._timeout is None else time.monotonic() + self._timeout
 
     # --- asking ----------------------------------------------------------
@@ -308,17 +334,19 @@ class StudySearcher:
         with self._storage_errors():
             return self._suggest()
 
-    def _suggest(self) -> Suggestion | Literal[_Done.DONE]:
-        while not self._stopped and not self._has_all_trials():
-            trial = self._study.ask()
-            config = self._chosen(trial)
+    def _suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
+        while not self._study._stop_flag and not self._has_all_trials():
+            if time.monotonic() >= self._deadline:
+                self.cut_short = True
+                return None  # not DONE: the same call goes on
+            with self._as_optimize():
+                trial = self._study.ask()
+                config = self._chosen(trial)
             if config is None:
                 self._lost += 1
-                if time.monotonic() > self._deadline:  # for nothing else would end this loop
-                    break
                 continue
             number = self._count
-            trial.set_user_attr(ATTRIBUTE, {"run": self._run, "trial": number})
+            self._set_system_attr(trial, ATTRIBUTE, self._mark(number))
             self._open[number] = trial
             self._count += 1
             return Suggestion(config, self._epochs)
@@ -332,16 +360,45 @@ class StudySearcher:
         """Return the configuration of a trial; None if defining it failed and that is caught."""
         try:
             extra = self._call(trial)
+            config = {**trial.params, **(extra if isinstance(extra, Mapping) else {})}
+            config = {name: recorded(value, name) for name, value in config.items()}
         except optuna.TrialPruned:
             self._finish(trial, TrialState.PRUNED)
             return None
-        except Exception as error:
-            self._finish(trial, TrialState.FAIL)
-            if isinstance(error, self._catch):
-                return None
-            raise
-        config = {**trial.params, **(extra if isinstance(extra, Mapping) else {})}
-        return {name: json_value(value, name) for name, value in config.items()}
+        except BaseException as error:
+            frozen = self._tell(trial, TrialState.FAIL)
+            if not isinstance(error, self._catch):
+                raise
+            self._call_back(frozen)
+            return None
+        return {**config, STUDY: self._known_of(trial)}
+
+    def _known_of(self, trial: optuna.Trial) -> dict[str, Any]:
+        """Return what a trial in a worker is to know beside its parameters, as JSON."""
+        system = self._study._storage.get_trial_system_attrs(trial._trial_id)
+        return {
+            "number": trial.number,
+            "study": self._study.study_name,
+            "direction": self._study.direction.name,
+            "user_attrs": storable_items(trial.user_attrs),
+            "system_attrs": storable_items(system),
+        }
+
+    @contextlib.contextmanager
+    def _as_optimize(self) -> Iterator[None]:
+        """Let ``study.stop()`` work, which samplers and users call: this is the study's loop."""
+        local = self._study._thread_local
+        before, local.in_optimize_loop = local.in_optimize_loop, True
+        try:
+            yield
+        finally:
+            local.in_optimize_loop = before
+
+    def _mark(self, number: int) -> dict[str, Any]:
+        return {"run": self._run, "trial": number}
+
+    def _set_system_attr(self, trial: optuna.Trial, name: str, value: Any) -> None:
+        self._study._storage.set_trial_system_attr(trial._trial_id, name, value)
 
     def _call(self, trial: optuna.Trial) -> Any:
         if self._define is not None:
@@ -377,9 +434,11 @@ class StudySearcher:
         if trial in self._told:
             return self._answer_again(trial, epoch)
         asked = self._open[trial]
-        value = metrics.get(self._metric, math.nan)
-        if not math.isfinite(value):
-            self._finish(self._open.pop(trial), TrialState.FAIL)
+        value = metrics.get(self._metric)
+        if value is None:  # it has ended without this epoch
+            state = TrialState.PRUNED if trial in self._pruned else TrialState.FAIL
+            self._pruned.discard(trial)
+            self._finish(self._open.pop(trial), state)
             return Decision.STOP
         asked.report(value, step=epoch)
         if epoch + 1 < self._epochs:
@@ -387,7 +446,10 @@ class StudySearcher:
                 return Decision.CONTINUE
             self._finish(self._open.pop(trial), TrialState.PRUNED)
             return Decision.STOP
-        self._finish(self._open.pop(trial), TrialState.COMPLETE, value)
+        if math.isnan(value):
+            self._finish(self._open.pop(trial), TrialState.FAIL)
+        else:
+            self._finish(self._open.pop(trial), TrialState.COMPLETE, value)
         return Decision.CONTINUE
 
     def _answer_again(self, trial: int, epoch: int) -> Decision:
@@ -404,14 +466,24 @@ class StudySearcher:
         return storage_errors(optuna, study._storage, study.study_name, kind=RunError, more=more)
 
     def _finish(self, trial: optuna.Trial, state: TrialState, value: float | None = None) -> None:
-        frozen = self._study.tell(trial, value, state=state)
-        for callback in self._callbacks:
-            callback(self._proxy, frozen)
+        self._call_back(self._tell(trial, state, value))
 
-    def _stop(self) -> None:
-        self._stopped = True
+    def _tell(
+        self, trial: optuna.Trial | int, state: TrialState, value: float | None = None
+    ) -> FrozenTrial:
+        with self._as_optimize():
+            return self._study.tell(trial, value, state=state)
 
-    def note_failure(self, number: int, error: str) -> None:
+    def _call_back(self, frozen: FrozenTrial) -> None:
+        with self._as_optimize():
+            for callback in self._callbacks:
+                callback(self._study, copy.deepcopy(frozen))
+
+    def note_pruned(self, number: int) -> None:
+        """Remember that a trial has raised `optuna.TrialPruned`."""
+        self._pruned.add(number)
+
+    def note_failure(self, number: int, error: str, raised: Raised) -> None:
         """End the search if a trial raised what is not caught.
 
         Raises
@@ -419,16 +491,18 @@ class StudySearcher:
         RunError
             With the trial's error.
         """
-        if not is_caught(error, self._catch):
-            raise RunError(
-                f"trial {number} failed: {error} (catch=(...) goes on after such failures)"
-            )
+        if not is_caught(raised, self._catch):
+            asked = self._open.get(number)
+            which = f"trial {number}"
+            if asked is not None and asked.number != number:
+                which = f"trial {asked.number} of the study, {number} of the run,"
+            raise RunError(f"{which} failed: {error} (catch=(...) goes on after such failures)")
 
     def close(self) -> None:
         """Leave no trial running in the study that nobody trains."""
         for trial in self._open.values():
-            trial.set_user_attr("interrupted", True)
-            self._study.tell(trial, state=TrialState.FAIL)
+            self._set_system_attr(trial, INTERRUPTED, True)
+            self._tell(trial, TrialState.FAIL)
         self._open = {}
 
     # --- resuming --------------------------------------------------------
@@ -438,7 +512,6 @@ class StudySearcher:
         return {
             "count": self._count,
             "lost": self._lost,
-            "stopped": self._stopped,
             "open": [[number, trial.number, trial.params] for number, trial in self._open.items()],
         }
 
@@ -456,11 +529,10 @@ class StudySearcher:
     def _load(self, state: Mapping[str, Any]) -> None:
         self._count = int(state["count"])
         self._lost = int(state.get("lost", 0))
-        self._stopped = False
         known = {trial.number: trial for trial in self._study.get_trials(deepcopy=False)}
         for number, asked, params in state["open"]:
             frozen = known.get(asked)
-            if frozen is None or frozen.params != params or not self._is_ours(frozen, number):
+            if frozen is None or not self._is_ours(frozen, number, params):
                 raise InputError(
                     f"the study {self._study.study_name!r} does not have trial {asked} of the run "
                     f"{self._run}: give the study that the run was begun with, in a storage that "
@@ -468,31 +540,47 @@ class StudySearcher:
                 )
             if frozen.state is TrialState.RUNNING:
                 self._open[number] = optuna.Trial(self._study, frozen._trial_id)
-            elif frozen.user_attrs.get("interrupted"):
-                self._open[number] = self._asked_anew(frozen, number)
+            elif INTERRUPTED in frozen.system_attrs or frozen.user_attrs.get("interrupted"):
+                self._open[number] = self._begun_anew(frozen, number)
             else:
                 self._told[number] = frozen
         self._fail_orphans()
 
-    def _is_ours(self, frozen: FrozenTrial, number: int) -> bool:
-        return bool(frozen.user_attrs.get(ATTRIBUTE, {}).get("trial") == number)
+    def _is_ours(self, frozen: FrozenTrial, number: int, params: Mapping[str, Any]) -> bool:
+        """Whether it is this trial of the run; storages give tuples back as lists."""
+        same = json_value(frozen.params, "params") == json_value(params, "params")
+        return same and mark_of(frozen).get("trial") == number
 
-    def _asked_anew(self, frozen: FrozenTrial, number: int) -> optuna.Trial:
-        """Ask for a trial with the same values and reports: the first was told that it failed."""
-        self._study.enqueue_trial(frozen.params)
-        trial = self._study.ask(frozen.distributions)
-        for step, value in sorted(frozen.intermediate_values.items()):
-            trial.report(value, step)
-        trial.set_user_attr(ATTRIBUTE, {"run": self._run, "trial": number})
-        return trial
+    def _begun_anew(self, frozen: FrozenTrial, number: int) -> optuna.Trial:
+        """Add a running trial with the same content: the first was told that it failed.
+
+        It is never in the queue, where trials that the user has enqueued may wait, and from
+        where another process might take it.
+        """
+        ours = (ATTRIBUTE, INTERRUPTED, "interrupted")
+        system = {name: value for name, value in frozen.system_attrs.items() if name not in ours}
+        template = FrozenTrial(
+            number=-1,  # this and the identifier are the storage's to choose
+            trial_id=-1,
+            state=TrialState.RUNNING,
+            value=None,
+            datetime_start=datetime.datetime.now(),
+            datetime_complete=None,
+            params=frozen.params,
+            distributions=frozen.distributions,
+            user_attrs={n: value for n, value in frozen.user_attrs.items() if n not in ours},
+            system_attrs={**system, ATTRIBUTE: self._mark(number)},
+            intermediate_values=frozen.intermediate_values,
+        )
+        study = self._study
+        return optuna.Trial(study, study._storage.create_new_trial(study._study_id, template))
 
     def _fail_orphans(self) -> None:
         """Tell trials that a dead process of this run left running."""
         ours = {trial.number for trial in self._open.values()}
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            mark = trial.user_attrs.get(ATTRIBUTE, {})
-            if mark.get("run") == self._run and trial.number not in ours:
-                self._study.tell(trial.number, state=TrialState.FAIL)
+            if mark_of(trial).get("run") == self._run and trial.number not in ours:
+                self._tell(trial.number, TrialState.FAIL)
 
 
 class DeferredInfo:
@@ -509,17 +597,35 @@ class DeferredInfo:
         return getattr(self._make(self._trial, self._number), name)
 
 
-def is_caught(error: str, catch: Sequence[type[Exception]]) -> bool:
-    """Whether an error's text begins with the name of an exception that is caught.
+def mark_of(frozen: FrozenTrial) -> Mapping[str, Any]:
+    """Which trial of which run a study's trial is; empty if it is none of ours."""
+    # Cerebro 0.1.0 before its release made it a user attribute.
+    mark = frozen.system_attrs.get(ATTRIBUTE, frozen.user_attrs.get(ATTRIBUTE))
+    return mark if isinstance(mark, Mapping) else {}
 
-    Exceptions of workers arrive as text. Builtin ones are known with their bases, others by
-    their own name.
-    """
-    name = error.partition(":")[0].strip().partition(" ")[0]
-    kind = getattr(builtins, name, None)
-    for caught in catch:
-        if caught in (Exception, BaseException) or caught.__name__ == name:
-            return True
-        if isinstance(kind, type) and issubclass(kind, caught):
-            return True
-    return False
+
+def recorded(value: Any, name: str) -> Any:
+    """Return a value as it is recorded: what JSON gives back, but tuples stay tuples."""
+    if isinstance(value, (list, tuple)):
+        items = [recorded(item, name) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
+    plain = json_value(value, name)
+    if isinstance(value, Mapping):
+        return {key: recorded(item, name) for key, item in value.items()}
+    return plain
+
+
+def storable_items(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of a trial's attributes that can be recorded: in memory anything is allowed."""
+    known = {}
+    for name, value in attributes.items():
+        with contextlib.suppress(Exception):
+            encode(value)
+            known[name] = value
+    return known
+
+
+def is_caught(raised: Raised, catch: Sequence[type[Exception]]) -> bool:
+    """Whether what ended a trial is caught; a lost worker and the like only by `Exception`."""
+    names = raised.bases or (class_name(Exception),)
+    return any(class_name(kind) in names for kind in catch)

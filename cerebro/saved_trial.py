@@ -19,7 +19,7 @@ from cerebro.environment import flags_of_run
 from cerebro.errors import InputError
 from cerebro.saved_run import SavedRun
 from cerebro.settings import whole_number
-from cerebro.trial import EpochRecord, Status, TrialRecord
+from cerebro.trial import EpochRecord, Status, TrialRecord, plain
 
 
 class Trial:
@@ -62,7 +62,7 @@ class Trial:
     @property
     def config(self) -> dict[str, Any]:
         """The configuration that ``build`` was called with."""
-        return dict(self.record.config)
+        return plain(self.record.config)
 
     @property
     def status(self) -> Status:
@@ -127,7 +127,7 @@ class Trial:
 
     @property
     def error(self) -> str | None:
-        """Why the trial failed or diverged, in one line; None otherwise."""
+        """Why the trial failed, diverged or stopped itself, in one line; None otherwise."""
         return self.record.error
 
     @property
@@ -216,7 +216,7 @@ class Trial:
             device=device,
         )
         with generators.preserved(_torch_imported()), flags_of_run(context.torch_flags):
-            model, torch = build_model(context, self.number, self.config, info)
+            model, torch = build_model(context, self.number, self.record.config, info)
             live = LiveModel(model, torch, progress=EpochProgress())
             load_tree(live, packed, batch_device(model, device))
         # Dropout and batch norm would otherwise train on in the user's predictions;

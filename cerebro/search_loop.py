@@ -61,6 +61,7 @@ class SearchLoop:
         self._first = first
         self._fresh = 0  # trials that are no clones
         self._news = False
+        self._exact = bool(getattr(searcher, "exact_metrics", False))
         self._notes = Notes(searcher)
         self._standing: set[int] = set()  # trials that ended early and are reported on
 
@@ -75,7 +76,7 @@ class SearchLoop:
 
         So that a searcher that listens turns away from it.
         """
-        metrics = {self._settings.metric: worst(self._settings.mode)}
+        metrics = {} if self._exact else {self._settings.metric: worst(self._settings.mode)}
         record = trial.record
         self.rounds.arrive(Report(record.number, record.done, metrics, ended=True))
 
@@ -258,7 +259,9 @@ class SearchLoop:
         return rule is not None and rule.should_stop(trial.history)
 
     def _report(self, report: Report) -> Decision:
-        told = as_told(report.metrics, self._settings.metric, self._settings.mode)
+        told = report.metrics
+        if not self._exact:
+            told = as_told(told, self._settings.metric, self._settings.mode)
         decision = self.searcher.report(report.trial, report.epoch, told)
         if not isinstance(decision, Decision):
             raise InputError(

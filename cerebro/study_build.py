@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from cerebro.protocol import Info
 from cerebro.recipe import accepts_info
+from cerebro.trial import STUDY, plain
 
 
 class StudyBuild:
@@ -30,7 +32,41 @@ class StudyBuild:
         self.__qualname__ = getattr(build, "__qualname__", None) or type(build).__qualname__
 
     def __call__(self, config: Mapping[str, Any], info: Info) -> Any:
-        from optuna.trial import FixedTrial
-
-        trial = FixedTrial(dict(config), info.trial // self.folds)
+        known = config.get(STUDY, {})  # of older runs nothing is
+        trial = _trial_class()(plain(config), known.get("number", info.trial // self.folds))
+        trial.user_attrs.update(known.get("user_attrs", {}))
+        trial.system_attrs.update(known.get("system_attrs", {}))
+        trial.study = StudyStandIn(known.get("study", ""), known.get("direction", "NOT_SET"))
         return self.build(trial, info) if accepts_info(self.build) else self.build(trial)
+
+
+@functools.cache
+def _trial_class() -> Any:
+    """A trial that suggests what was chosen; Optuna is imported where there is one."""
+    from optuna.trial import FixedTrial
+
+    class StudyTrial(FixedTrial):
+        study: StudyStandIn
+
+    return StudyTrial
+
+
+class StudyStandIn:
+    """What a trial's ``study`` is in a worker, where the study itself is not."""
+
+    def __init__(self, name: str, direction: str) -> None:
+        from optuna.study import StudyDirection
+
+        self.study_name = name
+        self.direction = StudyDirection[direction]
+        self.directions = [self.direction]
+
+    def stop(self) -> None:
+        """Do nothing: the study has heard it when `build` was called where it is."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"trial.study.{name} cannot be asked for in a worker, where build is called again: "
+            "only study_name, direction and stop() can. Keep what build needs with "
+            "trial.set_user_attr() in define=, or read it before optimize()"
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -14,6 +14,33 @@ ENDED: tuple[Status, ...] = ("stopped", "finished", "diverged", "failed")
 
 NOT_EXACT = "not exact"
 """What an event is called that names an operation without a deterministic version."""
+
+STUDY = "cerebro:study"
+"""In a configuration on record: what `build` is to know of an Optuna study's trial beside its
+parameters. Users are not shown it; see `cerebro.study_build`."""
+
+
+def plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration as users see it."""
+    return {name: value for name, value in config.items() if name != STUDY}
+
+
+def class_name(kind: type) -> str:
+    """A class's full name, the same in every process."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """What the user's code raised: enough to compare exceptions by, without the exception."""
+
+    bases: tuple[str, ...] = ()
+    """Full names of its class and its base classes, in their order; empty: nothing was raised."""
+    place: str = ""
+    """The user's line that raised it; empty where no line of the user's did."""
+
+
+NOTHING_RAISED = Raised()
 
 
 @dataclass(slots=True)
@@ -62,6 +89,8 @@ class TrialRecord:
     """Whether the run left it unfinished."""
     error: str | None = None
     traceback: str | None = None
+    raised: Raised = NOTHING_RAISED
+    """The user's exception that ended the trial."""
     epochs: list[EpochRecord] = field(default_factory=list)
     """By number, the trial's own; only ever added to."""
     extensions: tuple[tuple[int, int], ...] = ()

@@ -247,6 +247,10 @@ class UnitFailed:
     message: str
     traceback: str = ""
     dropped: tuple[int, ...] = ()
+    bases: tuple[str, ...] = ()
+    """Of ``error``: full names of the exception's class and its base classes, in their order."""
+    place: str = ""
+    """Of ``error``: the user's line that raised it, as in `message`."""
     warned: tuple[Warned, ...] = ()
 
 

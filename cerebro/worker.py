@@ -53,6 +53,7 @@ from cerebro.recipe import accepts_info
 from cerebro.state_files import epoch_state_file, read_state, unpublished
 from cerebro.storage import ExhaustedError, StorageError, is_full, storing
 from cerebro.torch_settings import compute_settings, operations_noted
+from cerebro.trial import class_name, plain
 from cerebro.trial_log import append, log_path, redirected_descriptors, redirected_streams
 from cerebro.trial_warnings import Watch
 from cerebro.unit import (
@@ -225,14 +226,17 @@ class UnitRunner:
             kind = "worker"
         elif isinstance(error, StorageError) or is_full(error):
             kind = "storage"
+        bases: tuple[str, ...] = ()
+        place = ""
         if kind != "error":
             cause, text = text_of(error, 2000), ""
         else:
-            cause = self._cause(error, task.config)
+            bases, place = bases_of(error), place_of(error)
+            cause = self._cause(error, plain(task.config))
             text = traceback_of(error)
         if kind in ("error", "diverged"):
             append(log_path(self.context.log_dir, task.trial), text or cause)
-        return UnitFailed(self.worker, task, kind, cause, text, (task.trial,))
+        return UnitFailed(self.worker, task, kind, cause, text, (task.trial,), bases, place)
 
     def _cause(self, error: BaseException, config: Mapping[str, Any]) -> str:
         """What went wrong in the user's code, and what helps where that is known."""
@@ -434,7 +438,7 @@ class UnitRunner:
         state = _core.unpack_state(packed, "torch" if live.torch else "numpy")["model"]
         with self._computing():
             if hasattr(live.model, "load_clone"):
-                live.model.load_clone(state, dict(task.config))
+                live.model.load_clone(state, plain(task.config))
             else:
                 live.model.load_state_dict(state)
         live.position = task.position
@@ -875,14 +879,25 @@ def describe(error: BaseException) -> str:
     if isinstance(error, InputError):
         return text
     cause = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    place = place_of(error)
+    return f"{cause} ({place})" if place else cause
+
+
+def place_of(error: BaseException) -> str:
+    """The user's line that raised an exception, as ``file:line in function``; empty if none did."""
     here = str(Path(__file__).parent) + os.sep
     frames = traceback.extract_tb(error.__traceback__)
     outside = [f for f in frames if not f.filename.startswith(here)]
     if not outside:
-        return cause
+        return ""
     # The last line of the user's own, not where a library noticed what that line had done.
     at = [f for f in outside if not _is_library(f.filename)] or outside
-    return f"{cause} ({Path(at[-1].filename).name}:{at[-1].lineno} in {at[-1].name})"
+    return f"{Path(at[-1].filename).name}:{at[-1].lineno} in {at[-1].name}"
+
+
+def bases_of(error: BaseException) -> tuple[str, ...]:
+    """Full names of an exception's class and its base classes: the class itself may not travel."""
+    return tuple(class_name(kind) for kind in type(error).__mro__[:-1])
 
 
 def _is_library(file: str) -> bool:

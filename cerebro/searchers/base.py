@@ -113,6 +113,15 @@ class Searcher(Protocol):
     returned None or `DONE` is not repeated. An adaptive searcher that also depends on something
     else has an attribute ``repeatable = False``: then its state is recorded with every answer.
 
+    A searcher with an attribute ``exact_metrics = True`` is told metrics that are not numbers as
+    they are, and of a trial that failed or diverged no metrics instead of the worst.
+
+    One that ends although there is more to suggest has an attribute ``cut_short = True`` then: the
+    run is stopped, not finished, so that the same call resumes it.
+
+    With an attribute ``expects_failures = True`` a run is not given up because its first trials
+    fail alike.
+
     A configuration is what ``build`` is to get: it need not be inside the space, and several
     trials may have the same.
     """

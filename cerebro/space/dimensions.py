@@ -340,7 +340,8 @@ def integer(low: int, high: int, step: int = 1, log: bool = False) -> Integer:
 def choice(options: Sequence[Any]) -> Choice:
     """Return a dimension of the given options, each as likely; a plain list means the same.
 
-    Options are values that JSON can store (see :mod:`cerebro.space`).
+    Options are values that JSON can store (see :mod:`cerebro.space`); a tuple arrives in
+    ``build`` as a list.
     """
     return Choice(options)
 

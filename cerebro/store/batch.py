@@ -19,8 +19,11 @@ from cerebro.store.encoding import storable
 Files = tuple[str, str]
 """Temporary and final path of a state."""
 
-_TRIALS = "INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_STATUS = "UPDATE trials SET status = ?, error = ?, traceback = ?, resumable = ? WHERE number = ?"
+_TRIALS = "INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_STATUS = (
+    "UPDATE trials SET status = ?, error = ?, traceback = ?, resumable = ?, raised = ? "
+    "WHERE number = ?"
+)
 _EPOCHS = "INSERT OR REPLACE INTO epochs VALUES (?, ?, ?, ?, ?)"
 _METRICS = "INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?)"
 _RETIRE = "UPDATE epochs SET state_file = NULL WHERE trial = ? AND epoch = ?"
@@ -59,17 +62,23 @@ class Batch:
     ) -> None:
         self._trials[number] = [
             *(number, config, status, epochs, parent),
-            *(None, None, 0, parent_epoch),
+            *(None, None, 0, parent_epoch, None),
         ]
 
     def set_status(
-        self, number: int, status: str, error: str | None, traceback: str | None, resumable: int
+        self,
+        number: int,
+        status: str,
+        error: str | None,
+        traceback: str | None,
+        resumable: int,
+        raised: str | None,
     ) -> None:
         row = self._trials.get(number)
         if row is None:
-            self._status[number] = (status, error, traceback, resumable, number)
+            self._status[number] = (status, error, traceback, resumable, raised, number)
         else:
-            row[2], row[5], row[6], row[7] = status, error, traceback, resumable
+            row[2], row[5:8], row[9] = status, (error, traceback, resumable), raised
 
     def add_unit(self, *values: Any) -> None:
         self._units.append(values)

@@ -43,6 +43,7 @@ _WRONG: dict[str, dict[str, str]] = {
         "resumable": _COUNT,
         "error": _OPTIONAL_TEXT,
         "traceback": _OPTIONAL_TEXT,
+        "raised": _OPTIONAL_TEXT,
     },
     "epochs": {
         "trial": _COUNT,
@@ -60,7 +61,7 @@ _WRONG: dict[str, dict[str, str]] = {
     },
     "events": {"time": _NUMBER, "kind": _TEXT, "trial": _OPTIONAL_COUNT, "text": _TEXT},
 }
-_MAY_LACK = {("trials", "parent_epoch"), ("trials", "resumable")}  # version 1
+_MAY_LACK = {("trials", name) for name in ("parent_epoch", "resumable", "raised")}  # before 3
 
 # By key of the table of meta, and then of its mappings, what is read from it.
 _META: dict[str, Any] = {

@@ -7,7 +7,8 @@ import math
 import sys
 from typing import Any
 
-from cerebro.errors import InputError
+from cerebro.errors import InputError, one_line
+from cerebro.trial import NOTHING_RAISED, Raised
 
 
 def encode(value: Any) -> str:
@@ -43,6 +44,24 @@ def _untagged(value: dict[str, Any]) -> Any:
         return tuple(value["$tuple"])
     # Configurations of many trials share the names in them.
     return {sys.intern(key): item for key, item in value.items()}
+
+
+def encode_raised(raised: Raised) -> str | None:
+    """What the user's code raised, as text; None if it raised nothing."""
+    if not raised.bases:
+        return None
+    return encode({"bases": list(raised.bases), "place": raised.place})
+
+
+def decode_raised(text: str | None) -> Raised:
+    """Give back what `encode_raised` was given; TypeError for what it cannot have made."""
+    if text is None:
+        return NOTHING_RAISED
+    found = decode(text)
+    bases, place = found["bases"], found["place"]
+    if not isinstance(bases, list) or not all(isinstance(name, str) for name in (*bases, place)):
+        raise TypeError(f"raised is {one_line(text, 100)}")
+    return Raised(tuple(map(sys.intern, bases)), place)
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)

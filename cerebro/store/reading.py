@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from cerebro.errors import CerebroError, CorruptDataError, one_line, text_of
 from cerebro.store.checking import check_config, check_rows, check_state_file, check_tables, defend
-from cerebro.store.encoding import decode
+from cerebro.store.encoding import decode, decode_raised
 from cerebro.store.going_on import read_extensions
 from cerebro.store.location import BUSY_SECONDS, FILE, store_of
 from cerebro.store.schema import version_of
@@ -162,10 +162,12 @@ def _read_trial_rows(connection: sqlite3.Connection, condition: str) -> Iterator
     columns = "number, config, status, epochs, parent, error, traceback"
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     more = "resumable, parent_epoch" if version >= 2 else "0, NULL"
+    more += ", raised" if version >= 3 else ", NULL"
     for row in connection.execute(
         f"SELECT {columns}, {more} FROM trials WHERE {condition} ORDER BY number"
     ):
-        number, config, status, epochs, parent, error, traceback, resumable, parent_epoch = row
+        number, config, status, epochs, parent, error, traceback = row[:7]
+        resumable, parent_epoch, raised = row[7:]
         yield TrialRecord(
             number=number,
             config=check_config(decode(config)),
@@ -176,6 +178,7 @@ def _read_trial_rows(connection: sqlite3.Connection, condition: str) -> Iterator
             resumable=bool(resumable),
             error=error,
             traceback=traceback,
+            raised=decode_raised(raised),
         )
 
 

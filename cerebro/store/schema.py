@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cerebro.errors import CorruptDataError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 OLDEST_READABLE = 1
 
 EXTENSIONS = """
@@ -47,7 +47,8 @@ CREATE TABLE trials (
     error TEXT,
     traceback TEXT,
     resumable INTEGER NOT NULL DEFAULT 0,  -- 1: the run left it unfinished
-    parent_epoch INTEGER  -- of a clone: the epoch whose state it began with
+    parent_epoch INTEGER,  -- of a clone: the epoch whose state it began with
+    raised TEXT  -- JSON: of the user's exception the names of its bases, and its place
 );
 CREATE TABLE epochs (
     trial INTEGER NOT NULL,
@@ -102,7 +103,12 @@ def _to_2(connection: sqlite3.Connection) -> None:
     )
 
 
-MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {2: _to_2}
+def _to_3(connection: sqlite3.Connection) -> None:
+    """Failures are known by their exceptions, not by their texts alone."""
+    connection.execute("ALTER TABLE trials ADD COLUMN raised TEXT")
+
+
+MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {2: _to_2, 3: _to_3}
 """By the version that each leads to, from the one before."""
 
 

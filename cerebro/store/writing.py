@@ -26,10 +26,11 @@ from typing import Any
 from cerebro import durable
 from cerebro.errors import CorruptDataError, text_of
 from cerebro.store.batch import Batch, Files
-from cerebro.store.encoding import encode, storable
+from cerebro.store.encoding import encode, encode_raised, storable
 from cerebro.store.location import BUSY_SECONDS, FILE, journal_mode, store_of
 from cerebro.store.log_size import LogSize
 from cerebro.store.schema import SCHEMA, SCHEMA_VERSION, migrate
+from cerebro.trial import NOTHING_RAISED, Raised
 
 MAX_ROWS = 10_000
 """Of a transaction, and rows that may wait for one: then whoever hands over waits too."""
@@ -183,10 +184,11 @@ class Store:
         traceback: str = "",
         *,
         resumable: bool = False,
+        raised: Raised = NOTHING_RAISED,
     ) -> None:
         """Record how a trial is; `resumable` says that the run left it unfinished."""
         texts = storable(error) or None, storable(traceback) or None
-        self._put(Batch.set_status, number, status, *texts, int(resumable))
+        self._put(Batch.set_status, number, status, *texts, int(resumable), encode_raised(raised))
 
     def set_epochs(self, number: int, epochs: int) -> None:
         """Record that a trial is to train for another number of epochs."""

@@ -145,6 +145,37 @@ def test_clones_carry_their_parents_states(cluster, data, tmp_path, apart):
     same(found, here)
 
 
+def test_what_a_trial_raises_there_is_known_by_its_bases_here(cluster, data, tmp_path, apart):
+    optuna = pytest.importorskip("optuna")
+
+    class Mine(ValueError):
+        pass
+
+    class Model(resumable.Model):
+        def train_batch(self, batch):
+            if self.raises is not None:
+                raise self.raises("bad")
+            return super().train_batch(batch)
+
+    def build(trial, info):
+        model = Model({"lr": trial.suggest_float("lr", 0.01, 0.1)}, info)
+        model.raises = {1: Mine, 2: optuna.TrialPruned}.get(trial.number)
+        return model
+
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    study.tell(study.ask(), state=optuna.trial.TrialState.FAIL)  # numbers differ from the run's
+    cerebro.optuna.optimize(
+        *(study, build, data),
+        n_trials=4, epochs=2, batch_size=10, catch=ValueError, run=tmp_path / "run",
+        executor=cluster.executor(),
+    )  # fmt: skip
+    states = [trial.state.name for trial in study.trials]
+    assert states == ["FAIL", "FAIL", "PRUNED", "COMPLETE", "COMPLETE"]
+    first = cerebro.open(tmp_path / "run").trials[0].record
+    assert first.raised.bases[1] == "builtins.ValueError"
+    assert first.raised.place in first.error
+
+
 def test_another_data_set_for_validation(cluster, data, tmp_path, apart):
     rng = np.random.default_rng(7)
     x = rng.normal(size=(90, 3))

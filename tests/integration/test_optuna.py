@@ -110,7 +110,7 @@ def test_study_and_result_agree(data, tmp_path):
     assert study.best_trial.params == result.best.config
     assert study.best_value == result.best.metrics["loss"]
     for trial in study.trials:
-        mine = result.trials[trial.user_attrs["cerebro"]["trial"]]
+        mine = result.trials[trial.system_attrs["cerebro"]["trial"]]
         losses = [epoch["metrics"]["loss"] for epoch in mine.history]
         assert list(trial.intermediate_values.values()) == losses
         assert list(trial.intermediate_values) == list(range(EPOCHS))

@@ -438,5 +438,5 @@ def test_what_was_told_before_the_record_knew_of_it_is_not_told_twice(data, tmp_
     optimize(study, data, n_trials=6, run=tmp_path / "run")
     done = [trial for trial in study.trials if trial.state.name in ("COMPLETE", "PRUNED")]
     assert len(done) == 6
-    marks = sorted(trial.user_attrs["cerebro"]["trial"] for trial in done)
+    marks = sorted(trial.system_attrs["cerebro"]["trial"] for trial in done)
     assert marks == list(range(6))

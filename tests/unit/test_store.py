@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 import sqlite3
@@ -22,6 +23,7 @@ from cerebro.store import (
     reader,
 )
 from cerebro.store.schema import MIGRATIONS, OLDEST_READABLE
+from cerebro.trial import NOTHING_RAISED, Raised
 
 
 @pytest.mark.parametrize(
@@ -249,6 +251,28 @@ def test_readers_take_version_1_as_it_is(old_run):
     assert not any(t.resumable for t in run.trials)
     assert run.meta["status"] == "stopped"
     assert (old_run / FILE).read_bytes() == before
+
+
+def test_what_a_trial_raised_comes_back_and_no_older_store_has_it(tmp_path):
+    raised = Raised(("a.Mine", "builtins.ValueError"), "train.py:3 in build")
+    store = Store.create(tmp_path, {})
+    for number in range(3):
+        store.add_trial(number, {}, "waiting", 2, None)
+    store.set_status(0, "failed", "Mine: bad", raised=raised)
+    store.flush()
+    store.set_status(1, "failed", "Mine: bad", raised=raised)
+    store.close()
+    found = read_run(tmp_path).trials
+    assert [trial.raised for trial in found] == [raised, raised, NOTHING_RAISED]
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as connection:
+        connection.executescript(
+            "ALTER TABLE trials DROP COLUMN raised; PRAGMA user_version = 2; VACUUM"
+        )
+    found = read_run(tmp_path).trials
+    assert [(t.error, t.raised) for t in found[:2]] == [("Mine: bad", NOTHING_RAISED)] * 2
+    Store.open(tmp_path).close()
+    assert version(tmp_path) == SCHEMA_VERSION
+    assert read_run(tmp_path).trials == found
 
 
 def test_version_1_is_brought_forward_by_the_first_writer(old_run, tmp_path_factory):

@@ -188,6 +188,26 @@ def test_models_that_are_alive_make_room_for_a_unit(context, monkeypatch, error)
     assert isinstance(after, UnitDone) and after.loaded
 
 
+def test_what_a_trial_raises_is_told_by_its_bases_and_its_place(context, monkeypatch):
+    class Mine(ValueError):
+        pass
+
+    def raise_mine(model, batch):
+        raise Mine("bad (really)")
+
+    monkeypatch.setattr(Mean, "train_batch", raise_mine)
+    runner = UnitRunner(context, worker=0)
+    event = runner.run(Task(0, {}, epoch=0, step=0, shard=0, attempt=0, position=0))
+    runner.close()
+    assert event.kind == "error"
+    first, *others = event.bases
+    assert first == f"{__name__}.{Mine.__qualname__}"
+    assert others == ["builtins.ValueError", "builtins.Exception", "builtins.BaseException"]
+    line = raise_mine.__code__.co_firstlineno + 1
+    assert event.place == f"test_worker.py:{line} in raise_mine"
+    assert event.message == f"Mine: bad (really) ({event.place})"
+
+
 def test_without_others_to_make_room_the_trial_fails(context, monkeypatch):
     monkeypatch.setattr(ShortOfMemory, "fit", 0)
     monkeypatch.setattr(ShortOfMemory, "shown", 0)

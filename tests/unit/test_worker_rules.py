@@ -7,11 +7,35 @@ import pytest
 from cerebro import growth, memory
 from cerebro.data import Column
 from cerebro.executors.vigil import Vigil
+from cerebro.failures import failure_kind
 from cerebro.growth import Growth
 from cerebro.losses import MAX_START_LOSSES, Losses
 from cerebro.memory import Usage
+from cerebro.trial import Raised, TrialRecord
 from cerebro.unit import Task, WorkerLost
 from cerebro.worker import unlike_types
+
+# --- failures that are alike -----------------------------------------------------
+
+
+def failed(error, bases=(), place=""):
+    return TrialRecord(0, {}, "failed", error=error, raised=Raised(bases, place))
+
+
+def test_failures_are_alike_by_type_and_place_not_by_text():
+    bases = ("m.Mine", "builtins.ValueError", "builtins.Exception")
+    first = failed("Mine: lr 0.1 (of (2)) (a.py:3 in build)", bases, "a.py:3 in build")
+    assert failure_kind(first) == failure_kind(failed("Mine: other", bases, "a.py:3 in build"))
+    assert failure_kind(first) != failure_kind(failed(first.error, bases, "a.py:4 in build"))
+    others = ("other.Mine", *bases[1:])
+    assert failure_kind(first) != failure_kind(failed(first.error, others, "a.py:3 in build"))
+
+
+def test_failures_without_a_place_are_alike_by_text_whatever_its_numbers():
+    died = [failed(f"the worker died in epoch {n} (where it was: trials/{n}.log)") for n in (1, 2)]
+    assert failure_kind(died[0]) == failure_kind(died[1])
+    assert failure_kind(died[0]) != failure_kind(failed("the worker hung in epoch 1"))
+
 
 # --- silence and time ---------------------------------------------------------
 
