@@ -34,7 +34,7 @@ C_LAYERS = [
 
 # Modules or packages; one may import those of layers below and its own package.
 PYTHON_LAYERS = [
-    ["errors", "interrupts", "memory", "shadows", "sources", "storage"],
+    ["errors", "installation", "interrupts", "memory", "shadows", "sources", "storage"],
     ["cuda", "environment", "growth", "plain_files", "torch_settings", "trial", "unit"],
     ["devices", "folded", "owner"],
     [

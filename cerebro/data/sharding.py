@@ -36,6 +36,7 @@ from cerebro.data.sources import open_source
 from cerebro.data.sources.base import Source, Table
 from cerebro.data.spool import spool
 from cerebro.data.writer import default_shards, write_shards
+from cerebro.environment import version
 from cerebro.errors import InputError
 from cerebro.plain_files import open_plain, path_of
 
@@ -127,7 +128,7 @@ def shard(
             shards=tuple(entries),
             arguments=arguments,
             source=origin,
-            library=_library_version(),
+            library=version(),
         )
         _commit(manifest, folder, target)
     return Dataset(target)
@@ -305,12 +306,3 @@ def _remove_stale(target: Path) -> None:
             continue
         finally:
             os.close(lock)
-
-
-def _library_version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("cerebro")
-    except PackageNotFoundError:
-        return "unknown"
