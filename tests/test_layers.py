@@ -39,7 +39,7 @@ PYTHON_LAYERS = [
     ["devices", "folded", "owner"],
     [
         *["_torch_place", "_torch_state", "device_batches", "device_states", "device_values"],
-        *["_jax_state", "columns", "epoch_progress", "export", "generators", "losses", "metrics"],
+        *["_jax_state", "columns", "epoch_progress", "generators", "losses", "metrics"],
         *["protocol", "recipe", "slot_check", "trial_log"],
     ],
     ["_jax_program", "_torch_graph", "study_build"],
@@ -55,7 +55,7 @@ PYTHON_LAYERS = [
         "sklearn",
         "torch",
     ],
-    ["folds", "predict", "state_files", "stopping"],
+    ["export", "folds", "predict", "state_files", "stopping"],
     ["settings"],
     ["worker"],
     [
