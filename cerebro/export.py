@@ -188,7 +188,7 @@ def _foreign(value: Any, path: str) -> tuple[str, str] | None:
 
 def _onnx(kept: Kept, target: Path) -> None:
     if kept.kind != TORCH:
-        raise InputError(f"format 'onnx' needs a {TORCH}, not a {kept.kind}")
+        raise InputError(f"onnx needs a {TORCH}, not a {kept.kind}")
     try:
         for module in ("torch", "onnx", "onnxscript"):
             importlib.import_module(module)
@@ -201,7 +201,7 @@ def _onnx(kept: Kept, target: Path) -> None:
     model, data = kept.load()
     if not isinstance(model, Model):
         kind = f"{type(model).__module__}.{type(model).__qualname__}"
-        raise InputError(f"format 'onnx' needs a {TORCH}, not a {kind}")
+        raise InputError(f"onnx needs a {TORCH}, not a {kind}")
     net = model.net.eval()
     names = column_names("inputs", model.inputs)
     batch = _example(data, names)
