@@ -261,13 +261,17 @@ def main() -> None:
     options = harness.parser(__doc__.split("\n")[0]).parse_args()
     bench = harness.Bench("bench_loader: shuffled batches of two columns", options.json)
     rng = np.random.default_rng(0)
-    scale = 20 if options.quick else 1
+
+    def rows(full: int, batch_size: int) -> int:
+        """How many rows: in every shard at least one batch."""
+        return max(full // 20, SHARDS * batch_size) if options.quick else full
+
     if options.quick:
-        options.rounds = 2
+        options.rounds = 1
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         library = c_library(folder)
-        small = rng.standard_normal((1_000_000 // scale, 39), dtype=np.float32)
+        small = rng.standard_normal((rows(1_000_000, 256), 39), dtype=np.float32)
         plain_rows(
             bench,
             folder,
@@ -280,7 +284,7 @@ def main() -> None:
             100,
         )
         del small
-        large = rng.integers(0, 256, (20_000 // scale, 12_288), dtype=np.uint8)
+        large = rng.integers(0, 256, (rows(20_000, 128), 12_288), dtype=np.uint8)
         plain_rows(
             bench,
             folder,
@@ -293,7 +297,7 @@ def main() -> None:
             4,
         )
         del large
-        huge = rng.integers(0, 256, (max(4_000 // scale, 512), 150_528), dtype=np.uint8)
+        huge = rng.integers(0, 256, (rows(4_000, 64), 150_528), dtype=np.uint8)
         plain_rows(
             bench,
             folder,
@@ -306,8 +310,8 @@ def main() -> None:
             4,
         )
         del huge
-        ragged(bench, folder, library, options, 200_000 // scale)
-        images(bench, folder, options, max(1024 // scale, 256))
+        ragged(bench, folder, library, options, rows(200_000, 64))
+        images(bench, folder, options, rows(1_024, 64))
     bench.report()
 
 

@@ -144,6 +144,7 @@ def main() -> None:
     arguments = made.parse_args()
     rows = 20_000 if arguments.quick else 200_000
     epochs = 2 if arguments.quick else 5
+    rounds = 1 if arguments.quick else max(1, arguments.rounds // 2)
     rng = np.random.default_rng(0)
     folder = tempfile.mkdtemp(prefix="cerebro-bench-")
     bench = Bench("bench_search: makespan over half of the sequential time", arguments.json)
@@ -153,7 +154,7 @@ def main() -> None:
         data = cerebro.shard({"x": x, "y": y}, Path(folder, "data"), shards=8, progress=False)
         for name, add in PARTS.items():
             if arguments.only in (None, name):
-                add(bench, data, epochs, max(1, arguments.rounds // 2), f"{folder}/{name}")
+                add(bench, data, epochs, rounds, f"{folder}/{name}")
         bench.report()
     finally:
         with contextlib.suppress(OSError):

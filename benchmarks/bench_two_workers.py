@@ -98,6 +98,7 @@ def measure(folder: str, filters: int, rounds: int) -> list[dict[str, list[float
 def main() -> None:
     arguments = parser(__doc__ or "").parse_args()
     rows = 4_000 if arguments.quick else 20_000
+    rounds = 2 if arguments.quick else 3 * arguments.rounds
     rng = np.random.default_rng(0)
     bench = Bench("bench_two_workers", arguments.json)
     with tempfile.TemporaryDirectory(prefix="cerebro-bench-") as folder:
@@ -110,7 +111,7 @@ def main() -> None:
         }
         cerebro.shard(source, path, shards=1, progress=False)
         for size, filters in FILTERS.items():
-            speeds = measure(str(path), filters, 3 * arguments.rounds)
+            speeds = measure(str(path), filters, rounds)
             add(bench, size, speeds)
     bench.report()
 

@@ -22,12 +22,16 @@ from pathlib import Path
 
 @dataclass
 class Bench:
-    """One benchmark's results; `report` prints them and writes JSON if asked to."""
+    """One benchmark's results, printed as they come; `report` writes JSON if asked to."""
 
     title: str
     json_path: str | None = None
     lines: list[dict[str, object]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        where = f"{platform.machine()}, Python {platform.python_version()}"
+        print(f"\n{self.title}  ({where})", flush=True)
 
     def add(
         self,
@@ -50,19 +54,17 @@ class Bench:
                 "bar": bar,
             }
         )
+        compared = "" if ratio is None else f"{ratio:8.3f} x {reference}"
+        to_reach = f"   bar {bar}" if bar else ""
+        print(f"  {name:<58}{value:12.4g} {unit:<10}{compared}{to_reach}", flush=True)
 
     def note(self, text: str) -> None:
         """Say what was not measured, and why."""
         self.notes.append(text)
+        print(f"  {text}", flush=True)
 
     def report(self) -> None:
-        print(f"\n{self.title}  ({platform.machine()}, Python {platform.python_version()})")
-        for line in self.lines:
-            ratio = "" if line["ratio"] is None else f"{line['ratio']:8.3f} x {line['reference']}"
-            bar = f"   bar {line['bar']}" if line["bar"] else ""
-            print(f"  {line['name']:<58}{line['value']:12.4g} {line['unit']:<10}{ratio}{bar}")
-        for note in self.notes:
-            print(f"  {note}")
+        """Write the file that ``--json`` names."""
         if self.json_path:
             record = {
                 "title": self.title,

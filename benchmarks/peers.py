@@ -175,6 +175,7 @@ def run_cell(
         watch.end()
         child.wait()
     outcome = Outcome(name, time.time() - began, began, watch.peak, why=why)
+    print(f"  ({name}: {outcome.seconds:.0f} s)", flush=True)
     record = place / "record.json"
     if record.exists():
         outcome.record = json.loads(record.read_text(encoding="utf-8"))

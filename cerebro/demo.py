@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import cerebro
 from cerebro.errors import InputError
+from cerebro.installation import install_hint
 from cerebro.report import format as fmt
 from cerebro.report import summary
 
@@ -37,7 +38,7 @@ def digits(path: str | Path) -> cerebro.Dataset:
         from sklearn.datasets import load_digits
     except ImportError:
         raise InputError(
-            "the demo's digits come with scikit-learn: pip install 'cerebro[demo]'"
+            f"the demo's digits come with scikit-learn: {install_hint('demo')}"
         ) from None
     bunch = load_digits()
     arrays = {
@@ -124,7 +125,7 @@ def main(
 ) -> int:
     """Shard, search, and show what was found; the exit status of the command."""
     if not cerebro.environment.installed("torch"):
-        raise InputError("the demo trains PyTorch models: pip install 'cerebro[demo]'")
+        raise InputError(f"the demo trains PyTorch models: {install_hint('demo')}")
     import torch  # noqa: F401  (so that every worker imports it while it starts)
 
     run = run or time.strftime("runs/demo-%Y%m%d-%H%M%S")

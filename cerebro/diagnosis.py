@@ -12,6 +12,7 @@ from typing import Any
 from cerebro import cuda, device_check, environment
 from cerebro.devices import has_driver
 from cerebro.errors import DeviceError
+from cerebro.installation import install_hint
 from cerebro.report import format as fmt
 
 # Extra: what it is for, and the modules it brings.
@@ -25,6 +26,7 @@ EXTRAS = {
     "search": ("quasi-random search", ("scipy",)),
     "optuna": ("Optuna's samplers and studies", ("optuna",)),
     "ray": ("Ray Tune and clusters", ("ray",)),
+    "onnx": ("export to ONNX", ("onnx", "onnxscript")),
 }
 LOW_DISK_BYTES = 5_000_000_000
 
@@ -196,6 +198,6 @@ def _extras(width: int) -> list[tuple[str, str]]:
     rows = []
     for i, (extra, (purpose, modules)) in enumerate(EXTRAS.items()):
         missing = [module for module in modules if not environment.installed(module)]
-        state = f"missing: pip install 'cerebro[{extra}]'" if missing else "present"
-        rows.append(("extras" if i == 0 else "", f"{extra:<8} {state:<8} for {purpose}"))
+        state, cure = ("missing", f": {install_hint(extra)}") if missing else ("present", "")
+        rows.append(("extras" if i == 0 else "", f"{extra:<8} {state}  for {purpose}{cure}"))
     return rows

@@ -24,6 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from cerebro.installation import DISTRIBUTION
+
 # Packages whose version can change the bits of a run, or what can be read.
 PACKAGES = (
     "numpy",
@@ -129,7 +131,7 @@ NETWORK_FILE_SYSTEMS = frozenset(
 def version() -> str:
     """Return Cerebro's version."""
     try:
-        return metadata.version("cerebro")
+        return metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError:  # on the path without being installed
         return "unknown"
 

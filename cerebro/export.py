@@ -1,78 +1,261 @@
-"""Writing a trained model where others can read it."""
+"""Writing a trained model where others can read it.
+
+Weights come from the state that the run kept: neither ``build`` nor the data is needed. An ONNX
+file holds the network itself, which is built again and traced with rows of the run's data.
+"""
 
 from __future__ import annotations
 
 import importlib
+import json
 import os
-from collections.abc import Callable
+import warnings
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cerebro import _core
-from cerebro.errors import InputError
+from cerebro import _core, generators
+from cerebro.columns import check_batch, column_names, make_getter
+from cerebro.data import Dataset
+from cerebro.environment import installed
+from cerebro.errors import InputError, text_of
+from cerebro.installation import install_hint
 from cerebro.plain_files import path_of
 
-if TYPE_CHECKING:
-    from cerebro.saved_trial import Trial
+TORCH, JAX, SKLEARN = "cerebro.torch.Model", "cerebro.jax.Model", "cerebro.sklearn.Model"
+OTHER = "model of another kind"
+
+# The parts of these models' states: those that are always there, and those that may be. A model
+# with four methods whose state looks alike is exported alike.
+_PARTS: dict[str, tuple[set[str], set[str]]] = {
+    TORCH: ({"net", "optimizer"}, {"scheduler", "scaler", "loss", "partial"}),
+    JAX: ({"params", "optimizer", "step", "key"}, {"variables"}),
+    SKLEARN: ({"estimator", "aliases", "attributes"}, set()),
+}
+_NET = "/model/net/"
+"""What the names of a network's tensors begin with in a state's file."""
+
+_ONNX_ROWS = 3
+_ONE_FILE_BYTES = 1_900_000_000
+"""Of weights. An ONNX file holds less than 2 GB; larger weights lie beside it."""
+
+
+class Kept:
+    """A kept state, and the model that it belongs to, which is built when it is needed.
+
+    Parameters
+    ----------
+    packed
+        The state, as the run kept it.
+    load
+        Returns the model with that state, in host memory, and the data that it was trained on.
+    """
+
+    def __init__(self, packed: Any, load: Callable[[], tuple[Any, Dataset]]) -> None:
+        self.packed = packed
+        self.load = load
+        framework: Any = "torch" if installed("torch") else "numpy"
+        self.state: Any = _core.unpack_state(packed, framework)["model"]
+        self.kind = _kind_of(self.state)
+
+    def net(self) -> Mapping[str, Any]:
+        """Return the network's ``state_dict``, with the weights that its states leave out."""
+        state: Mapping[str, Any] = self.state["net"]
+        return self.load()[0].net.state_dict() if self.is_partial else state
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the state has only the weights that are trained."""
+        return bool(self.state.get("partial"))
 
 
 def export(
-    trial: Trial,
     path: str | os.PathLike[str],
     format: str,
-    *,
-    epoch: Any,
-    build: Callable[..., Any] | None,
+    read: Callable[[], Any],
+    load: Callable[[], tuple[Any, Dataset]],
 ) -> Path:
-    """Write a trial's model; see `cerebro.Trial.export`."""
+    """Write a trial's model; see `cerebro.Trial.export`, and `Kept` for `load`."""
     writers = {"safetensors": _safetensors, "torch": _torch, "onnx": _onnx}
     if format not in writers:
         raise InputError(f"format must be one of {', '.join(writers)}, not {format!r}")
     target = path_of("path", path)
     if not target.parent.is_dir():
         raise InputError(f"cannot write {target}: there is no folder {target.parent}")
-    writers[format](trial, trial.load(epoch, build), target)
+    if target.is_dir():
+        raise InputError(f"cannot write {target}: it is a folder; give the name of a file")
+    writers[format](Kept(read(), load), target)
     return target
 
 
-def _safetensors(trial: Trial, model: Any, target: Path) -> None:
-    net = getattr(model, "net", None)
-    if net is None:
-        # As in the run's own files, tensors under their paths: the whole state, where the model
-        # does not say what of it are weights.
-        weights = getattr(model, "weights", model.state_dict)
-        target.write_bytes(_core.pack_state(weights()))
+def _kind_of(state: Any) -> str:
+    if isinstance(state, Mapping):
+        for kind, (always, sometimes) in _PARTS.items():
+            if always <= state.keys() <= always | sometimes:
+                return kind
+    return OTHER
+
+
+# --- safetensors --------------------------------------------------------------
+
+
+def _safetensors(kept: Kept, target: Path) -> None:
+    if kept.kind == TORCH:
+        net = kept.net()
+        packed = _core.pack_state({"model": {"net": dict(net)}}) if kept.is_partial else kept.packed
+        target.write_bytes(_net_file(packed, net))
         return
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise InputError("this format needs safetensors: pip install safetensors") from error
-    safetensors.torch.save_model(net, str(target))  # tied weights once
+    # Tensors under their paths, as in the run's own files: the whole state, where what of it
+    # are weights is not known.
+    wanted: Any = kept.state
+    if kept.kind == JAX:
+        wanted = {name: kept.state[name] for name in ("params", "variables") if name in kept.state}
+    target.write_bytes(_core.pack_state(wanted))
 
 
-def _torch(trial: Trial, model: Any, target: Path) -> None:
-    if getattr(model, "framework", None) == "jax":
+def _net_file(packed: Any, net: Mapping[str, Any]) -> bytes:
+    """Return the network's tensors of a packed state as a safetensors file, by their own names.
+
+    The bytes are copied: no framework is needed, and types that NumPy lacks stay as they are.
+    """
+    others = [name for name, value in net.items() if not hasattr(value, "shape")]
+    if others:
+        raise InputError(
+            f"format 'safetensors' holds only tensors, and the network's state_dict has "
+            f"{', '.join(others)}: use format='torch'"
+        )
+    view = memoryview(packed)
+    start = 8 + int.from_bytes(view[:8], "little")
+    entries = {
+        name.removeprefix(_NET).replace("~1", "/").replace("~0", "~"): entry
+        for name, entry in json.loads(bytes(view[8:start])).items()
+        if name.startswith(_NET)
+    }
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    parts: list[Any] = []
+    at = 0
+    for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
+        first, end = entry["data_offsets"]
+        header[name] = {**entry, "data_offsets": [at, at + end - first]}
+        parts.append(view[start + first : start + end])
+        at += end - first
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, *parts])
+
+
+# --- torch --------------------------------------------------------------------
+
+
+def _torch(kept: Kept, target: Path) -> None:
+    if kept.kind == JAX:
         raise InputError("format 'torch' has no arrays of JAX: use format='safetensors'")
-    try:
-        import torch
-    except ImportError as error:
-        raise InputError("this format needs PyTorch: pip install torch") from error
-    net = getattr(model, "net", None)
-    torch.save(model.state_dict() if net is None else net.state_dict(), target)
-
-
-def _onnx(trial: Trial, model: Any, target: Path) -> None:
-    net = getattr(model, "net", None)
-    if net is None:
-        kind = f"{type(model).__module__}.{type(model).__qualname__}"
-        raise InputError(f"onnx needs a cerebro.torch.Model, not a {kind}")
-    try:
-        importlib.import_module("onnx")
-        importlib.import_module("onnxscript")
-    except ImportError as error:
-        raise InputError("onnx needs two packages: pip install onnx onnxscript") from error
+    if not installed("torch"):
+        raise InputError(f"format 'torch' needs PyTorch: {install_hint('torch')}")
     import torch
 
-    batch = next(iter(trial.saved.dataset("data").batches(2, shuffle=False)))
-    arguments = model.example_inputs(batch)
-    torch.onnx.export(net.eval(), arguments, str(target))
+    state = OrderedDict(kept.net()) if kept.kind == TORCH else kept.state
+    foreign = _foreign(state, "")
+    if foreign is not None:
+        path, kind = foreign
+        raise InputError(
+            f"format 'torch' is for PyTorch's tensors; at {path!r} the state has a {kind}, which "
+            "torch.load refuses by default: use format='safetensors'"
+        )
+    torch.save(state, target)
+
+
+def _foreign(value: Any, path: str) -> tuple[str, str] | None:
+    """Find what `torch.load` refuses with ``weights_only=True``: its path and type."""
+    import torch
+
+    plain = (torch.Tensor, torch.Size, bool, int, float, str, bytes, type(None))
+    if isinstance(value, plain) and type(value).__module__ != "numpy":
+        return None
+    if type(value) in (dict, OrderedDict, Counter):
+        parts = list(value.items())
+    elif type(value) in (list, tuple):
+        parts = list(enumerate(value))
+    else:
+        return path, f"{type(value).__module__}.{type(value).__qualname__}"
+    found = (_foreign(part, f"{path}/{key}") for key, part in parts)
+    return next((each for each in found if each is not None), None)
+
+
+# --- ONNX ---------------------------------------------------------------------
+
+
+def _onnx(kept: Kept, target: Path) -> None:
+    if kept.kind != TORCH:
+        raise InputError(f"onnx needs a {TORCH}, not a {kept.kind}")
+    try:
+        for module in ("torch", "onnx", "onnxscript"):
+            importlib.import_module(module)
+    except ImportError as error:
+        raise InputError(f"format 'onnx' needs more ({error}): {install_hint('onnx')}") from error
+    import torch
+
+    from cerebro.torch import Model
+
+    model, data = kept.load()
+    if not isinstance(model, Model):
+        kind = f"{type(model).__module__}.{type(model).__qualname__}"
+        raise InputError(f"onnx needs a {TORCH}, not a {kind}")
+    net = model.net.eval()
+    names = column_names("inputs", model.inputs)
+    batch = _example(data, names)
+    given = make_getter(model.inputs)(batch)
+    shapes = make_getter(model.inputs)({name: _free_sizes(data, name) for name in names})
+    by_name = isinstance(model.inputs, Mapping)
+    one = isinstance(model.inputs, str)
+    nbytes = sum(tensor.nbytes for tensor in (*net.parameters(), *net.buffers()))
+    with generators.preserved(True), torch.no_grad(), warnings.catch_warnings():
+        # PyTorch's about its own code, and that sizes which are always equal get one name.
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.filterwarnings("ignore", "# The axis name: ")
+        try:
+            program = torch.onnx.export(
+                net,
+                () if by_name else (given,) if one else given,
+                kwargs=given if by_name else None,
+                input_names=list(given) if by_name else names,
+                dynamic_shapes=(shapes,) if one else shapes,
+                dynamo=True,
+                verbose=False,
+            )
+        except Exception as error:  # PyTorch's, of many kinds, or the network's own
+            raise InputError(
+                f"PyTorch cannot export the {type(net).__name__} to ONNX: {_cause(error)}"
+            ) from error
+    assert program is not None
+    program.save(str(target), external_data=nbytes > _ONE_FILE_BYTES)
+
+
+def _example(data: Dataset, names: list[str]) -> dict[str, Any]:
+    """Return the first rows of the columns, as a model gets them in evaluation."""
+    import torch
+
+    batch = next(iter(data.in_order(_ONNX_ROWS, "torch")))
+    check_batch(batch, names, None)
+    rows = {name: batch[name] for name in names}
+    # Of a single row PyTorch would take the number of rows for a constant.
+    return {n: torch.cat([r, r]) if len(r) == 1 else r.clone() for n, r in rows.items()}
+
+
+def _free_sizes(data: Dataset, name: str) -> dict[int, Any]:
+    """Say which of a tensor's sizes may change: its rows, and of a ragged column the length."""
+    import torch
+
+    source = data.columns.get(name) or data.columns.get(name.removesuffix("_mask"))
+    free: dict[int, Any] = {0: torch.export.Dim("batch")}
+    if source is not None and source.ragged:
+        free[1] = torch.export.Dim.AUTO
+    return free
+
+
+def _cause(error: BaseException) -> str:
+    """What went wrong inside of PyTorch's exporter, which reports it at length."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return text_of(error)

@@ -16,10 +16,12 @@ from cerebro.data.given import is_rows, narrowed, temporary
 from cerebro.data.sources.bunches import is_bunch
 from cerebro.devices import CPU, here, recorded, using
 from cerebro.environment import flags_of_run
-from cerebro.errors import InputError
+from cerebro.errors import CorruptDataError, InputError
+from cerebro.plain_files import path_of
 from cerebro.saved_run import SavedRun
 from cerebro.settings import whole_number
 from cerebro.trial import EpochRecord, Status, TrialRecord, plain
+from cerebro.unit import RunContext
 
 
 class Trial:
@@ -195,6 +197,7 @@ class Trial:
         epoch: Literal["best", "last"] | int,
         build: Callable[..., Any] | None,
         device: str,
+        context: RunContext | None = None,
     ) -> Any:
         """Load a model on a device; see `load`."""
         from cerebro.epoch_progress import EpochProgress
@@ -202,7 +205,8 @@ class Trial:
 
         record = self._epoch_record(epoch)
         packed = self.saved.read_state(self.number, record)
-        context = self.saved.context(build)
+        if context is None:
+            context = self.saved.context(build)
         info = make_info(
             context.views(self.number)[0],
             trial=self.number,
@@ -339,18 +343,33 @@ class Trial:
         *,
         epoch: Literal["best", "last"] | int = "best",
         build: Callable[..., Any] | None = None,
+        data: Any = None,
     ) -> Path:
-        """Write the model's weights (for ``onnx`` the model) to a file.
+        """Write the model's weights (for ``onnx`` the network) to a file.
+
+        Weights are taken from the kept state: ``build`` is not called, and the data need not be
+        there. Only weights that states leave out (``state="trainable"``), and ``onnx``, need both.
 
         Parameters
         ----------
         path
             The file. It is replaced if it is there.
         format
-            ``"safetensors"``, ``"torch"`` (what `torch.save` writes of a ``state_dict``) or
-            ``"onnx"``.
-        epoch, build
+            ``"safetensors"``: of a `cerebro.torch.Model` the entries of ``net.state_dict()`` by
+            their names, of a `cerebro.jax.Model` its parameters and variables, of any other model
+            all tensors of its state; these by their paths, such as ``/params/hidden``.
+            ``"torch"``: the ``state_dict`` of the network (of a model with four methods the whole
+            state), for ``torch.load(path, weights_only=True)``.
+            ``"onnx"``: the network of a `cerebro.torch.Model` in evaluation mode, for any number of
+            rows. Its inputs are called like the columns, or like the keywords where ``inputs`` is a
+            mapping. Needs the extra ``onnx``.
+        epoch
             As for `load`.
+        build
+            The run's ``build``, where it is needed and cannot be imported again.
+        data
+            The run's training data, or a data set that they are part of, where they are needed and
+            have been moved; a path will do.
 
         Returns
         -------
@@ -360,11 +379,45 @@ class Trial:
         Raises
         ------
         InputError
-            If the format is unknown, or the model has no ``net`` where one is needed.
+            If the format is unknown or cannot hold the model, a package is missing, or ``build`` or
+            the data are needed and cannot be found.
+        CorruptDataError
+            If the state's file is damaged.
         """
         from cerebro.export import export
 
-        return export(self, path, format, epoch=epoch, build=build)
+        def read() -> bytes:
+            return self.saved.read_state(self.number, self._epoch_record(epoch))
+
+        def load() -> tuple[Any, Dataset]:
+            context = self._context(build, data)
+            return self._load(epoch, build, CPU, context), context.views(self.number)[0]
+
+        return export(path, format, read, load)
+
+    def _context(self, build: Callable[..., Any] | None, data: Any) -> RunContext:
+        """The run's context, with its data where they are now."""
+        if data is None:
+            self._check_data()
+            return self.saved.context(build)
+        if not isinstance(data, Dataset):
+            data = Dataset(path_of("data", data))
+        train = self.saved.view("data", data)
+        return self.saved.context(
+            build,
+            train=train,
+            folds=self.saved.folds_of(train),
+            validation=self.saved.view("validation", data),
+        )
+
+    def _check_data(self) -> None:
+        try:
+            self.saved.dataset("data")
+        except (InputError, CorruptDataError) as error:
+            raise InputError(
+                f"the model cannot be built without the run's data ({error}): if they have been "
+                "moved, give data= (on the command line: --data PATH)"
+            ) from error
 
     def _batch_size(self) -> int:
         from cerebro.worker import batch_size_of

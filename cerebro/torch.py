@@ -278,6 +278,11 @@ class Model:
         return self._evaluate_batch(batch)[0]
 
     @property
+    def inputs(self) -> Columns:
+        """What the network is called with: a column, a list of columns or a mapping."""
+        return self._inputs
+
+    @property
     def evaluates_whole(self) -> bool:
         """Whether validation needs :meth:`evaluate` rather than :meth:`eval_batch`."""
         return bool(self._epoch_metrics)
@@ -366,8 +371,9 @@ class Model:
         """Return the state: live tensors, nothing is copied.
 
         It holds ``net``, ``optimizer`` and, where there are such, ``scheduler``,
-        ``scaler`` and ``loss``. States are taken between units, so taking one
-        ends an open window of `accumulate` (see :meth:`end_unit`).
+        ``scaler`` and ``loss``; with ``state="trainable"`` also ``partial``, which is true.
+        States are taken between units, so taking one ends an open window of `accumulate`
+        (see :meth:`end_unit`).
         """
         self.end_unit()
         net = dict(self.net.state_dict())
@@ -375,6 +381,8 @@ class Model:
             for name in _torch_state.frozen_names(self.net):
                 net.pop(name, None)
         state: dict[str, Any] = {"net": net}
+        if self._partial:  # for those that read states without the model
+            state["partial"] = True
         state["optimizer"] = _each(_torch_state.optimizer_state, self._optimizers)
         if self._schedulers:
             state["scheduler"] = _each(_torch_state.scheduler_state, self._schedulers)

@@ -37,7 +37,16 @@ C_LAYERS = [
 
 # Modules or packages; one may import those of layers below and its own package.
 PYTHON_LAYERS = [
-    ["errors", "interrupts", "memory", "shadows", "sources", "storage", "uncompiled"],
+    [
+        "errors",
+        "installation",
+        "interrupts",
+        "memory",
+        "shadows",
+        "sources",
+        "storage",
+        "uncompiled",
+    ],
     [
         "cuda",
         "environment",
@@ -53,7 +62,7 @@ PYTHON_LAYERS = [
     [
         *["_torch_place", "_torch_state", "device_batches", "device_check", "device_states"],
         "device_values",
-        *["_jax_state", "columns", "epoch_progress", "export", "generators", "losses", "metrics"],
+        *["_jax_state", "columns", "epoch_progress", "generators", "losses", "metrics"],
         *["protocol", "recipe", "slot_check", "trial_log", "trial_warnings"],
     ],
     ["_jax_program", "_torch_graph", "study_build"],
@@ -69,7 +78,7 @@ PYTHON_LAYERS = [
         "sklearn",
         "torch",
     ],
-    ["folds", "predict", "state_files", "stopping"],
+    ["export", "folds", "predict", "state_files", "stopping"],
     ["settings"],
     ["worker"],
     [

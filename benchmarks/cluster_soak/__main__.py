@@ -8,6 +8,7 @@ import time
 from collections import Counter
 
 from benchmarks.cluster_soak.soak import Report, Soak
+from cerebro.installation import install_hint
 
 
 def main() -> int:
@@ -47,7 +48,7 @@ def unsupported() -> str | None:
     try:
         import ray.cluster_utils  # noqa: F401
     except ImportError as error:
-        return f'the soak needs Ray ({error}): pip install "cerebro[ray]"'
+        return f"the soak needs Ray ({error}): {install_hint('ray')}"
     return None
 
 

@@ -37,6 +37,7 @@ from cerebro.data.sources import open_source
 from cerebro.data.sources.base import Source, Table
 from cerebro.data.spool import spool
 from cerebro.data.writer import default_shards, write_shards
+from cerebro.environment import version
 from cerebro.errors import CerebroError, InputError
 from cerebro.keywords import SHARD, answers
 from cerebro.plain_files import open_plain, path_of
@@ -132,7 +133,7 @@ def shard(
             shards=tuple(entries),
             arguments=arguments,
             source=origin,
-            library=_library_version(),
+            library=version(),
         )
         _commit(manifest, folder, target)
     return Dataset(target)
@@ -329,12 +330,3 @@ def _remove_stale(target: Path) -> None:
             continue
         finally:
             os.close(lock)
-
-
-def _library_version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("cerebro")
-    except PackageNotFoundError:
-        return "unknown"

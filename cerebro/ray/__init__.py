@@ -15,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from cerebro.errors import InputError
+from cerebro.installation import install_hint
 
 if TYPE_CHECKING:
     from cerebro.ray.executor import Executor
@@ -35,6 +36,6 @@ def __getattr__(name: str) -> Any:
             if (error.name or "").partition(".")[0] != "ray":
                 raise
             raise InputError(
-                f"cerebro.ray.{name} needs Ray Tune ({error}): pip install 'cerebro[ray]'"
+                f"cerebro.ray.{name} needs Ray Tune ({error}): {install_hint('ray')}"
             ) from None
     raise AttributeError(f"module 'cerebro.ray' has no attribute {name!r}")

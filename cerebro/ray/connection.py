@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cerebro.errors import InputError, text_of
+from cerebro.installation import install_hint
 
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 3.0
@@ -34,7 +35,7 @@ def import_ray() -> Any:
     except ImportError as error:
         raise InputError(
             f"cerebro.ray needs Ray, which cannot be imported here ({error}): "
-            'pip install "cerebro[ray]"'
+            f"{install_hint('ray')}, on every node of a cluster"
         ) from None
     return ray
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from cerebro.errors import InputError
+from cerebro.installation import install_hint
 
 CLOCKS = {"time_total_s", "time_this_iter_s", "time_since_restore", "timestamp"}
 _THROUGH_TUNER = "give it to tune.Tuner(cerebro.ray.trainable(build, data, ...)) instead"
@@ -35,9 +36,7 @@ def import_tune(what: str) -> Any:
     try:
         import ray.tune
     except ImportError as error:
-        raise InputError(
-            f"{what} needs Ray Tune ({error}): install it with pip install 'cerebro[ray]'"
-        ) from error
+        raise InputError(f"{what} needs Ray Tune ({error}): {install_hint('ray')}") from error
     return ray.tune
 
 

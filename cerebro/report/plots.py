@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cerebro.errors import InputError
+from cerebro.installation import install_hint
 from cerebro.report import format as fmt
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def _figure_class() -> type[Figure]:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise InputError("pictures need matplotlib: pip install 'cerebro[plots]'") from error
+        raise InputError(f"pictures need matplotlib: {install_hint('plots')}") from error
 
     class Picture(Figure):
         """A figure that a notebook shows whether or not pyplot was imported."""

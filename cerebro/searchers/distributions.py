@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cerebro.errors import InputError
+from cerebro.installation import install_hint
 from cerebro.space import (
     Choice,
     Dimension,
@@ -35,7 +36,7 @@ def import_optuna(what: str) -> Any:
     try:
         import optuna
     except ImportError:
-        raise InputError(f"{what} needs Optuna: pip install 'cerebro[optuna]'") from None
+        raise InputError(f"{what} needs Optuna: {install_hint('optuna')}") from None
     return optuna
 
 

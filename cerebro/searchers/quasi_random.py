@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from cerebro.errors import InputError
+from cerebro.installation import install_hint
 from cerebro.searchers.drawn import DrawnSearch
 from cerebro.space import Node
 
@@ -18,7 +19,7 @@ class QuasiRandomSearch(DrawnSearch):
     """Draws configurations from a scrambled Sobol sequence.
 
     I. M. Sobol, "On the distribution of points in a cube and the approximate evaluation of
-    integrals", 1967, with Owen's scrambling. Needs SciPy (``pip install 'cerebro[search]'``).
+    integrals", 1967, with Owen's scrambling. Needs SciPy (the extra ``search``).
     Trial ``t`` depends on the seed, the space and ``t`` alone; dimensions whose condition
     does not hold leave their share unused. The first ``2**m`` trials are the most even.
     """
@@ -42,7 +43,7 @@ class QuasiRandomSearch(DrawnSearch):
             from scipy.stats import qmc
         except ImportError:
             raise InputError(
-                "searcher='quasirandom' needs SciPy: pip install 'cerebro[search]'"
+                f"searcher='quasirandom' needs SciPy: {install_hint('search')}"
             ) from None
         if dimensions > MAX_DIMENSIONS:
             raise InputError(f"quasi-random search takes at most {MAX_DIMENSIONS} dimensions")

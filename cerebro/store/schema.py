@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cerebro.errors import CorruptDataError
+from cerebro.installation import update_hint
 
 SCHEMA_VERSION = 3
 OLDEST_READABLE = 1
@@ -124,7 +125,7 @@ def version_of(connection: sqlite3.Connection, file: Path) -> int:
     if version > SCHEMA_VERSION:
         raise CorruptDataError(
             f"{file} has store version {version}, of a later Cerebro; this one reads "
-            f"{OLDEST_READABLE} to {SCHEMA_VERSION}: update it (pip install -U cerebro)"
+            f"{OLDEST_READABLE} to {SCHEMA_VERSION}: update it ({update_hint()})"
         )
     if version < OLDEST_READABLE:
         raise CorruptDataError(

@@ -20,6 +20,7 @@ import cerebro  # noqa: E402
 import cerebro.ray.executor as module  # noqa: E402
 from cerebro import environment  # noqa: E402
 from cerebro.errors import CorruptDataError, InputError  # noqa: E402
+from cerebro.installation import install_hint  # noqa: E402
 from cerebro.ray import connection, hiring  # noqa: E402
 
 
@@ -43,7 +44,7 @@ def test_without_ray_it_says_what_to_install(data, tmp_path):
     )
     assert ended.returncode == 1
     assert "InputError: cerebro.ray needs Ray" in ended.stderr
-    assert 'pip install "cerebro[ray]"' in ended.stderr
+    assert f"{install_hint('ray')}, on every node" in ended.stderr
 
 
 @pytest.mark.parametrize(

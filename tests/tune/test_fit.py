@@ -14,6 +14,7 @@ from tune_models import SPACE_LR, build, build_or_fail, line_data
 
 import cerebro
 from cerebro.errors import InputError
+from cerebro.installation import install_hint
 
 ray = pytest.importorskip("ray")
 tune = pytest.importorskip("ray.tune")
@@ -315,4 +316,4 @@ def test_without_ray_the_error_says_what_to_install(tmp_path: Path) -> None:
         "    except cerebro.InputError as error: print(error)"
     )
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert out.stdout.count("pip install 'cerebro[ray]'") == 2
+    assert out.stdout.count(f"): {install_hint('ray')}\n") == 2

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cerebro import diagnosis, environment
+from cerebro.installation import install_hint
 
 
 def test_describe_is_json_and_names_versions() -> None:
@@ -144,7 +145,7 @@ def test_installed_imports_nothing() -> None:
 def test_diagnosis_says_how_to_install_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "installed", lambda module: module != "matplotlib")
     text = diagnosis.report()
-    assert "plots    missing: pip install 'cerebro[plots]' for pictures of runs" in text
+    assert f"plots    missing  for pictures of runs: {install_hint('plots')}" in text
     assert "present  for PyTorch models" in text
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from cerebro import _core
 from cerebro.data.columns import ColumnData
 from cerebro.errors import InputError
+from cerebro.installation import install_hint
 
 Table = dict[str, ColumnData]
 
@@ -74,6 +75,4 @@ def import_or_explain(module: str, what: str, extra: str) -> None:
     try:
         __import__(module)
     except ImportError:
-        raise InputError(
-            f"{what} needs the package {module}: pip install 'cerebro[{extra}]'"
-        ) from None
+        raise InputError(f"{what} needs the package {module}: {install_hint(extra)}") from None
