@@ -121,7 +121,10 @@ def check_model(model: object) -> None:
     The message names what `build` returned and the first missing method.
     """
     if model is None:
-        raise InputError("build returned None; return a model, such as cerebro.torch.Model(...)")
+        raise InputError(
+            "build returned None; return a model, such as cerebro.torch.Model(...). A function "
+            "that trains by itself, as for Ray Tune or Optuna, is to return its model instead"
+        )
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
     if is_keras(model):
         raise InputError(f"build returned a {kind}: {NO_KERAS}")

@@ -364,6 +364,17 @@ def kind_of(estimator: Any) -> str:
     """Return what a supported estimator is, as in `SUPPORTED`; InputError for any other."""
     kind = type(estimator)
     if kind.__module__.partition(".")[0] != "sklearn" or kind.__name__ not in SUPPORTED:
+        if not hasattr(estimator, "partial_fit"):
+            scaled = (
+                "; for a pipeline give its last estimator, and scale the columns before, as with "
+                "data.with_transforms"
+                if hasattr(estimator, "steps")
+                else ""
+            )
+            raise InputError(
+                f"{kind.__name__} has no partial_fit, so it cannot learn batch by batch: use "
+                f"scikit-learn's GridSearchCV{scaled}"
+            )
         raise InputError(
             f"{kind.__name__} is not supported: its state is not known to survive as arrays and "
             f"JSON. Supported are {', '.join(SUPPORTED)}; for others write the four methods of "

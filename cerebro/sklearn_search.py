@@ -33,8 +33,9 @@ from cerebro.folds import KFold
 from cerebro.guard import refuse
 from cerebro.report.format import flatten
 from cerebro.search import search
+from cerebro.searchers import RandomSearch
 from cerebro.sklearn import Model, kind_of
-from cerebro.space import as_space
+from cerebro.space import Space, as_space
 from cerebro.worker import batch_size_of
 
 if TYPE_CHECKING:
@@ -66,7 +67,12 @@ class ScoredModel(Model):
         return self._means(x, y, self.estimator.predict(x))  # batches have no score
 
     def _whole(self, x: Any, y: Any, predicted: Any) -> dict[str, float]:
-        return {SCORE: float(self._scorer(self.estimator, x, y))}
+        score = self._scorer(self.estimator, x, y)
+        if isinstance(score, Mapping):
+            raise InputError(
+                f"scoring gave several scores, {', '.join(map(str, score))}: SearchCV takes one"
+            )
+        return {SCORE: float(score)}
 
 
 class BuildEstimator:
@@ -133,17 +139,19 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     estimator
         One of `cerebro.sklearn.SUPPORTED` that is a classifier or a regressor.
     space
-        By name of the estimator's parameters, as of `cerebro.search`: lists,
-        `cerebro.loguniform(...)` and its like. ``batch_size`` may be one of them.
+        By name of the estimator's parameters: lists, tuples, ranges and arrays are choices, as in
+        scikit-learn; `cerebro.loguniform(...)`, SciPy's distributions and the like as in
+        `cerebro.search`. ``batch_size`` may be one of the names.
     epochs
         Passes over the data per configuration, at most.
     n_trials
-        Configurations, for searchers that do not end by themselves.
+        Configurations, for searchers that do not end by themselves. Random search over lists
+        tries each combination once, and warns if there are fewer.
     searcher
         ``"grid"``, ``"random"``, ``"hyperband"``, ..., as of `cerebro.search`.
     cv
         As of scikit-learn's `check_cv`: a number (stratified for classifiers), a splitter, or an
-        iterable of pairs of row numbers.
+        iterable of pairs of row numbers or boolean masks.
     scoring
         None (the estimator's ``score``), the name of a scorer, or ``scorer(estimator, X, y)``.
     batch_size
@@ -231,7 +239,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
         self.progress = progress
 
-    def fit(self, X: Any, y: Any, groups: Any = None) -> SearchCV:
+    def fit(self, X: Any, y: Any, groups: Any = None, **fit_params: Any) -> SearchCV:
         """Search, and train the best configuration on all rows.
 
         Parameters
@@ -244,6 +252,12 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             For splitters that keep groups together.
         """
         refuse(f"{type(self).__name__}.fit")
+        if fit_params:
+            raise InputError(
+                f"SearchCV.fit takes X, y and groups, not {', '.join(sorted(fit_params))}: "
+                "scikit-learn's metadata and weights of samples are not handed on. Use "
+                "cerebro.search with a model of your own, or GridSearchCV"
+            )
         if kind_of(self.estimator) not in ("classifier", "regressor"):
             raise InputError(
                 f"SearchCV takes classifiers and regressors, not {type(self.estimator).__name__}: "
@@ -252,12 +266,12 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         x, target = self._validated(X, y)
         if callable(getattr(self.scoring, "keys", None)) or isinstance(self.scoring, (list, tuple)):
             raise InputError("scoring must be one scorer, not several: search by one of them")
-        space = as_space(self.space)
+        space = _as_choices(self.space)
         self.scorer_ = check_scoring(self.estimator, scoring=self.scoring)
         self.multimetric_ = False
         seed = _seed_of(self.random_state)
         splitter = check_cv(self.cv, y, classifier=is_classifier(self.estimator))
-        pairs = [(np.asarray(a), np.asarray(b)) for a, b in splitter.split(x, y, groups)]
+        pairs = [(_numbers(a), _numbers(b)) for a, b in splitter.split(x, y, groups)]
         self.n_splits_ = len(pairs)
         order = np.random.RandomState(seed).permutation(len(x))
         place = np.empty_like(order)
@@ -278,7 +292,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
                 space,
                 data,
                 epochs=self.epochs,
-                n_trials=self.n_trials,
+                n_trials=self._trials_of(space),
                 validation=KFold(folds),
                 searcher=self.searcher,
                 metric=SCORE,
@@ -298,6 +312,26 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         if self.run is not None:
             self.result_ = result
         return self
+
+    def _trials_of(self, space: Space) -> int | None:
+        """`n_trials`; of random search over a finite space at most one for each configuration."""
+        if self.n_trials is None or not isinstance(self.searcher, (str, RandomSearch)):
+            return self.n_trials
+        if isinstance(self.searcher, str) and self.searcher != "random":
+            return self.n_trials
+        if any(node.dimension.count() is None for node in space.nodes):
+            return self.n_trials
+        try:
+            most = len(space.grid())
+        except InputError:  # too many to count
+            return self.n_trials
+        if most < self.n_trials:
+            warnings.warn(
+                f"the space has only {most} configurations, fewer than n_trials={self.n_trials}: "
+                "each is tried once",
+                stacklevel=3,
+            )
+        return min(most, self.n_trials)
 
     def _validated(self, X: Any, y: Any) -> tuple[Any, Any]:
         """Rows and target as numbers; notes the classes."""
@@ -335,8 +369,14 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
                 stacklevel=3,
             )
         self.cv_results_ = cv_results(result)
+        if not failed and not np.isfinite(self.cv_results_["mean_test_score"]).all():
+            warnings.warn(
+                "One or more of the test scores are non-finite: "
+                f"{self.cv_results_['mean_test_score']}",
+                stacklevel=3,
+            )
         if callable(self.refit):
-            self.best_index_ = int(self.refit(self.cv_results_))
+            self.best_index_ = _chosen(self.refit(self.cv_results_), len(trials))
         else:
             self.best_index_ = result.best.number
         best = trials[self.best_index_]
@@ -407,6 +447,8 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         own = get_tags(self.estimator)
         tags.estimator_type = own.estimator_type
         tags.classifier_tags = deepcopy(own.classifier_tags)
+        if tags.classifier_tags is not None:
+            tags.classifier_tags.multi_label = False
         tags.regressor_tags = deepcopy(own.regressor_tags)
         tags.target_tags = deepcopy(own.target_tags)
         tags.target_tags.required = True
@@ -467,6 +509,33 @@ def _seed_of(random_state: Any) -> int:
     if isinstance(random_state, (int, np.integer)) and not isinstance(random_state, bool):
         return int(random_state)
     return int(check_random_state(random_state).randint(2**31))
+
+
+def _as_choices(space: Any) -> Space:
+    """The space; tuples are choices here, as in scikit-learn's grids."""
+    if isinstance(space, (list, tuple)):
+        raise InputError(
+            "space must be a mapping, not a list of grids: search each by itself, or use "
+            "cerebro.when(...) for parameters that depend on others"
+        )
+    if isinstance(space, Mapping):
+        space = {n: list(v) if isinstance(v, tuple) else v for n, v in space.items()}
+    return as_space(space)
+
+
+def _numbers(rows: Any) -> Any:
+    """Row numbers; of a mask those that it has."""
+    rows = np.asarray(rows)
+    return np.flatnonzero(rows) if rows.dtype == bool else rows
+
+
+def _chosen(index: Any, count: int) -> int:
+    """The configuration that a function given as `refit` has chosen."""
+    if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
+        raise TypeError(f"refit must give the index of a configuration, an int, not {index!r}")
+    if not 0 <= index < count:
+        raise IndexError(f"refit gave the index {index} of {count} configurations")
+    return int(index)
 
 
 def _check_rows(pairs: Sequence[tuple[Any, Any]], rows: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
@@ -165,7 +166,8 @@ def make_trusted(
 class Batches:
     """The batches of a data set, epoch after epoch; made by `Dataset.batches`.
 
-    Iterating gives ``dict[str, tensor]``, and iterating again goes on to the next epoch. The
+    Iterating gives ``dict[str, tensor]``, and iterating again gives the next epoch: a pass takes
+    its epoch when its first batch is asked for, so ``iter(batches)`` alone changes nothing. The
     tensors are writable and stay valid as long as they are kept; a buffer is used again when its
     tensors are gone.
 
@@ -236,6 +238,7 @@ class Batches:
             None if shard is None else whole("shard", shard, 0, max(dataset.num_shards - 1, 0))
         )
         self._idle = [self._new_loader()]  # loaders that no pass is using
+        self._process = os.getpid()
         if framework == "torch" and where != "cpu" and not cuda.start_torch():
             why = getattr(self._idle[0], "why", "")
             raise DeviceError(
@@ -245,9 +248,23 @@ class Batches:
             )
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        # Not before the first batch: Lightning and others call iter() only to see that they can.
         epoch, start = self._epoch, self._start
         self._epoch, self._start = epoch + 1, 0
-        return self._pass(epoch, start)
+        loader = self._loader()
+        try:
+            loader.begin(self._shards(epoch), epoch, start)
+            depots.tell_note(loader)
+            # Through islice: `yield from loader` would close the loader with a pass that is left,
+            # and a loop's variable would keep each batch while the next one is made.
+            yield from islice(loader, None)
+        finally:
+            if self._process == os.getpid():
+                self._idle.append(loader)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy or another process begins with: the next pass, and no buffers."""
+        return {**self.__dict__, "_idle": []}
 
     def __len__(self) -> int:
         """The batches that iterating gives next."""
@@ -269,6 +286,11 @@ class Batches:
     def epoch(self) -> int:
         """The epoch that iterating gives next."""
         return self._epoch
+
+    @property
+    def sampler(self) -> Batches:
+        """The object itself: its `set_epoch` is where Lightning looks for a sampler's."""
+        return self
 
     @property
     def batch_size(self) -> int:
@@ -294,17 +316,12 @@ class Batches:
             return [self._shard]
         return _core.visit_order(0, epoch, self._dataset.num_shards)
 
-    def _pass(self, epoch: int, start: int) -> Iterator[dict[str, Any]]:
-        # Two passes at a time, as in zip(batches, batches), have a loader each.
-        loader = self._idle.pop() if self._idle else self._new_loader()
-        try:
-            loader.begin(self._shards(epoch), epoch, start)
-            depots.tell_note(loader)
-            # Through islice: `yield from loader` would close the loader with a pass that is left,
-            # and a loop's variable would keep each batch while the next one is made.
-            yield from islice(loader, None)
-        finally:
-            self._idle.append(loader)
+    def _loader(self) -> _core.Loader:
+        """A loader for one pass: two at a time, as in zip(batches, batches), have one each."""
+        if self._process != os.getpid():  # the loaders' threads stayed in the parent process
+            self._process = os.getpid()
+            self._idle = []
+        return self._idle.pop() if self._idle else self._new_loader()
 
 
 def idle_threads(most: int = 2) -> int:

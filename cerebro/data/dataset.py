@@ -127,6 +127,13 @@ class Dataset:
     def __len__(self) -> int:
         return self.num_rows
 
+    def __getitem__(self, row: Any) -> Any:
+        """Refuse: a torch ``DataLoader`` and others would read row by row."""
+        raise TypeError(
+            "a cerebro.Dataset is read in batches, not by row: iterate over "
+            "data.batches(batch_size) in place of a DataLoader, or take data.shard(i)['x'][row]"
+        )
+
     @property
     def num_shards(self) -> int:
         """The shards. A view has as many as the data set, though some may have no rows in it."""
@@ -227,7 +234,7 @@ class Dataset:
 
         Rows are shuffled in two levels: the shards come in an order, and the rows within each are
         permuted; this is not one permutation of all rows. Batches never cross shards; a last batch
-        of one row joins the one before it. Iterating again goes on to the next epoch.
+        of one row joins the one before it. Iterating again gives the next epoch.
 
         Parameters
         ----------

@@ -221,8 +221,13 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
 
     # --- Tune's protocol -------------------------------------------------
 
-    def setup(self, config: dict[str, Any]) -> None:
+    def setup(self, config: dict[str, Any], **parameters: Any) -> None:
         """Stand for a trial."""
+        if parameters:
+            raise InputError(
+                f"tune.with_parameters({', '.join(sorted(parameters))}) is not for "
+                "cerebro.ray.trainable: bind them to build, as with functools.partial"
+            )
         self._id = uuid.uuid4().hex
         self._config = json_value(config, "param_space")
         self._trial: int | None = None

@@ -75,9 +75,10 @@ class ASHA(AdaptiveSearcher):
         One in so many goes on from a rung.
     variant
         ``"promotion"``, as published: a trial pauses at a rung and goes on once it is among
-        the best ``1/reduction_factor`` of those that have come there. ``"stopping"``, as most
-        tools have it: a trial is stopped for good unless it is among the best when it comes;
-        the best of all is lost if it comes when few have.
+        the best ``1/reduction_factor`` of those that have come there. ``"stopping"``: a trial is
+        stopped for good unless it is among the best when it comes, and the first
+        ``reduction_factor - 1`` at a rung go on (Ray Tune and Syne Tune let only the first one
+        go on unseen); the best of all is lost if it comes when few have.
 
     Notes
     -----

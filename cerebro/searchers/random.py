@@ -1,20 +1,71 @@
-"""Random search: every trial draws its configuration independently."""
+"""Random search: independent draws, which do not repeat before a finite space is used up."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+from cerebro.errors import InputError
 from cerebro.searchers.drawn import DrawnSearch
+from cerebro.space import json_value
+
+REDRAWS = 32
+"""Draws for a trial before an unused configuration is looked up instead."""
 
 
 class RandomSearch(DrawnSearch):
     """Draws configurations from the space; trial ``t`` is ``space.sample(seed, t)``.
 
-    More trials of the same search repeat the first ones: the configuration
-    depends on the seed and the trial's number alone.
+    Where every dimension has finitely many values, a configuration that an earlier trial has is
+    drawn again, until all are used; then they may repeat, each with another seed of the trial.
+    Points count as used.
+
+    More trials of the same search repeat the first ones: the configurations
+    depend on the seed, the points and the trial's number alone.
     """
 
     _title = "random search"
 
+    def _prepare(self) -> None:
+        self._is_finite = all(node.dimension.count() is not None for node in self._space.nodes)
+        self._used: set[str] = set()
+        self._drawn: list[dict[str, Any]] = []  # of a finite space: of the trials after the points
+        self._all: dict[str, dict[str, Any]] | None = None  # every configuration, when it is needed
+
     def _config(self, trial: int) -> dict[str, Any]:
-        return self._space.sample(self._seed, trial)
+        if not self._is_finite:
+            return self._space.sample(self._seed, trial)
+        if not self._drawn:
+            self._used.update(map(_key, self._points))
+        # Those before come first, also after a resume: what is unused depends on them.
+        while len(self._points) + len(self._drawn) <= trial:
+            self._drawn.append(self._unused(len(self._points) + len(self._drawn)))
+            self._used.add(_key(self._drawn[-1]))
+        config: dict[str, Any] = json_value(self._drawn[trial - len(self._points)], "space")
+        return config
+
+    def _unused(self, trial: int) -> dict[str, Any]:
+        first = config = self._space.sample(self._seed, trial)
+        again = (self._seed + (trial + 1) * 0x9E3779B97F4A7C15) % 2**63
+        for attempt in range(REDRAWS):
+            if _key(config) not in self._used:
+                return config
+            config = self._space.sample(again, attempt)
+        left = self._left()
+        if left:
+            return left[again % len(left)]
+        self._used.clear()
+        return first
+
+    def _left(self) -> list[dict[str, Any]]:
+        """The configurations that no trial has; none where they are too many to look through."""
+        if self._all is None:
+            try:
+                self._all = {_key(config): config for config in self._space.grid()}
+            except InputError:
+                self._all = {}
+        return [config for key, config in self._all.items() if key not in self._used]
+
+
+def _key(config: dict[str, Any]) -> str:
+    return json.dumps(config, sort_keys=True)

@@ -22,8 +22,10 @@ from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression, SGDClassifier, SGDRegressor
 from sklearn.model_selection import GridSearchCV, GroupKFold, ShuffleSplit, cross_val_score
 from sklearn.naive_bayes import MultinomialNB
+from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from sklearn.utils import get_tags
 from sklearn.utils.estimator_checks import check_estimator
 
 from cerebro.sklearn import SearchCV
@@ -240,7 +242,7 @@ def test_a_configuration_that_fails_has_no_score(digits: Any) -> None:
         (
             lambda: search_cv(LogisticRegression()),
             InputError,
-            "LogisticRegression is not",
+            "LogisticRegression has no partial_fit",
         ),
         (lambda: search_cv(MiniBatchKMeans()), InputError, "classifiers and regressors, not Mini"),
         (lambda: search_cv(space={"beta": [1]}), RunError, "Invalid parameter 'beta'"),
@@ -278,3 +280,61 @@ def test_scikit_learn_finds_nothing_wrong() -> None:
     failed = [(r["check_name"], str(r["exception"])) for r in results if r["status"] == "failed"]
     assert failed == []
     assert sum(r["status"] == "passed" for r in results) > 40
+
+
+@pytest.mark.parametrize(
+    "alphas", [np.logspace(-3, 0, 3), (0.001, 0.1, 1.0), range(1, 4), np.arange(1, 4)]
+)
+def test_arrays_ranges_and_tuples_are_choices(digits: Any, alphas: Any) -> None:
+    search = search_cv(space={"alpha": alphas}).fit(*digits)
+    assert [params["alpha"] for params in search.cv_results_["params"]] == list(alphas)
+
+
+def test_random_search_tries_each_combination_once(digits: Any) -> None:
+    space = {"alpha": [0.1, 1.0, 10.0], "fit_prior": [True, False]}
+    search = search_cv(space=space, searcher="random", n_trials=20)
+    with pytest.warns(UserWarning, match="only 6 configurations, fewer than n_trials=20"):
+        search.fit(*digits)
+    tried = [str(params) for params in search.cv_results_["params"]]
+    assert len(tried) == len(set(tried)) == 6
+
+
+def test_masks_are_folds(digits: Any) -> None:
+    x, y = digits
+    mask = np.arange(len(x)) % 3 == 0
+    pairs = [(~mask, mask)], [(np.flatnonzero(~mask), np.flatnonzero(mask))]
+    one, two = (search_cv(cv=cv).fit(x, y).cv_results_["mean_test_score"] for cv in pairs)
+    assert list(one) == list(two)
+
+
+def test_a_choice_out_of_range_is_refused(digits: Any) -> None:
+    with pytest.raises(IndexError, match="refit gave the index -1 of 3 configurations"):
+        search_cv(refit=lambda results: -1).fit(*digits)
+    with pytest.raises(TypeError, match="must give the index"):
+        search_cv(refit=lambda results: "best").fit(*digits)
+
+
+def test_scores_that_are_not_finite_are_warned_of(digits: Any) -> None:
+    search = search_cv(scoring=lambda estimator, x, y: math.nan if estimator.alpha > 1 else 1.0)
+    with pytest.warns(UserWarning, match="One or more of the test scores are non-finite"):
+        search.fit(*digits)
+
+
+def test_several_scores_are_refused_in_one_line(digits: Any) -> None:
+    search = search_cv(scoring=lambda estimator, x, y: {"a": 1.0, "b": 2.0})
+    with pytest.raises(RunError, match="scoring gave several scores, a, b: SearchCV takes one"):
+        search.fit(*digits)
+
+
+def test_several_labels_are_not_promised() -> None:
+    assert not get_tags(search_cv(MLPClassifier())).classifier_tags.multi_label
+
+
+def test_what_is_not_taken_is_named(digits: Any) -> None:
+    x, y = digits
+    with pytest.raises(InputError, match="takes X, y and groups, not sample_weight"):
+        search_cv().fit(x, y, sample_weight=np.ones(len(x)))
+    with pytest.raises(InputError, match="not a list of grids"):
+        search_cv(space=[{"alpha": [1.0]}]).fit(x, y)
+    with pytest.raises(InputError, match=r"LogisticRegression has no partial_fit.*GridSearchCV"):
+        search_cv(LogisticRegression()).fit(x, y)

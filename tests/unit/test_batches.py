@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import pickle
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -226,3 +229,56 @@ def test_no_file_is_left_open(data: Any, tmp_path: Path) -> None:
     for _ in range(3):
         list(Batches(data, 8, framework="numpy", threads=2))
     assert psutil.Process().num_fds() == before
+
+
+def test_asking_whether_it_can_be_iterated_changes_nothing(data: Any) -> None:
+    """Lightning calls iter() on what it is given before it asks for a batch."""
+    batches = data.batches(16, framework="numpy")
+    first = [batch["x"].copy() for batch in data.batches(16, framework="numpy")]
+    for _ in range(3):
+        iter(batches)
+    assert batches.epoch == 0
+    assert all(
+        np.array_equal(batch["x"], there) for batch, there in zip(batches, first, strict=True)
+    )
+    assert batches.epoch == 1
+
+
+def test_a_samplers_epoch_is_that_of_the_batches(data: Any) -> None:
+    batches = data.batches(16, framework="numpy")
+    batches.sampler.set_epoch(5)
+    assert batches.epoch == 5
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))]
+)
+def test_copies_begin_with_the_next_pass(data: Any, copied: Any) -> None:
+    batches = data.batches(16, framework="numpy", seed=3)
+    next(iter(batches))
+    there = copied(batches)
+    assert (there.epoch, len(there)) == (batches.epoch, len(batches)) == (1, len(batches))
+    assert all(np.array_equal(one["x"], two["x"]) for one, two in zip(batches, there, strict=True))
+
+
+def test_batches_that_were_used_work_after_a_fork(data: Any) -> None:
+    batches = data.batches(16, framework="numpy", threads=1)
+    expected = [batch["x"].sum() for batch in batches]
+    batches.set_epoch(0)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            sums = [float(batch["x"].sum()) for batch in batches]
+            os.write(writer, repr(sums).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        assert file.read() == repr([float(value) for value in expected])
+    os.waitpid(child, 0)
+
+
+def test_a_data_set_is_not_read_row_by_row(data: Any) -> None:
+    with pytest.raises(TypeError, match=r"in batches, not by row: iterate over data.batches"):
+        data[0]

@@ -140,3 +140,37 @@ def test_searchers_by_name():
         make_searcher("bayes")
     with pytest.raises(InputError, match=r"no suggest\(\) method"):
         make_searcher(3)
+
+
+def test_random_search_repeats_nothing_before_a_finite_space_is_used_up():
+    space = Space({"a": [1, 2, 3, 4], "b": integer(1, 3)})
+    configs = [str(s.config) for s in drain(ready("random", space=space, n_trials=24))]
+    assert len(set(configs[:12])) == len(set(configs[12:])) == 12
+    assert configs[:7] == [str(s.config) for s in drain(ready("random", space=space, n_trials=7))]
+
+
+def test_points_of_a_finite_space_are_not_drawn_again():
+    space = Space({"a": [1, 2, 3, 4]})
+    points = [{"a": 3}, {"a": 1}]
+    configs = [
+        s.config["a"] for s in drain(ready("random", space=space, n_trials=4, points=points))
+    ]
+    assert configs[:2] == [3, 1]
+    assert sorted(configs) == [1, 2, 3, 4]
+
+
+def test_random_search_of_a_finite_space_is_resumed():
+    space = Space({"a": list(range(9)), "b": [1, 2]})
+    whole = [s.config for s in drain(ready("random", space=space, n_trials=18))]
+    first = ready("random", space=space, n_trials=18)
+    for _ in range(7):
+        first.suggest()
+    second = ready("random", space=space, n_trials=18)
+    second.load_state_dict(first.state_dict())
+    assert [s.config for s in drain(second)] == whole[7:]
+
+
+def test_a_finite_space_that_is_too_large_to_enumerate_is_drawn_from():
+    space = Space({"a": integer(0, 10**9), "b": integer(0, 10**9)})
+    configs = [s.config for s in drain(ready("random", space=space, n_trials=50))]
+    assert configs == [space.sample(3, trial) for trial in range(50)]
