@@ -316,7 +316,7 @@ class Batches:
             return [self._shard]
         return _core.visit_order(0, epoch, self._dataset.num_shards)
 
-    def _loader(self) -> _core.Loader:
+    def _loader(self) -> _core.Loader | MovedBatches:
         """A loader for one pass: two at a time, as in zip(batches, batches), have one each."""
         if self._process != os.getpid():  # the loaders' threads stayed in the parent process
             self._process = os.getpid()
