@@ -20,7 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import gather_kernel
 from benchmarks.harness import Bench, alternate, attempt, parser
+from cerebro import cuda
 
 WIDTHS = (64, 156, 256, 512, 640, 1024, 4096, 12_288, 150_528)
 BAR_FROM = 512  # bytes; narrower rows have no bar
@@ -51,11 +53,23 @@ def measure_gather(bench: Bench, *, quick: bool = False, rounds: int = 5) -> Non
     batch_bytes = 8 << 20 if quick else 256 << 20
     column = torch.randint(0, 256, (column_bytes,), dtype=torch.uint8, device="cuda")
     out = torch.empty(batch_bytes, dtype=torch.uint8, device="cuda")
+    runtime = cuda.open_runtime()
+    path = runtime["path"] or f"libcudart.so.{runtime['version'] // 1000}"
+    with tempfile.TemporaryDirectory() as folder:
+        library = gather_kernel.build(Path(folder))
+        gather = gather_kernel.GatherKernel(library, path, torch.cuda.current_device())
     for width in WIDTHS:
-        _measure_width(bench, width, column, out, rounds)
+        _measure_width(bench, gather, width, column, out, rounds)
 
 
-def _measure_width(bench: Bench, width: int, column: Any, out: Any, rounds: int) -> None:
+def _measure_width(
+    bench: Bench,
+    gather: gather_kernel.GatherKernel,
+    width: int,
+    column: Any,
+    out: Any,
+    rounds: int,
+) -> None:
     import torch
 
     n = len(out) // width
@@ -65,7 +79,7 @@ def _measure_width(bench: Bench, width: int, column: Any, out: Any, rounds: int)
     )
     target = out[: n * width].view(element).view(n, -1)
     rows = torch.randperm(len(source), device="cuda")[:n]
-    kernel = _kernel(target, source, width, rows)
+    kernel = _kernel(gather, target, source, width, rows)
     kernel()
     if not torch.equal(target, source[rows]):
         raise RuntimeError(f"rows of {width} bytes: the kernel's are not index_select's")
@@ -95,19 +109,18 @@ def _measure_width(bench: Bench, width: int, column: Any, out: Any, rounds: int)
     )
 
 
-def _kernel(target: Any, source: Any, width: int, rows: Any) -> Callable[[], object]:
+def _kernel(
+    gather: gather_kernel.GatherKernel, target: Any, source: Any, width: int, rows: Any
+) -> Callable[[], object]:
     """Our gather as a function without arguments, on PyTorch's current stream."""
     import torch
 
-    from cerebro import _core, cuda
-
-    device = cuda.device(f"cuda:{torch.cuda.current_device()}")
     table = rows.to(torch.int32)  # row numbers as uint32: the same bits
     addresses = (target.data_ptr(), source.data_ptr(), width, table.data_ptr(), len(rows))
     stream = torch.cuda.current_stream().cuda_stream
 
     def run(table: Any = table) -> None:  # keeps the table alive
-        _core.gather_rows(device, *addresses, stream)
+        gather(*addresses, stream)
 
     return run
 

@@ -87,7 +87,6 @@ int core_register_beat(PyObject *module);
 int core_register_native(PyObject *module);
 int core_register_runner(PyObject *module);
 int core_register_device(PyObject *module);
-int core_register_kernels(PyObject *module);
 
 /* csrc/python files that need NumPy define NO_IMPORT_ARRAY, all but module.c.
  */

@@ -293,8 +293,10 @@ device_dealloc(PyObject *object)
 }
 
 static PyObject *
-device_repr(device_object *self)
+device_repr(PyObject *object)
 {
+    device_object *self = (device_object *)object;
+
     return PyUnicode_FromFormat("Device('%s')", cer_device_name(self->device));
 }
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cerebro import _core, cuda
+from benchmarks import gather_kernel
+from cerebro import cuda
 from cerebro.environment import usable_cores
 
 C_TESTS = Path(__file__).parents[1] / "c"
@@ -61,11 +62,16 @@ def test_the_sanitizer_finds_nothing(program: str, runtime: str, tool: str) -> N
     assert "3 tests, 0 failures" in found
 
 
+@pytest.fixture(scope="module")
+def gather_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return gather_kernel.build(tmp_path_factory.mktemp("gather"))
+
+
 @pytest.mark.parametrize("width", [1, 4, 156, 512, 4096, 150_528])
-def test_rows_on_the_stream_of_a_framework(runtime: str, width: int) -> None:
+def test_rows_on_the_stream_of_a_framework(gather_library: Path, runtime: str, width: int) -> None:
     """Between PyTorch's own work, on its stream, without waiting."""
     torch = pytest.importorskip("torch")
-    device = cuda.device("cuda:0")
+    gather = gather_kernel.GatherKernel(gather_library, runtime)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         torch.cuda._sleep(20_000_000)
@@ -74,6 +80,6 @@ def test_rows_on_the_stream_of_a_framework(runtime: str, width: int) -> None:
         narrow = rows.to(torch.int32)
         out = torch.empty((1001, width), dtype=torch.uint8, device="cuda")
         addresses = (out.data_ptr(), column.data_ptr(), width, narrow.data_ptr(), 1001)
-        _core.gather_rows(device, *addresses, stream.cuda_stream)
+        gather(*addresses, stream.cuda_stream)
         same = torch.equal(out, column[rows])
     assert same

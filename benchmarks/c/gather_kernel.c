@@ -1,0 +1,59 @@
+/* gather_kernel.c -- one kernel by hand: rows of a device's memory gathered,
+ * for benchmarks.gather_kernel, which calls this through ctypes. Loaders launch
+ * theirs from C. Each returns 0, or a status and its message. */
+#include <stdio.h>
+
+#include "device_cuda.h"
+#include "kernels.h"
+
+enum { MESSAGE_BYTES = CER_ERROR_MESSAGE_BYTES };
+
+static int
+result(cer_status status, const cer_error *err, char *message)
+{
+    if (status != CER_OK)
+        (void)snprintf(message, MESSAGE_BYTES, "%s", err->message);
+    return (int)status;
+}
+
+int gather_open(const char *runtime, int index, const char *ptx,
+                cer_device **out, char *message);
+int gather_rows(cer_device *device, void *dst, const void *src,
+                size_t row_bytes, const uint32_t *rows, size_t n_rows,
+                void *stream, char *message);
+
+/* Opens device `index` of a CUDA runtime, given by its path; with NULL the
+ * host. `ptx` stays. The device stays open until the process ends. */
+int
+gather_open(const char *runtime, int index, const char *ptx, cer_device **out,
+            char *message)
+{
+    cer_cudart_search search = {.path = runtime};
+    cer_cudart *cudart = NULL;
+    cer_error err = {0};
+    cer_status status;
+
+    if (runtime == NULL)
+        return result(cer_device_host_new(out, &err), &err, message);
+    status = cer_cudart_open(&search, &cudart, &err);
+    if (status == CER_OK)
+        status = cer_device_cuda_new(cudart, index, ptx, out, &err);
+    cer_cudart_release(cudart);
+    return result(status, &err, message);
+}
+
+/* Copies row rows[i] of `src` to row i of `dst`, on a stream. Nothing is looked
+ * at, and all of it has to stay until the stream is done. */
+int
+gather_rows(cer_device *device, void *dst, const void *src, size_t row_bytes,
+            const uint32_t *rows, size_t n_rows, void *stream, char *message)
+{
+    cer_kernel_call call;
+    cer_error err = {0};
+    cer_status status =
+        cer_kernel_rows(dst, src, row_bytes, rows, n_rows, &call, &err);
+
+    if (status == CER_OK)
+        status = cer_kernel_launch(device, &call, stream, &err);
+    return result(status, &err, message);
+}

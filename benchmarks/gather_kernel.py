@@ -1,0 +1,89 @@
+"""The kernel that gathers rows, launched by hand: compiled from the core and called through ctypes.
+
+Only benchmarks and tests do that, so the module that is shipped does not carry it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shlex
+import subprocess
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CSRC = ROOT / "csrc"
+MESSAGE_BYTES = 512
+
+
+def build(folder: Path, optimize: str = "-O2") -> Path:
+    """Compile benchmarks/c/gather_kernel.c with the core; return the shared library."""
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
+    # The kernels' text is handed over by Python.
+    cuda = [file for file in CSRC.glob("cuda/*.c") if file.stem != "kernels_ptx"]
+    own = ROOT / "benchmarks" / "c" / "gather_kernel.c"
+    sources = sorted([own, *CSRC.glob("core/*.c"), *cuda])
+    flags = [
+        *("-std=c11", "-D_GNU_SOURCE", optimize, "-fPIC", "-ffp-contract=off"),
+        "-fno-strict-aliasing",
+        *(f"-I{CSRC / name}" for name in ("core", "cuda", "third_party")),
+    ]
+
+    def compile_one(source: Path) -> str:
+        made = str(folder / f"{source.stem}.o")
+        subprocess.run([compiler, *flags, "-c", str(source), "-o", made], check=True)
+        return made
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(compile_one, sources))
+    library = folder / "gather_kernel.so"
+    link = [compiler, "-shared", *objects, "-lm", "-lpthread", "-ldl", "-o", str(library)]
+    subprocess.run(link, check=True)
+    return library
+
+
+class GatherKernel:
+    """Copies rows in a device's memory.
+
+    Parameters
+    ----------
+    library
+        What `build` has made.
+    runtime
+        Path of the CUDA runtime that is open; None for the host's memory.
+    index
+        The GPU's number.
+    """
+
+    def __init__(self, library: Path, runtime: str | None = None, index: int = 0) -> None:
+        # A library that has been used is never unloaded: the device stays open.
+        self._library = ctypes.CDLL(str(library))
+        self._ptx = (CSRC / "cuda" / "kernels.ptx").read_bytes()  # kept: it is not copied
+        self._device = ctypes.c_void_p()
+        self._message = ctypes.create_string_buffer(MESSAGE_BYTES)
+        path = None if runtime is None else os.fsencode(runtime)
+        opened = self._library.gather_open(
+            *(path, ctypes.c_int(index), self._ptx, ctypes.byref(self._device), self._message)
+        )
+        self._check(opened)
+
+    def __call__(
+        self, dst: int, src: int, row_bytes: int, rows: int, n_rows: int, stream: int = 0
+    ) -> None:
+        """Copy row ``rows[i]`` of `src` to row ``i`` of `dst`, on a stream.
+
+        `dst`, `src` and `rows` (uint32) are addresses of the device's memory and `stream` is a
+        ``cudaStream_t``: nothing is looked at, and all of it has to stay until the stream is done.
+        """
+        pointer, size = ctypes.c_void_p, ctypes.c_size_t
+        done = self._library.gather_rows(
+            *(self._device, pointer(dst), pointer(src), size(row_bytes), pointer(rows)),
+            *(size(n_rows), pointer(stream), self._message),
+        )
+        self._check(done)
+
+    def _check(self, status: int) -> None:
+        if status != 0:
+            raise RuntimeError(self._message.value.decode())
