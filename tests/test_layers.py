@@ -21,7 +21,7 @@ PACKAGE = ROOT / "cerebro"
 
 # A family is <name>.[ch] and <name>_*.[ch]; it may include its own headers and those below.
 C_LAYERS = [
-    ["base"],
+    ["base", "float_env", "thread"],
     ["alloc", "beat", "device", "dtype", "hash", "heap", "json", "rng", "stream", "watch"],
     ["convert", "copy", "fsio", "gather", "native_ops", "native_shared", "runner", "uses"],
     ["npy", "pointwise", "publish", "schedule", "tensor"],
