@@ -8,11 +8,12 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from cerebro import _core, cuda
+from cerebro import _core, cuda, device_check
 from cerebro.cli import main
 
 torch = pytest.importorskip("torch")
@@ -45,6 +46,15 @@ for residence in ("resident", "streamed"):
         same.append(torch.equal(batch["x"].cpu(), expected["x"]))
 print(json.dumps([cuda.device("cuda:0").unpinned, all(same), len(same)]))
 """
+
+
+
+def test_the_check_before_the_first_use_finds_nothing() -> None:
+    began = time.perf_counter()
+    assert cuda.device("cuda:0").check() is None  # with the kernels' compilation
+    print(f"compiled and checked in {time.perf_counter() - began:.2f} s")
+    assert device_check.problem("cuda:0", anew=True) == ""
+    assert device_check.problem("cuda:0") == ""
 
 
 def test_every_gpu_works() -> None:
