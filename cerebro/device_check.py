@@ -156,7 +156,7 @@ def _try(name: str) -> tuple[str, bool]:
     variables = dict(os.environ)
     if path := cuda.open_runtime()["path"]:
         variables[cuda.OVERRIDE] = path  # the one that is used here
-    folders = json.dumps([entry for entry in sys.path if entry])
+    folders = json.dumps([str(entry) for entry in sys.path if entry])
     try:
         process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, folders, name],

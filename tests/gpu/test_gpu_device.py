@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cerebro import _core, cuda
+from cerebro import _core, cuda, device_check
 from cerebro.cli import main
 
 torch = pytest.importorskip("torch")
@@ -45,6 +45,11 @@ for residence in ("resident", "streamed"):
         same.append(torch.equal(batch["x"].cpu(), expected["x"]))
 print(json.dumps([cuda.device("cuda:0").unpinned, all(same), len(same)]))
 """
+
+
+def test_the_check_before_the_first_use_finds_nothing() -> None:
+    assert device_check.problem("cuda:0", anew=True) == ""
+    assert device_check.problem("cuda:0") == ""
 
 
 def test_every_gpu_works() -> None:

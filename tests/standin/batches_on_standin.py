@@ -52,6 +52,7 @@ for name in (
     "cudaFreeHost",
 ):
     getattr(runtime, name).argtypes = (ctypes.c_void_p,)
+runtime.cudaStreamSynchronize.argtypes = (ctypes.c_void_p,)
 runtime.cudaEventDestroy.argtypes = (ctypes.c_void_p,)
 runtime.cudaEventRecord.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
 runtime.cudaStreamWaitEvent.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint)
@@ -563,14 +564,14 @@ def test_pytorchs_pool_is_taken_when_pytorch_comes_later(
     cuda.device.cache_clear()
     monkeypatch.setattr(cuda, "_pooled", {})
     monkeypatch.setattr(cuda, "start_torch", lambda: False)  # not loaded yet
-    before = loader(data)
+    before = loader(data, device="cuda:0")
     before.begin([0], 0)
     assert taken == []
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
     monkeypatch.setattr(cuda, "start_torch", lambda: True)
     monkeypatch.setattr(cuda, "_torch_allocate", allocate)
     monkeypatch.setattr(cuda, "_torch_release", lambda address: checked(runtime.cudaFree(address)))
-    made = loader(data)
+    made = loader(data, device="cuda:0")
     made.begin([1], 0)
     assert len(taken) > 0
     made.close()
