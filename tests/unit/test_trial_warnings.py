@@ -57,7 +57,8 @@ def test_a_filter_holds_for_a_category_that_is_not_imported_yet(monkeypatch):
 def test_a_filter_of_several_categories_travels():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", (UserWarning, DeprecationWarning))
-        watch = Watch(carried_filters())
+        carried = carried_filters()
+    watch = Watch(carried)
     kinds = (UserWarning, DeprecationWarning, RuntimeWarning)
     assert noted(watch, *((kind.__name__, kind) for kind in kinds)) == ["RuntimeWarning"]
 
