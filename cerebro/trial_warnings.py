@@ -129,10 +129,15 @@ def forget_shown() -> None:
 def carried_filters() -> tuple[CarriedFilter, ...]:
     """Return this process's filters, to be used in a worker.
 
-    A category travels by its name: a worker does not import a library for a filter.
+    A category travels by its name: a worker does not import a library for a filter. One filter of
+    several categories becomes several filters.
     """
     filters: Sequence[Any] = warnings.filters
-    return tuple((*entry[:2], _name(entry[2]), *entry[3:]) for entry in filters)
+    return tuple(
+        (*entry[:2], _name(category), *entry[3:])
+        for entry in filters
+        for category in (entry[2] if isinstance(entry[2], tuple) else (entry[2],))
+    )
 
 
 def _category(name: str) -> type[Warning] | None:

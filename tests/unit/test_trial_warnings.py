@@ -54,6 +54,15 @@ def test_a_filter_holds_for_a_category_that_is_not_imported_yet(monkeypatch):
     assert noted(watch, ("a", odd), ("c", UserWarning)) == ["c"]
 
 
+def test_a_filter_of_several_categories_travels():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", (UserWarning, DeprecationWarning))
+        carried = carried_filters()
+    watch = Watch(carried)
+    kinds = (UserWarning, DeprecationWarning, RuntimeWarning)
+    assert noted(watch, *((kind.__name__, kind) for kind in kinds)) == ["RuntimeWarning"]
+
+
 def test_filters_of_a_run_before_are_gone_and_the_process_s_own_stay():
     warnings.filterwarnings("ignore", "own")
     Watch((("ignore", None, "builtins:UserWarning", None, 0),))
