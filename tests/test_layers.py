@@ -25,7 +25,7 @@ PACKAGE = ROOT / "cerebro"
 # A family is <name>.[ch] and <name>_*.[ch]; it may include its own headers and those below.
 C_LAYERS = [
     ["base", "float_env", "thread"],
-    ["alloc", "beat", "device", "dtype", "hash", "heap", "json", "rng", "stream", "watch"],
+    ["alloc", "beat", "device", "dtype", "hash", "heap", "json", "rng", "stream"],
     ["convert", "copy", "fsio", "gather", "native_ops", "native_shared", "runner", "uses"],
     ["npy", "pointwise", "schedule", "tensor"],
     ["native_net", "shard", "state"],
