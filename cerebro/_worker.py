@@ -20,6 +20,7 @@ import cloudpickle
 
 from cerebro import _core, guard
 from cerebro.errors import CorruptDataError
+from cerebro.jobs import execute
 from cerebro.received import opened
 from cerebro.sources import Sources, note_imported
 from cerebro.trial_log import flush_output
@@ -145,7 +146,7 @@ class Worker:
 
     def _answer(self, task: Job) -> Event:
         if self._runner is not None:
-            return self._runner.execute(task)
+            return execute(self._runner, task)
         if not isinstance(task, Task):
             return CheckDone(self._number, (), error=self._trouble)
         kind: Literal["data", "error"] = "data" if self._data_trouble else "error"

@@ -22,10 +22,10 @@ from cerebro.guard import refuse
 from cerebro.protocol import is_cpu_only
 from cerebro.trial_warnings import carried_filters, show
 from cerebro.unit import CheckDone, CheckTask, Event, RunContext
+from cerebro.worker import UnitRunner, batch_size_of, describe, evaluate_model
 
 if TYPE_CHECKING:
     from cerebro.executors.local import LocalExecutor
-    from cerebro.worker import UnitRunner
 
 BATCHES = 2
 """Batches before the hop, and as many after it."""
@@ -216,8 +216,6 @@ def _hop_problems(
     not_exact: Collection[str],
 ) -> tuple[list[str], list[str]]:
     """Return problems and metric names."""
-    from cerebro.worker import describe
-
     straight.train(0)
     before = straight.packed()
     straight.train(1)
@@ -250,8 +248,6 @@ class _Rehearsal:
 
     def train(self, half: int) -> None:
         """Train on the first or second few batches of shard 0."""
-        from cerebro.worker import batch_size_of
-
         live, runner = self.live, self._runner
         generators.restore(live.generators)
         if half == 0 and hasattr(live.model, "begin_epoch"):
@@ -277,8 +273,6 @@ class _Rehearsal:
 
     def validate(self) -> dict[str, float]:
         """Evaluate on a batch and end the epoch; return the epoch's metrics."""
-        from cerebro.worker import batch_size_of, evaluate_model
-
         live, runner = self.live, self._runner
         generators.restore(live.generators)
         _, validation = runner.context.views(0)

@@ -14,7 +14,6 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from cerebro import errors
@@ -34,6 +33,7 @@ from cerebro.commands import (
 from cerebro.errors import CerebroError, InputError, text_of
 from cerebro.interrupts import INTERRUPTED
 from cerebro.shadows import imported_shadows
+from cerebro.sources import PACKAGE
 
 COMMANDS = (demo, shard, run, resume, show, control, replay, verify, plot, export, doctor)
 MESSAGE_LIMIT = 2000
@@ -94,7 +94,7 @@ def one_line(error: BaseException) -> str:
 
 def _place(error: BaseException) -> str:
     """Name the user's line that raised: the last one outside of installed packages and us."""
-    own = str(Path(__file__).parent)
+    own = str(PACKAGE)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         packaged = "site-packages" in frame.filename or frame.filename.startswith(("<", own))
         if not packaged and not frame.filename.startswith(sys.base_prefix):

@@ -42,9 +42,10 @@ class Opened:
 
     owner: Owner
     store: Store
-    restored: Restored | None = None
-    """What there is of it already."""
 
+
+OpenRun = Callable[[], tuple[Opened, Restored | None]]
+"""Makes or opens a run; returns it with what is there of it already."""
 
 Ready = tuple[Sequence[int], "Mapping[str, Any] | None"]
 """Workers that can train, and what they compute with, where that is to be recorded."""
@@ -57,7 +58,7 @@ def conduct(
     settings: Settings,
     context: RunContext,
     searcher: Searcher,
-    open_run: Callable[[], Opened],
+    open_run: OpenRun,
     *,
     first: Suggestion | None = None,
     prepare: Prepare | None = None,
@@ -98,7 +99,7 @@ def _conduct(
     settings: Settings,
     context: RunContext,
     searcher: Searcher,
-    open_run: Callable[[], Opened],
+    open_run: OpenRun,
     first: Suggestion | None,
     prepare: Prepare | None,
 ) -> Result:
@@ -107,11 +108,11 @@ def _conduct(
     run = coordinator = result = None
     try:
         workers: Sequence[int] = executor.start(context)
-        run = open_run()
+        run, restored = open_run()
         result = Result(settings.folder, build=settings.build)
         coordinator = Coordinator(
             *(settings, context, searcher, executor, run.store, progress, result, first),
-            run.restored,
+            restored,
         )
         coordinator.tell("on_run_start", result)
         if prepare is not None:

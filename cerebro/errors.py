@@ -7,11 +7,7 @@ message names the file, the trial or the argument and says what to do.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from cerebro.result import Result
-
+from typing import Any
 
 MESSAGE_LIMIT = 500
 
@@ -83,6 +79,6 @@ class RunError(CerebroError):
         What the run has so far, or None if it had not begun.
     """
 
-    def __init__(self, message: str, result: Result | None = None) -> None:
+    def __init__(self, message: str, result: Any = None) -> None:
         super().__init__(message)
         self.result = result

@@ -18,12 +18,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
 from cerebro.errors import InputError
-from cerebro.sources import is_installed
+from cerebro.sources import PACKAGE, is_installed
 
 VARIABLE = "CEREBRO_IN_WORKER"
 """Set in workers' environment, and so in that of every process that is started in one."""
@@ -33,7 +32,7 @@ CURE = 'put it under `if __name__ == "__main__":`'
 BUILD = ("build",)
 """What a module that is only imported on the way is expected to have."""
 
-_OWN = str(Path(__file__).parent) + os.sep
+_OWN = str(PACKAGE) + os.sep
 
 
 class Stopped(BaseException):

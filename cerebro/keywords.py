@@ -12,15 +12,15 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from cerebro.errors import InputError
+from cerebro.sources import PACKAGE
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_HERE = str(Path(__file__).parent) + os.sep
+_HERE = str(PACKAGE) + os.sep
 
 Words = Mapping[str, str]
 """Others' words to ours; to a sentence, with a blank in it, where there is no such word."""

@@ -311,7 +311,7 @@ def open_again(
     context: RunContext,
     wish: Wish,
     differences: Sequence[str],
-) -> Opened:
+) -> tuple[Opened, Restored]:
     """Open the store for writing and find out where every trial stands."""
     run_id = saved.meta.get("id") or uuid.uuid4().hex
     make_folders(settings)
@@ -336,7 +336,7 @@ def open_again(
     except BaseException:
         store.close()
         raise
-    return Opened(owner, store, restored)
+    return Opened(owner, store), restored
 
 
 def restore(

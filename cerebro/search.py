@@ -379,7 +379,7 @@ def run_search(
         settings,
         run_context(settings),
         the_searcher,
-        partial(make_run, settings),
+        lambda: (make_run(settings), None),
         first=first,
         prepare=partial(prepare, settings=settings, searcher=the_searcher, config=config),
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 
@@ -21,9 +21,6 @@ from cerebro.plain_files import path_of
 from cerebro.recipe import accepts_info
 from cerebro.stopping import EarlyStopping
 from cerebro.store import FILE, default_run_path, unused_folder
-
-if TYPE_CHECKING:
-    from cerebro.executors.base import Executor
 
 HOOKS = (
     "on_run_start",
@@ -82,7 +79,7 @@ class Settings:
     state_dir: Path
     callbacks: tuple[Any, ...]
     progress: Any
-    executor: Executor | None
+    executor: Any
     devices: tuple[str, ...] = (CPU,)
     """The CPU, or GPUs; the workers sit at them in turn."""
     searcher_name: str = ""
@@ -249,7 +246,7 @@ def check_callbacks(callbacks: Any) -> tuple[Any, ...]:
     return tuple(callbacks)
 
 
-def check_executor(executor: Any) -> Executor | None:
+def check_executor(executor: Any) -> Any:
     """An executor has the methods of `cerebro.executors.base.Executor`."""
     missing = [
         name
@@ -258,7 +255,7 @@ def check_executor(executor: Any) -> Executor | None:
     ]
     if executor is not None and missing:
         raise InputError(f"executor={executor!r} is no executor: it has no {missing[0]}() method")
-    return executor  # type: ignore[no-any-return]
+    return executor
 
 
 def new_run_folder(run: str | os.PathLike[str] | None, if_exists: str) -> Path:

@@ -12,6 +12,10 @@ import sys
 import sysconfig
 from collections.abc import Mapping
 from importlib.machinery import PathFinder
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent
+"""The folder of Cerebro itself: lines of files below it are not the user's."""
 
 _INSTALLED = tuple(
     os.path.join(sysconfig.get_path(name), "")  # noqa: PTH118

@@ -7,10 +7,10 @@ import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-HERE = Path(__file__).parent
+from cerebro.sources import PACKAGE
 
 
-def refuse_uncompiled(folder: Path = HERE) -> None:
+def refuse_uncompiled(folder: Path = PACKAGE) -> None:
     """Raise ImportError if there is no core for this Python; end a command with one line.
 
     A core that is there and does not load has its own message.

@@ -15,7 +15,6 @@ packing its state, not for unpacking it. What a unit does, in order:
 from __future__ import annotations
 
 import contextlib
-import importlib
 import math
 import os
 import re
@@ -29,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from cerebro import _core, cuda, device_check, environment, generators, growth, memory
+from cerebro import _core, device_check, environment, generators, growth, memory
 from cerebro.data import depots
 from cerebro.data.batches import make_trusted
 from cerebro.device_batches import MovedBatches
@@ -40,7 +39,6 @@ from cerebro.environment import set_torch_flags
 from cerebro.epoch_progress import EpochProgress
 from cerebro.errors import (
     CorruptDataError,
-    DeviceError,
     InputError,
     StateError,
     UnitCancelled,
@@ -48,8 +46,9 @@ from cerebro.errors import (
     text_of,
 )
 from cerebro.guard import in_trial
-from cerebro.protocol import Info, check_model, is_cpu_only, whole_pass
+from cerebro.protocol import Info, check_model, whole_pass
 from cerebro.recipe import accepts_info
+from cerebro.sources import PACKAGE
 from cerebro.state_files import epoch_state_file, read_state, unpublished
 from cerebro.storage import ExhaustedError, StorageError, is_full, storing
 from cerebro.torch_settings import compute_settings, operations_noted
@@ -58,17 +57,12 @@ from cerebro.trial_log import append, log_path, redirected_descriptors, redirect
 from cerebro.trial_warnings import Watch
 from cerebro.unit import (
     LIBRARIES,
-    CheckDone,
-    CheckTask,
     CloneOf,
-    Event,
-    Job,
     RunContext,
     Task,
     UnitDone,
     UnitFailed,
     UnitSums,
-    WarmTask,
 )
 
 MAX_LIVE_MODELS = 8
@@ -168,24 +162,24 @@ class UnitRunner:
         self._last_trial: int | None = None  # whose generators are in place
         self._moved = ""  # why PyTorch moves batches to the GPU
         self._tried = False  # the GPU, if there is one
-        self._warnings = Watch(context.warning_filters if own_process else ())
+        self.warnings = Watch(context.warning_filters if own_process else ())
         set_torch_flags(context.torch_flags)
 
     # --- units -----------------------------------------------------------
 
     def run(self, task: Task) -> UnitDone | UnitFailed:
         """Run one unit; never raises for what the user's code, data or disk did."""
-        with self._warnings.of(task.trial) as warned:
+        with self.warnings.of(task.trial) as warned:
             event = self._run_or_fail(task)
         return replace(event, warned=tuple(warned)) if warned else event
 
     def _run_or_fail(self, task: Task) -> UnitDone | UnitFailed:
         try:
-            with self._output_of(task.trial):
+            with self.output_of(task.trial):
                 try:
                     return self._run_with_room(task)
                 except BaseException as error:
-                    if not self._is_of_the_trial(error):
+                    if not self.is_of_the_trial(error):
                         raise
                     return self._failure(task, error)
         except StorageError as error:  # not even the log can be written
@@ -208,7 +202,7 @@ class UnitRunner:
         done = self._run(task)
         return replace(done, dropped=(*others, *done.dropped))
 
-    def _is_of_the_trial(self, error: BaseException) -> bool:
+    def is_of_the_trial(self, error: BaseException) -> bool:
         """Whether the user's code raised it: inline, Ctrl-C is for the run."""
         return self._own_process or not isinstance(error, KeyboardInterrupt)
 
@@ -232,13 +226,13 @@ class UnitRunner:
             cause, text = text_of(error, 2000), ""
         else:
             bases, place = bases_of(error), place_of(error)
-            cause = self._cause(error, plain(task.config))
+            cause = self.cause(error, plain(task.config))
             text = traceback_of(error)
         if kind in ("error", "diverged"):
             append(log_path(self.context.log_dir, task.trial), text or cause)
         return UnitFailed(self.worker, task, kind, cause, text, (task.trial,), bases, place)
 
-    def _cause(self, error: BaseException, config: Mapping[str, Any]) -> str:
+    def cause(self, error: BaseException, config: Mapping[str, Any]) -> str:
         """What went wrong in the user's code, and what helps where that is known."""
         columns = self.context.train.columns
         hints = (
@@ -270,7 +264,7 @@ class UnitRunner:
         live, loaded = self._model_of(task, slots)
         before = memory.usage()
         not_exact: set[str] = set()
-        with self._computing(not_exact):
+        with self.computing(not_exact):
             live.progress.begin_unit(task.epoch, task.step)
             if task.step == 0 and hasattr(live.model, "begin_epoch"):
                 live.model.begin_epoch(task.epoch)
@@ -374,7 +368,7 @@ class UnitRunner:
             elif task.position == 0:
                 live.position = 0
         if live.position != task.position:
-            with self._computing():
+            with self.computing():
                 self._load(live, task, slots)
             loaded = True
         if loaded or task.trial != self._last_trial or not self._own_process:
@@ -391,7 +385,7 @@ class UnitRunner:
             self._clock.built()
         if not self._tried and is_gpu(where := self.device_of(model)):
             self._try_device(where)
-        self._warnings.take_filters()  # of what was imported for it
+        self.warnings.take_filters()  # of what was imported for it
         cuda = torch and (is_gpu(self.context.device) or generators.uses_cuda(model))
         state = generators.capture(torch, cuda)
         return LiveModel(model, torch, cuda, epochs=epochs, generators=state)
@@ -436,7 +430,7 @@ class UnitRunner:
         """Give a new trial the model of another one, but generators of its own."""
         packed = read_state(clone_of)
         state = _core.unpack_state(packed, "torch" if live.torch else "numpy")["model"]
-        with self._computing():
+        with self.computing():
             if hasattr(live.model, "load_clone"):
                 live.model.load_clone(state, plain(task.config))
             else:
@@ -466,7 +460,7 @@ class UnitRunner:
         """
         for trial in ended:
             self._live.pop(trial, None)
-            self._warnings.forget(trial)
+            self.warnings.forget(trial)
             slots = self._slots.pop(trial, None)
             if slots is not None:
                 slots.close()
@@ -491,7 +485,7 @@ class UnitRunner:
         return batch_device(model, self.context.device)
 
     @contextlib.contextmanager
-    def _computing(self, not_exact: set[str] | None = None) -> Iterator[None]:
+    def computing(self, not_exact: set[str] | None = None) -> Iterator[None]:
         """Compute under the run's settings; note what on a GPU is not deterministic."""
         context = self.context
         with compute_settings(context.threads, context.deterministic, context.device):
@@ -513,6 +507,10 @@ class UnitRunner:
         load_tree(live, buffer, self.device_of(live.model), self._arena)
 
     # --- data and files --------------------------------------------------
+
+    def forget_generators(self) -> None:
+        """Restore the generators of whichever trial runs next, because others are in place."""
+        self._last_trial = None
 
     def loader(self, model: Any, batch_size: int, *, training: bool, trial: int) -> Loader:
         """Return a loader; a few are kept, because their buffers are warm."""
@@ -565,48 +563,13 @@ class UnitRunner:
         return slots
 
     @contextlib.contextmanager
-    def _output_of(self, trial: int | None) -> Iterator[None]:
+    def output_of(self, trial: int | None) -> Iterator[None]:
         """Send what is printed to the trial's log; to nobody while nothing is recorded."""
         path = log_path(self.context.log_dir, trial)
         with redirected_descriptors(path) if self._own_process else redirected_streams(path):
             yield
 
-    # --- dry run ---------------------------------------------------------
-
-    def check(self, task: CheckTask) -> CheckDone:
-        """Train a few batches with and without a hop between; see `cerebro.check`."""
-        with self._warnings.of(None) as warned:
-            event = self._check(task)
-        self._warnings.forget(None)  # whoever asks again is told again
-        return replace(event, warned=tuple(warned))
-
-    def _check(self, task: CheckTask) -> CheckDone:
-        from cerebro.check import try_out
-
-        self._last_trial = None
-        not_exact: set[str] = set()
-        try:
-            with self._output_of(None), self._computing(not_exact):
-                if task.build_only:
-                    model = self.build(0, task.config).model
-                    seen, for_cpu = self._describe(), is_cpu_only(model)
-                    return CheckDone(self.worker, (), environment=seen, cpu_only=for_cpu)
-                found = try_out(self, task.config, not_exact)
-            return replace(found, environment=self._describe(), not_exact=tuple(sorted(not_exact)))
-        except BaseException as error:
-            if not self._is_of_the_trial(error):
-                raise
-            return CheckDone(
-                self.worker, (), error=self._cause(error, task.config), environment=self._describe()
-            )
-
-    def _describe(self) -> dict[str, Any]:
-        """What this worker computes with, now that the model has imported what it needs."""
-        record = environment.describe(self.context.threads, self.context.device)
-        if is_gpu(self.context.device) and "cuda" not in record:
-            with contextlib.suppress(DeviceError):
-                record |= {"cuda": own} if (own := cuda.describe_opened()) is not None else {}
-        return record
+    # --- the end ---------------------------------------------------------
 
     def close(self) -> None:
         """Release models, loaders and mapped files, and memory of the GPU that is kept for more."""
@@ -619,21 +582,6 @@ class UnitRunner:
             slots.close()
         self._slots.clear()
         give_back_memory(self.context.device)
-
-    def warm(self, task: WarmTask) -> CheckDone:
-        """Import what other workers have imported; see `WarmTask`."""
-        with self._output_of(None):
-            for name in task.modules:
-                with contextlib.suppress(Exception):
-                    importlib.import_module(name)
-        set_torch_flags(self.context.torch_flags)
-        return CheckDone(self.worker, ())
-
-    def execute(self, task: Job) -> Event:
-        """Run whatever was asked for."""
-        if isinstance(task, CheckTask):
-            return self.check(task)
-        return self.warm(task) if isinstance(task, WarmTask) else self.run(task)
 
 
 # --- what replay, check and Trial.load share with the runner -----------------
@@ -885,7 +833,7 @@ def describe(error: BaseException) -> str:
 
 def place_of(error: BaseException) -> str:
     """The user's line that raised an exception, as ``file:line in function``; empty if none did."""
-    here = str(Path(__file__).parent) + os.sep
+    here = str(PACKAGE) + os.sep
     frames = traceback.extract_tb(error.__traceback__)
     outside = [f for f in frames if not f.filename.startswith(here)]
     if not outside:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from cerebro import generators
+from cerebro import generators, jobs
 from cerebro.devices import using
 from cerebro.executors.base import Wake
 from cerebro.guard import in_trial
@@ -42,7 +42,7 @@ class InlineExecutor:
         device = self._runner.context.device
         keep = generators.preserved("torch" in sys.modules)
         with using(device), keep, _kept_directory(), in_trial():
-            return [self._runner.execute(task)]
+            return [jobs.execute(self._runner, task)]
 
     def replace(self, worker: int) -> int:
         raise RuntimeError("the inline worker cannot be lost")

@@ -21,7 +21,7 @@ from cerebro import _core, devices, environment, guard
 from cerebro.devices import Device
 from cerebro.errors import WorkerError
 from cerebro.executors.channel import Channel
-from cerebro.sources import Sources, are_current
+from cerebro.sources import PACKAGE, Sources, are_current
 
 PROGRAM = """
 import sys
@@ -162,8 +162,7 @@ def _environment(threads: int, device: Device | None) -> dict[str, str]:
     for name in environment.THREAD_VARIABLES:
         variables[name] = str(threads)
     variables[guard.VARIABLE] = "1"
-    here = str(Path(__file__).parent.parent.parent)
-    path = [here, *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))]
+    path = [str(PACKAGE.parent), *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))]
     variables["PYTHONPATH"] = os.pathsep.join(path)
     return variables
 
