@@ -57,10 +57,10 @@ def metric_mode(metric: str, mode: str | None = None, *, argument: str = "metric
         return "max"
     place = "" if argument == "metric" else f"{argument}: "
     near = difflib.get_close_matches(name, [*_MIN.split(), *_MAX.split()], 1)
-    meant = ""
+    meant = ": for"
     if near:  # under the prefix that was given
-        meant = f"did you mean {metric[: len(metric) - len(name)] + near[0]!r}? "
+        meant = f"; did you mean {metric[: len(metric) - len(name)] + near[0]!r}? For"
     raise InputError(
-        f"{place}unknown metric {metric!r}; {meant}For a metric of your own, pass mode='min' or "
+        f"{place}unknown metric {metric!r}{meant} a metric of your own, pass mode='min' or "
         "mode='max'"
     )

@@ -55,11 +55,11 @@ class Spec:
     folder: str | None
     cwd: str
     path: tuple[str, ...]
-    argv: tuple[str, ...]
-    """The Tuner's program's arguments."""
     variables: dict[str, str | None]
     """Of the environment, those that change bits: Ray sets some of its own."""
     gpus: int = 0
+    argv: tuple[str, ...] = ("",)
+    """Arguments of the program that runs the Tuner."""
 
 
 class Engine:

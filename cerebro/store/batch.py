@@ -72,7 +72,7 @@ class Batch:
         error: str | None,
         traceback: str | None,
         resumable: int,
-        raised: str | None,
+        raised: str | None = None,
     ) -> None:
         row = self._trials.get(number)
         if row is None:

@@ -231,7 +231,7 @@ static PyMethodDef beat_methods[] = {
 };
 
 static PyGetSetDef beat_getset[] = {
-    {"fd", get_fd, NULL, "The page's descriptor; inheritable.", NULL},
+    {"fd", get_fd, NULL, "The page's descriptor; to be passed on.", NULL},
     {"beats", get_count, NULL, "Beats so far.",
      (void *)offsetof(cer_beat_page, beats)},
     {"batches", get_count, NULL, "Batches trained or evaluated so far.",

@@ -150,17 +150,18 @@ describe(core_state *state, int index)
     if (cer_cudart_describe(state->cudart, index, &about, &err) != CER_OK)
         return core_raise(state, &err);
     return Py_BuildValue("{s:s,s:s,s:(ii),s:i,s:n,s:O}", "name", about.name,
-                         "uuid", about.uuid, "capability", about.major, about.minor,
-                         "multiprocessors", about.multiprocessors, "memory",
-                         (Py_ssize_t)about.total_bytes, "mps",
+                         "uuid", about.uuid, "capability", about.major,
+                         about.minor, "multiprocessors", about.multiprocessors,
+                         "memory", (Py_ssize_t)about.total_bytes, "mps",
                          about.mps ? Py_True : Py_False);
 }
 
-PyDoc_STRVAR(cuda_devices_doc,
-             "cuda_devices()\n--\n\n"
-             "Describe the GPUs that this process may use, in their order.\n\n"
-             "Dictionaries with name, uuid, capability, multiprocessors, memory\n"
-             "(bytes) and mps. Makes no context.");
+PyDoc_STRVAR(
+    cuda_devices_doc,
+    "cuda_devices()\n--\n\n"
+    "Describe the GPUs that this process may use, in their order.\n\n"
+    "Dictionaries with name, uuid, capability, multiprocessors, memory\n"
+    "(bytes) and mps. Makes no context.");
 
 static PyObject *
 cuda_devices(PyObject *module, PyObject *Py_UNUSED(unused))
@@ -402,10 +403,11 @@ without_gil(device_object *self,
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(check_doc,
-             "check()\n--\n\n"
-             "Try the device's memory, streams and kernels. Raises DeviceError\n"
-             "with the part and the call that fails, or what is wrong.");
+PyDoc_STRVAR(
+    check_doc,
+    "check()\n--\n\n"
+    "Try the device's memory, streams and kernels. Raises DeviceError\n"
+    "with the part and the call that fails, or what is wrong.");
 
 static PyObject *
 device_check(PyObject *object, PyObject *Py_UNUSED(unused))

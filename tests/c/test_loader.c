@@ -417,8 +417,7 @@ counts_are_known_while_a_batch_is_filled(void)
     asked.loader = new_loader(
         parts, (cer_load_options){.batch_size = 4, .memory = &source});
     (void)alarm(60);
-    CHECK_EQ_INT(cer_loader_begin(asked.loader, visits, 1, 0, 0, NULL),
-                 CER_OK);
+    CHECK_EQ_INT(cer_loader_begin(asked.loader, visits, 1, 0, 0, NULL), CER_OK);
     while ((b = next_batch(asked.loader)) != NULL)
         cer_owner_release(&b->owner);
     (void)alarm(0);

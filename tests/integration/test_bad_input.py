@@ -181,7 +181,12 @@ SEARCHES = [
     ("empty list", "space['lr'] = []", "lr: .* at least one option", InputError),
     ("objects in the space", "space['lr'] = [object()]", "lr: .* use a name", InputError),
     ("no mapping", "space = 3", "space must be a mapping", InputError),
-    ("mode missing", "settings['metric'] = 'quality'", "metric='quality'.*mode='min'", InputError),
+    (
+        "mode missing",
+        "settings['metric'] = 'quality'",
+        "unknown metric 'quality': .*mode='min'",
+        InputError,
+    ),
     ("seed too large", "settings['seed'] = 2**64", "seed must be at most", InputError),
     ("epochs too many", "settings['epochs'] = 10**12", "epochs must be at most", InputError),
     ("threads too many", "settings['threads'] = 10**6", "threads must be at most", InputError),

@@ -43,7 +43,7 @@ def test_what_is_not_known_must_be_said():
     )
     with pytest.raises(InputError, match=r"unknown metric 'val_Acuracy'; did you mean 'val_accu"):
         metric_mode("val_Acuracy")
-    with pytest.raises(InputError, match=r"^EarlyStopping: monitor: unknown metric 'x'; For"):
+    with pytest.raises(InputError, match=r"^EarlyStopping: monitor: unknown metric 'x': for"):
         metric_mode("x", argument="EarlyStopping: monitor")
     with pytest.raises(InputError, match="'min' or 'max', not 'up'"):
         metric_mode("loss", "up")
