@@ -428,4 +428,6 @@ def _rest(record: TrialRecord, store: Store, restorer: Restorer) -> LiveTrial:
         store.set_status(record.number, "stopped", resumable=True)
     else:
         restorer.clear(record)
-    return LiveTrial(record)
+    # One that was stopped early may still stand for its last metrics: the rule is asked again.
+    stopped = record.status == "stopped"
+    return LiveTrial(record, history=[e.to_history() for e in record.epochs] if stopped else [])
