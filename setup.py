@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -39,8 +40,18 @@ def c_sources() -> list[str]:
     return [str(file.relative_to(HERE)) for file in files]
 
 
-def c_headers() -> list[str]:
-    return [str(file.relative_to(HERE)) for file in sorted(HERE.glob("csrc/**/*.h"))]
+def c_dependencies() -> list[str]:
+    """What is no source but is compiled into the extension: headers and the kernels' PTX."""
+    files = [*sorted(HERE.glob("csrc/**/*.h")), HERE / "csrc/cuda/kernels.ptx"]
+    return [str(file.relative_to(HERE)) for file in files]
+
+
+def write_ptx_source(folder: str) -> str:
+    """Write the kernels' PTX as a C file into a folder of the build; return its path."""
+    file = Path(folder, "kernels_ptx.c")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run([sys.executable, HERE / "csrc/cuda/make_ptx.py", "--c", file], check=True)
+    return str(file)
 
 
 def compile_side_by_side(compiler: Any) -> None:
@@ -67,7 +78,9 @@ class BuildExt(build_ext):
         unknown = set(options) - {"werror", "asan", "debug"}
         if unknown:
             sys.exit(f"error: CEREBRO_BUILD: unknown option {', '.join(sorted(unknown))}")
+        ptx_source = write_ptx_source(self.build_temp)
         for extension in self.extensions:
+            extension.sources.append(ptx_source)
             if "werror" in options:
                 extension.extra_compile_args.append("-Werror")
             if "debug" in options:
@@ -91,7 +104,7 @@ setup(
         Extension(
             "cerebro._core",
             sources=c_sources(),
-            depends=c_headers(),
+            depends=c_dependencies(),
             include_dirs=[
                 *("csrc/core", "csrc/cuda", "csrc/python", "csrc/third_party"),
                 numpy.get_include(),

@@ -21,10 +21,8 @@ MESSAGE_BYTES = 512
 def build(folder: Path, optimize: str = "-O2") -> Path:
     """Compile benchmarks/c/gather_kernel.c with the core; return the shared library."""
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
-    # The kernels' text is handed over by Python.
-    cuda = [file for file in CSRC.glob("cuda/*.c") if file.stem != "kernels_ptx"]
     own = ROOT / "benchmarks" / "c" / "gather_kernel.c"
-    sources = sorted([own, *CSRC.glob("core/*.c"), *cuda])
+    sources = sorted([own, *CSRC.glob("core/*.c"), *CSRC.glob("cuda/*.c")])
     flags = [
         *("-std=c11", "-D_GNU_SOURCE", optimize, "-fPIC", "-ffp-contract=off"),
         "-fno-strict-aliasing",

@@ -76,6 +76,7 @@ def takes_rows(function: Callable[P, Result]) -> Callable[P, Result]:
         data = args[2] if len(args) > 2 else kwargs.get("data")
         if not is_rows(data) and not is_rows(kwargs.get("validation")):
             return function(*args, **kwargs)
+        refuse("cerebro.search")  # before anything is written
         folder = new_run_folder(kwargs.get("run"), kwargs.get("if_exists", "error"))  # type: ignore[arg-type]
         made = [
             path for path in (*(folder / name for name in FOLDERS), folder) if not path.exists()

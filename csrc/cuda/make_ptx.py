@@ -1,7 +1,8 @@
-"""Makes kernels.ptx of kernels.cu, and kernels_ptx.c, which carries it into the module.
+"""Makes kernels.ptx of kernels.cu, and C of kernels.ptx, which carries it into the module.
 
-    python csrc/cuda/make_ptx.py            writes both
-    python csrc/cuda/make_ptx.py --check    only says whether they are current; 1 if not
+    python csrc/cuda/make_ptx.py            writes kernels.ptx
+    python csrc/cuda/make_ptx.py --check    only says whether it is current; 1 if not
+    python csrc/cuda/make_ptx.py --c FILE   writes kernels.ptx as C; builds do this, without NVRTC
 
 The compiler is NVRTC 11.8, in NVIDIA's wheel ``nvidia-cuda-nvrtc-cu11==11.8.89`` (x86-64 Linux; no
 GPU, driver or toolkit needed). It writes PTX 7.8, which drivers from 520 on translate; a newer one
@@ -20,7 +21,6 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE / "kernels.cu"
 PTX = HERE / "kernels.ptx"
-C_FILE = HERE / "kernels_ptx.c"
 OPTIONS = [
     "--gpu-architecture=compute_75",
     "--std=c++17",
@@ -84,10 +84,10 @@ def _text(get_size: object, get: object, program: ctypes.c_void_p) -> str:
 
 
 def c_source(ptx: str) -> str:
-    """Return kernels_ptx.c: the PTX as one string, a line for a line."""
+    """Return the PTX as one string of C, a line for a line."""
     lines = "\n".join(f'    "{_escaped(line)}\\n"' for line in ptx.splitlines())
     return (
-        "/* kernels_ptx.c -- kernels.ptx, word for word; make_ptx.py writes both. */\n"
+        "/* kernels_ptx.c -- kernels.ptx, word for word; written by make_ptx.py. */\n"
         '#include "kernels_ptx.h"\n'
         "\n"
         "/* Longer than C promises; every compiler that is around takes it. */\n"
@@ -106,22 +106,36 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; 1 if not current")
     parser.add_argument("--nvrtc", type=Path, help="folder of libnvrtc.so.11.2")
+    parser.add_argument("--c", type=Path, metavar="FILE", help="write kernels.ptx as C to FILE")
     options = parser.parse_args(arguments)
+    if options.c:
+        _write_if_changed(options.c, c_source(PTX.read_text(encoding="ascii")))
+        return 0
     try:
         ptx = compile_ptx(find_nvrtc(options.nvrtc))
     except (MissingCompilerError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    made = {PTX: ptx, C_FILE: c_source(ptx)}
-    old = [file for file, text in made.items() if not file.exists() or file.read_text() != text]
     if options.check:
-        for file in old:
-            print(f"{file.name} is not what make_ptx.py makes of kernels.cu", file=sys.stderr)
-        return 1 if old else 0
-    for file in old:
-        file.write_text(made[file])
-        print(f"wrote {file.name}")
+        if _holds(PTX, ptx):
+            return 0
+        print(f"{PTX.name} is not what make_ptx.py makes of kernels.cu", file=sys.stderr)
+        return 1
+    if _write_if_changed(PTX, ptx):
+        print(f"wrote {PTX.name}")
     return 0
+
+
+def _holds(file: Path, text: str) -> bool:
+    return file.exists() and file.read_text(encoding="ascii") == text
+
+
+def _write_if_changed(file: Path, text: str) -> bool:
+    """Keep the time of a file that is current: builds compile what is newer."""
+    if _holds(file, text):
+        return False
+    file.write_text(text, encoding="ascii")
+    return True
 
 
 if __name__ == "__main__":

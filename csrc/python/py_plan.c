@@ -184,6 +184,7 @@ py_plan_read(PyObject *column, py_plan *out)
 {
     PyObject *name, *ops;
     Py_ssize_t n;
+    int result = -1;
 
     if (!PyDict_Check(column) ||
         (name = PyDict_GetItemString(column, "name")) == NULL ||
@@ -194,21 +195,28 @@ py_plan_read(PyObject *column, py_plan *out)
         return -1;
     }
     out->name = Py_NewRef(name);
-    if ((out->column.name = PyUnicode_AsUTF8(name)) == NULL)
+    /* Numbers are converted by Python code, which may change the list. */
+    if ((ops = core_tuple(ops, "ops must be a list")) == NULL)
         return -1;
-    n = PyList_GET_SIZE(ops);
+    if ((out->column.name = PyUnicode_AsUTF8(name)) == NULL)
+        goto done;
+    n = PyTuple_GET_SIZE(ops);
     out->ops = PyMem_Calloc((size_t)n + 1, sizeof *out->ops);
     if (out->ops == NULL) {
         PyErr_NoMemory();
-        return -1;
+        goto done;
     }
     out->column.ops = out->ops;
     for (Py_ssize_t i = 0; i < n; i++) {
         out->column.n_ops++; /* counted first: a half-read one is freed too */
-        if (read_op(PyList_GET_ITEM(ops, i), &out->ops[i]) < 0)
-            return -1;
+        if (read_op(PyTuple_GET_ITEM(ops, i), &out->ops[i]) < 0)
+            goto done;
     }
-    return 0;
+    result = 0;
+
+done:
+    Py_DECREF(ops);
+    return result;
 }
 
 /* --- the parts ------------------------------------------------------------ */

@@ -228,6 +228,35 @@ def test_bad_arguments(parts: Any, arguments: Any, error: type, message: str) ->
         loader(arguments.pop("parts"), arguments.pop("plan"), **arguments)
 
 
+class Emptying:
+    """A number whose conversion empties a list and a dict."""
+
+    def __init__(self, ops: list[object], column: dict[str, object]) -> None:
+        self._ops, self._column = ops, column
+
+    def __float__(self) -> float:
+        self._ops.clear()
+        self._column.clear()
+        return 2.0
+
+
+@pytest.mark.parametrize("kind", ["scale", "normalize"])
+def test_steps_that_shrink_while_they_are_read_are_taken_as_they_were(
+    parts: Any, kind: str
+) -> None:
+    ops: list[object] = []
+    column: dict[str, object] = {"name": "".join(["i", "d"]), "ops": ops}
+    number = Emptying(ops, column)
+    first = ("scale", number) if kind == "scale" else ("normalize", [number], [0.5])
+    ops += [("cast", "float64"), first, *(("scale", 1.0 + i) for i in range(9))]
+    del first
+    made = loader(parts, [column])
+    assert ops == [] and column == {}
+    made.begin([2], 0)  # one row, whose id is 63
+    value = 63 * 2.0 if kind == "scale" else (63 - 2.0) / 0.5
+    assert [b["id"].tolist() for b in made] == [[value * 362880]]  # 9!
+
+
 @pytest.mark.parametrize("rows", [(5, 4), (-1, 2), (0, 24), [1, 2], np.array([1, 2]), (1,)])
 def test_bad_rows(parts: Any, rows: Any) -> None:
     with pytest.raises((ValueError, TypeError)):

@@ -206,7 +206,7 @@ def test_frozen_weights_come_from_build(data, tmp_path, format):
     fresh.load_state_dict(loaded)
     assert torch.equal(fresh[0].weight, net()[0].weight)
     assert torch.equal(loaded["4.weight"], best.load().net[4].weight)
-    with pytest.raises(InputError, match=r"pass build= with the same function"):
+    with pytest.raises(InputError, match=r"pass it as build="):
         cerebro.open(tmp_path / "run").best.export(tmp_path / "other", format)
     cerebro.open(tmp_path / "run").best.export(tmp_path / "other", format, build=build)
     assert (tmp_path / "other").read_bytes() == path.read_bytes() or format == "torch"
