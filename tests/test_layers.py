@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -228,6 +229,50 @@ def test_core_includes_point_down() -> None:
             if own and other and other != own and layer_of(other) >= layer_of(own):
                 problems.append(f"{file.name} includes {name}, which is not below it")
     assert problems == []
+
+
+def defined(source: str) -> set[str]:
+    """The functions that a file defines for others; clang-format puts a name at a line's start."""
+    pattern = re.compile(r"^(?!static\b)[^\n;]*\n(\w+)\([^;{}]*\)\n\{", re.MULTILINE)
+    return set(pattern.findall(without_comments(source)))
+
+
+def call_graph(sources: dict[str, str]) -> dict[str, set[str]]:
+    """Which files use functions of which others."""
+    owner = {name: stem for stem, source in sources.items() for name in defined(source)}
+    used = {
+        stem: {owner.get(name) for name in re.findall(r"\b\w+\b", without_comments(source))}
+        for stem, source in sources.items()
+    }
+    return {stem: {o for o in owners if o is not None} - {stem} for stem, owners in used.items()}
+
+
+def call_circle(sources: dict[str, str]) -> list[str]:
+    try:
+        TopologicalSorter(call_graph(sources)).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+@pytest.mark.parametrize("folders", [(CORE, CUDA), (BINDING,)], ids=["core", "binding"])
+def test_c_files_call_in_one_direction(folders: tuple[Path, ...]) -> None:
+    """`module` is left out: it registers what every other file of the binding defines."""
+    files = [file for folder in folders for file in folder.glob("*.c") if file.stem != "module"]
+    sources = {file.stem: file.read_text(encoding="utf-8") for file in files}
+    assert sum(len(users) for users in call_graph(sources).values()) > 10
+    assert call_circle(sources) == []
+
+
+def test_a_circle_of_calls_is_found() -> None:
+    """The test of the test."""
+    low, up = "int\nlow(int a,\n    int b)\n{\n}\n", "int\nup(void)\n{\n    low(1, 2);\n}\n"
+    circle = low.replace("{\n", "{\n    up();\n")
+    assert call_graph({"low": low, "up": up}) == {"low": set(), "up": {"low"}}
+    assert call_circle({"low": low, "up": up}) == []
+    assert set(call_circle({"low": circle, "up": up})) == {"low", "up"}
+    assert call_circle({"low": low + "/* up() */\n", "up": up}) == []
+    assert call_circle({"low": circle, "up": f"static {up}"}) == []
 
 
 def test_core_needs_a_little_endian_machine() -> None:

@@ -1,5 +1,4 @@
 /* schedule.c -- the scheduler's trials, workers and events. */
-#include "rng.h"
 #include "schedule_impl.h"
 
 #include <math.h>
@@ -67,8 +66,6 @@ alloc_tables(cer_schedule *s)
             (s->n_holders != NULL && s->filled != NULL));
 }
 
-static bool reserve_trials(cer_schedule *s, uint32_t wanted);
-
 cer_status
 cer_schedule_new(const cer_schedule_options *options, cer_schedule **out,
                  cer_error *err)
@@ -97,7 +94,7 @@ cer_schedule_new(const cer_schedule_options *options, cer_schedule **out,
         s->n_orphans = s->shards + 1; /* also the validation set */
     }
     if (!alloc_tables(s) ||
-        !reserve_trials(s, options->capacity > 0 ? options->capacity : 1)) {
+        !schedule_reserve(s, options->capacity > 0 ? options->capacity : 1)) {
         status = cer_fail(err, CER_NOMEM,
                           "no memory for a schedule of %u shards and %u trials",
                           options->shards, options->capacity);
@@ -147,134 +144,7 @@ cer_schedule_bytes(const cer_schedule *s)
            s->n_queues * sizeof *s->queues;
 }
 
-/* --- finding trials and workers ------------------------------------------- */
-
-/* Where a number is in the index, if nobody else is. */
-static uint32_t
-index_home(const cer_schedule *s, uint32_t number)
-{
-    return (number * UINT32_C(0x9e3779b1)) & (s->index_size - 1);
-}
-
-static uint32_t
-index_position(const cer_schedule *s, uint32_t number)
-{
-    uint32_t at = index_home(s, number);
-
-    while (s->index[at] != NONE && s->trials[s->index[at]].number != number)
-        at = (at + 1) & (s->index_size - 1);
-    return at;
-}
-
-/* Empties a position; whoever was put off by it moves up. */
-static void
-index_remove(cer_schedule *s, uint32_t hole)
-{
-    uint32_t mask = s->index_size - 1;
-
-    s->index[hole] = NONE;
-    for (uint32_t at = (hole + 1) & mask; s->index[at] != NONE;
-         at = (at + 1) & mask) {
-        uint32_t home = index_home(s, s->trials[s->index[at]].number);
-
-        if (((at - home) & mask) < ((at - hole) & mask))
-            continue; /* its search begins after the hole */
-        s->index[hole] = s->index[at];
-        s->index[at] = NONE;
-        hole = at;
-    }
-}
-
-cer_status
-schedule_find_trial(const cer_schedule *s, uint32_t number, uint32_t *slot,
-                    cer_error *err)
-{
-    *slot = s->index[index_position(s, number)];
-    if (*slot == NONE)
-        return cer_fail(err, CER_INVALID, "there is no trial %u", number);
-    return CER_OK;
-}
-
-cer_status
-schedule_find_worker(const cer_schedule *s, uint32_t number,
-                     schedule_worker **worker, cer_error *err)
-{
-    *worker = NULL;
-    if (number >= s->n_workers || !s->workers[number].present)
-        return cer_fail(err, CER_INVALID, "there is no worker %u", number);
-    *worker = &s->workers[number];
-    return CER_OK;
-}
-
-bool
-schedule_grow(void *array_at, size_t count, size_t size)
-{
-    void **array = array_at;
-    size_t bytes;
-    void *larger;
-
-    if (!cer_mul_size(count, size, &bytes))
-        return false;
-    larger = cer_realloc(*array, bytes);
-    if (larger == NULL)
-        return false;
-    *array = larger;
-    return true;
-}
-
-static bool
-grow_index(cer_schedule *s, uint32_t capacity)
-{
-    uint32_t size = 16;
-    uint32_t *index;
-
-    while (size < 2 * capacity)
-        size *= 2;
-    index = cer_alloc(size * sizeof *index);
-    if (index == NULL)
-        return false;
-    cer_free(s->index);
-    s->index = index;
-    s->index_size = size;
-    memset(index, 0xff, size * sizeof *index); /* NONE */
-    for (uint32_t i = 0; i < s->n_trials; i++) {
-        if (!s->trials[i].forgotten)
-            index[index_position(s, s->trials[i].number)] = i;
-    }
-    return true;
-}
-
-/* Makes room for `wanted` trials in all, twice as much as there was at least.
- */
-static bool
-reserve_trials(cer_schedule *s, uint32_t wanted)
-{
-    uint32_t capacity = s->capacity;
-
-    if (wanted <= capacity)
-        return true;
-    if (wanted > UINT32_MAX / 8)
-        return false;
-    if (capacity > 0)
-        wanted = wanted > 2 * capacity ? wanted : 2 * capacity;
-    if (!schedule_grow(&s->trials, wanted, sizeof *s->trials) ||
-        !schedule_grow(&s->nodes, wanted, sizeof *s->nodes) ||
-        !schedule_grow(&s->ages, wanted, sizeof *s->ages) ||
-        !grow_index(s, wanted))
-        return false;
-    s->capacity = wanted;
-    return true;
-}
-
 /* --- a trial's position --------------------------------------------------- */
-
-int64_t
-schedule_next_shard(const cer_schedule *s, const schedule_trial *t)
-{
-    if (t->step == s->shards)
-        return CER_SHARD_VALIDATION;
-    return cer_visit_shard(t->number, t->epoch, t->step, s->shards, s->stagger);
-}
 
 static cer_unit
 unit_of(const cer_schedule *s, const schedule_trial *t)
@@ -350,11 +220,11 @@ cer_schedule_add_trial(cer_schedule *s, uint32_t trial, uint32_t epochs,
 
     if (status != CER_OK)
         return status;
-    if (s->index[index_position(s, trial)] != NONE)
+    if (s->index[schedule_index_position(s, trial)] != NONE)
         return cer_fail(err, CER_INVALID, "trial %u is there already", trial);
     if (slot == NONE) {
         slot = s->n_trials;
-        if (!reserve_trials(s, slot + 1))
+        if (!schedule_reserve(s, slot + 1))
             return cer_fail(err, CER_NOMEM, "no memory for trial %u", trial);
         s->n_trials++;
     } else {
@@ -368,7 +238,7 @@ cer_schedule_add_trial(cer_schedule *s, uint32_t trial, uint32_t epochs,
                                        .live_worker = NONE,
                                        .queue = NONE,
                                        .status = CER_TRIAL_WAITING};
-    s->index[index_position(s, trial)] = slot;
+    s->index[schedule_index_position(s, trial)] = slot;
     settle(s, slot);
     return CER_OK;
 }
@@ -437,7 +307,7 @@ cer_schedule_forget_trial(cer_schedule *s, uint32_t trial, cer_error *err)
     t = &s->trials[slot];
     if (t->status != CER_TRIAL_DROPPED)
         return cer_fail(err, CER_INVALID, "trial %u was not dropped", trial);
-    index_remove(s, index_position(s, trial));
+    schedule_index_remove(s, schedule_index_position(s, trial));
     t->forgotten = true;
     t->queue = s->free_slot;
     s->free_slot = slot;
@@ -626,9 +496,9 @@ cer_schedule_unit_done(cer_schedule *s, uint32_t worker, double now,
     return CER_OK;
 }
 
-cer_status
-schedule_unit_again(cer_schedule *s, uint32_t worker, cer_unit *unit,
-                    cer_error *err)
+/* The unit of a worker has to be run again, and its model is not trusted. */
+static cer_status
+unit_again(cer_schedule *s, uint32_t worker, cer_unit *unit, cer_error *err)
 {
     uint32_t slot;
     cer_status status = end_unit(s, worker, unit, &slot, err);
@@ -646,7 +516,7 @@ cer_schedule_unit_failed(cer_schedule *s, uint32_t worker, double now,
                          cer_unit *unit, cer_error *err)
 {
     (void)now;
-    return schedule_unit_again(s, worker, unit, err);
+    return unit_again(s, worker, unit, err);
 }
 
 cer_status
@@ -654,5 +524,19 @@ cer_schedule_unit_lost(cer_schedule *s, uint32_t worker, double now,
                        cer_unit *unit, cer_error *err)
 {
     (void)now;
-    return schedule_unit_again(s, worker, unit, err);
+    return unit_again(s, worker, unit, err);
+}
+
+cer_status
+cer_schedule_remove_worker(cer_schedule *s, uint32_t worker, cer_error *err)
+{
+    schedule_worker *w;
+    cer_status status = schedule_find_worker(s, worker, &w, err);
+
+    if (status != CER_OK)
+        return status;
+    if (w->trial != NONE)
+        (void)unit_again(s, worker, NULL, NULL);
+    schedule_remove(s, worker);
+    return CER_OK;
 }

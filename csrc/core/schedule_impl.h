@@ -1,10 +1,11 @@
-/* schedule_impl.h -- what the four files of the scheduler share; nobody else
- * includes it.
+/* schedule_impl.h -- what the five files of the scheduler share; no other file
+ * includes it. Each calls only those above it:
  *
- *   schedule.c        trials and steps: what is the case
+ *   schedule_table.c  trials and workers by number, and room for them
  *   schedule_worker.c workers, their live models and their shards
  *   schedule_cost.c   how long things take: rates, factors, work left
- *   schedule_queue.c  what may start, and the choice among it */
+ *   schedule_queue.c  what may start, and the choice among it
+ *   schedule.c        the events: what they change in all of these */
 #ifndef CER_SCHEDULE_IMPL_H
 #define CER_SCHEDULE_IMPL_H
 
@@ -125,18 +126,22 @@ schedule_set_bit(uint64_t *bits, uint32_t i, bool on)
     bits[i / 64] = on ? bits[i / 64] | bit : bits[i / 64] & ~bit;
 }
 
-/* --- schedule.c ----------------------------------------------------------- */
+/* --- schedule_table.c ----------------------------------------------------- */
 
 cer_status schedule_find_trial(const cer_schedule *s, uint32_t number,
                                uint32_t *slot, cer_error *err);
 cer_status schedule_find_worker(const cer_schedule *s, uint32_t number,
                                 schedule_worker **worker, cer_error *err);
+/* Where a trial's number is in the index, or the free place where it goes. */
+uint32_t schedule_index_position(const cer_schedule *s, uint32_t number);
+/* Empties a position; entries that it had put off move up. */
+void schedule_index_remove(cer_schedule *s, uint32_t hole);
 /* Makes *array_at (of any type) hold `count` elements of `size` bytes; false
  * when memory runs out, and then it is as it was. */
 bool schedule_grow(void *array_at, size_t count, size_t size);
-/* The unit of a worker has to be run again, and its model is not trusted. */
-cer_status schedule_unit_again(cer_schedule *s, uint32_t worker, cer_unit *unit,
-                               cer_error *err);
+/* Makes room for `wanted` trials in all, twice as much as there was at least;
+ * false when memory runs out. */
+bool schedule_reserve(cer_schedule *s, uint32_t wanted);
 /* The shard of the trial's next unit, or CER_SHARD_VALIDATION. */
 int64_t schedule_next_shard(const cer_schedule *s, const schedule_trial *t);
 
@@ -150,6 +155,8 @@ void schedule_leave_idle(cer_schedule *s);
 void schedule_touch_live(cer_schedule *s, uint32_t worker, uint32_t slot);
 void schedule_forget_live(cer_schedule *s, uint32_t worker, uint32_t slot);
 void schedule_forget_everywhere(cer_schedule *s, uint32_t slot);
+/* An idle worker leaves, with its live models and its shards. */
+void schedule_remove(cer_schedule *s, uint32_t worker);
 /* Gives a shard without holders to the worker with the fewest shards. */
 void schedule_adopt_orphan(cer_schedule *s, cer_command *command);
 

@@ -239,16 +239,11 @@ cer_schedule_idle(const cer_schedule *s, uint32_t worker)
            s->workers[worker].trial == NONE;
 }
 
-cer_status
-cer_schedule_remove_worker(cer_schedule *s, uint32_t worker, cer_error *err)
+void
+schedule_remove(cer_schedule *s, uint32_t worker)
 {
-    schedule_worker *w;
-    cer_status status = schedule_find_worker(s, worker, &w, err);
+    schedule_worker *w = &s->workers[worker];
 
-    if (status != CER_OK)
-        return status;
-    if (w->trial != NONE)
-        (void)schedule_unit_again(s, worker, NULL, NULL);
     while (w->n_live > 0)
         forget_live_at(s, worker, w->n_live - 1);
     for (uint32_t i = 0; i <= s->shards && s->mode == MODE_EXCLUSIVE; i++)
@@ -256,5 +251,4 @@ cer_schedule_remove_worker(cer_schedule *s, uint32_t worker, cer_error *err)
     w->present = false;
     s->n_present--;
     schedule_leave_idle(s); /* no longer among the idle ones */
-    return CER_OK;
 }

@@ -5,6 +5,31 @@
 #include <numpy/arrayobject.h>
 #include <string.h>
 
+/* --- kinds --------------------------------------------------------------- */
+static const char *const kind_names[] = {
+    [PY_KIND_TORCH] = "torch",
+    [PY_KIND_NUMPY] = "numpy",
+    [PY_KIND_JAX] = "jax",
+    [PY_KIND_DLPACK] = "dlpack",
+};
+
+const char *
+py_kind_name(py_kind kind)
+{
+    return kind_names[kind];
+}
+
+py_kind
+py_kind_of_name(const char *name, size_t len)
+{
+    for (py_kind kind = PY_KIND_TORCH; kind <= PY_KIND_DLPACK; kind++) {
+        if (strlen(kind_names[kind]) == len &&
+            memcmp(kind_names[kind], name, len) == 0)
+            return kind;
+    }
+    return PY_KIND_NONE;
+}
+
 /* --- types --------------------------------------------------------------- */
 const DLPackExchangeAPI *
 py_exchange_api(PyTypeObject *type)

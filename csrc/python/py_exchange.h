@@ -22,6 +22,11 @@ typedef enum py_kind {
     PY_KIND_REFUSED, /* a torch tensor whose memory is not its value */
 } py_kind;
 
+/* "torch", "numpy", "jax" or "dlpack", and back (PY_KIND_NONE: none of them).
+ */
+const char *py_kind_name(py_kind kind);
+py_kind py_kind_of_name(const char *name, size_t len);
+
 /* What is known of a type. */
 typedef struct py_source {
     PyTypeObject *type;

@@ -338,7 +338,7 @@ py_importer_fill(py_importer *in)
 }
 
 int
-py_importer_init(py_importer *in, const py_unpack_options *options,
+py_importer_init(py_importer *in, const py_import_options *options,
                  size_t n_tensors)
 {
     memset(in, 0, sizeof *in);

@@ -6,10 +6,22 @@
 #ifndef CER_PY_IMPORT_H
 #define CER_PY_IMPORT_H
 
+#include "module.h"
+
 #include "copy.h"
-#include "py_state.h"
+#include "py_exchange.h"
+#include "state.h"
 
 #include <numpy/ndarraytypes.h>
+
+typedef struct py_import_options {
+    PyObject *buffer;  /* whose bytes the state is in; kept alive by views */
+    const char *name;  /* for errors */
+    py_kind framework; /* for tensors whose own framework is not there */
+    bool copy;         /* false: tensors are views of the buffer */
+    bool read_only;    /* the buffer is */
+    bool trusted;      /* views of a read-only buffer are not written to */
+} py_import_options;
 
 typedef struct py_importer {
     const char *name;  /* of the state, for errors */
@@ -26,7 +38,7 @@ typedef struct py_importer {
 } py_importer;
 
 /* -1: an exception; clear it all the same. */
-int py_importer_init(py_importer *in, const py_unpack_options *options,
+int py_importer_init(py_importer *in, const py_import_options *options,
                      size_t n_tensors);
 void py_importer_clear(py_importer *in);
 

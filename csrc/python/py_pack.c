@@ -1,13 +1,14 @@
 /* py_pack.c -- walks a nested Python value: tensors go to a cer_state_writer
  * under their paths, everything else into the structure, as JSON. */
 #define NO_IMPORT_ARRAY
-#include "json.h"
-#include "py_state.h"
+#include "py_pack.h"
 
 #include <numpy/arrayobject.h>
 #include <numpy/arrayscalars.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "json.h"
 
 typedef struct packer {
     core_state *core;

@@ -1,6 +1,7 @@
 /* py_slots.c -- Slots: the two mapped slots of a trial. */
 #include "copy.h"
 #include "hash.h"
+#include "py_pack.h"
 #include "py_state.h"
 #include "slots.h"
 

@@ -5,6 +5,8 @@
 #include <string.h>
 
 #include "hash.h"
+#include "py_pack.h"
+#include "py_unpack.h"
 
 /* --- StateBuffer --------------------------------------------------------- */
 typedef struct state_buffer {
@@ -88,31 +90,6 @@ static PyType_Spec buffer_spec = {
     .slots = buffer_slots,
 };
 
-/* --- kinds --------------------------------------------------------------- */
-static const char *const kind_names[] = {
-    [PY_KIND_TORCH] = "torch",
-    [PY_KIND_NUMPY] = "numpy",
-    [PY_KIND_JAX] = "jax",
-    [PY_KIND_DLPACK] = "dlpack",
-};
-
-const char *
-py_kind_name(py_kind kind)
-{
-    return kind_names[kind];
-}
-
-py_kind
-py_kind_of_name(const char *name, size_t len)
-{
-    for (py_kind kind = PY_KIND_TORCH; kind <= PY_KIND_DLPACK; kind++) {
-        if (strlen(kind_names[kind]) == len &&
-            memcmp(kind_names[kind], name, len) == 0)
-            return kind;
-    }
-    return PY_KIND_NONE;
-}
-
 /* --- functions ----------------------------------------------------------- */
 PyDoc_STRVAR(
     pack_state_doc,
@@ -180,7 +157,7 @@ unpack_state(PyObject *module, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"buffer", "framework", "copy", "name", NULL};
     core_state *core = core_state_of_module(module);
-    py_unpack_options options = {.name = "the state"};
+    py_import_options options = {.name = "the state"};
     const char *framework = "numpy";
     PyObject *copy_object = Py_True, *result;
     int copy = 0;

@@ -2,12 +2,13 @@
  * structure, which must be exactly of the form that py_pack.c writes, and makes
  * a tensor for every place that names one, or finds the live one. */
 #define NO_IMPORT_ARRAY
-#include "json.h"
-#include "py_import.h"
+#include "py_unpack.h"
 
 #include <math.h>
 #include <numpy/arrayobject.h>
 #include <string.h>
+
+#include "json.h"
 
 typedef struct unpacker {
     core_state *core;
@@ -595,7 +596,7 @@ clear(unpacker *u)
 
 PyObject *
 py_unpack(core_state *core, const cer_state *state,
-          const py_unpack_options *options)
+          const py_import_options *options)
 {
     unpacker u = {.core = core, .state = state, .name = options->name};
     PyObject *value = NULL;

@@ -1,0 +1,37 @@
+/* py_pack.h -- a nested Python value, laid out as a state.
+ *
+ * The structure, the JSON text beside the tensors, is described in
+ * docs/design/states.md; py_pack.c writes it and py_unpack.c reads it. */
+#ifndef CER_PY_PACK_H
+#define CER_PY_PACK_H
+
+#include "module.h"
+
+#include "py_exchange.h"
+#include "state.h"
+
+/* Values nested deeper are refused; it also ends a list that holds itself. */
+#define PY_STATE_DEPTH 200
+
+typedef struct py_packed_tensor {
+    PyObject *object; /* as met in the state */
+    PyObject *owner;  /* of the memory to read */
+    py_kind kind;
+} py_packed_tensor;
+
+/* A state that has been walked: laid out, nothing copied yet. Holds references
+ * to its tensors, whose values must not change until it is written. */
+typedef struct py_packed {
+    cer_state_writer *writer;
+    py_packed_tensor *tensors; /* numbered as in the writer */
+    size_t n_tensors, capacity;
+    size_t nbytes; /* of the buffer */
+    bool in_place; /* every tensor may be written to */
+} py_packed;
+
+/* Walks `state`. -1: an exception (StateError names the place), and nothing to
+ * clear. */
+int py_packed_init(py_packed *packed, core_state *core, PyObject *state);
+void py_packed_clear(py_packed *packed);
+
+#endif
