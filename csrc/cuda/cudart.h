@@ -43,7 +43,7 @@ cer_status cer_cudart_devices(cer_cudart *runtime, int *count, cer_error *err);
 
 typedef struct cer_cudart_device {
     char name[128];
-    char uuid[33]; /* of this GPU and no other, in hexadecimal */
+    char uuid[33];    /* of this GPU and no other, in hexadecimal */
     int major, minor; /* compute capability */
     int multiprocessors;
     size_t total_bytes;

@@ -304,8 +304,8 @@ loader_dealloc(PyObject *object)
         cer_device_loader_free(self->on_device);
     else
         cer_loader_free(self->loader);
-    Py_END_ALLOW_THREADS
-    (void)loader_clear(object);
+    Py_END_ALLOW_THREADS(void)
+    loader_clear(object);
     Py_XDECREF(self->depot);
     Py_XDECREF(self->framework_name);
     Py_XDECREF(self->names);

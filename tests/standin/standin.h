@@ -15,7 +15,8 @@
  * of each device, 1 GB), STANDIN_FAIL (function:nth:code), STANDIN_DEFER (1),
  * STANDIN_VERSION (13000), STANDIN_DRIVER (13000) and STANDIN_BREAK: "copy",
  * "fill", "kernel", "record" or "wait" is taken and not done, "crash" ends the
- * process when anything is put on a stream, and "hang" never returns from it. */
+ * process when anything is put on a stream, and "hang" never returns from it.
+ */
 #ifndef STANDIN_H
 #define STANDIN_H
 

@@ -340,7 +340,10 @@ class Tuned(naive_bayes.GaussianNB):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: cerebro.sklearn.Model(DecisionTreeClassifier()), "DecisionTreeClassifier has no partial_fit"),
+        (
+            lambda: cerebro.sklearn.Model(DecisionTreeClassifier()),
+            "DecisionTreeClassifier has no partial_fit",
+        ),
         (lambda: cerebro.sklearn.Model(cluster.Birch()), "Birch is not supported"),
         (lambda: cerebro.sklearn.Model(Tuned()), "Tuned is not supported"),
         (lambda: cerebro.sklearn.Model(3), "int has no partial_fit"),
