@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 
+import cerebro._core as _core
 import cerebro.data
 from benchmarks import harness
-from cerebro import _core
 from cerebro.data.batches import make_loader
 from cerebro.transforms import Normalize, Scale, ToCHW
 

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 
 import cerebro
+import cerebro._core as _core
 from benchmarks.harness import Bench, parser
-from cerebro import _core
 from cerebro.data.batches import make_loader
-from cerebro.unit import RunContext, Task
-from cerebro.worker import UnitRunner
+from cerebro.worker.messages import RunContext, Task
+from cerebro.worker.runner import UnitRunner
 
 BATCH = 256
 FEATURES = 128
@@ -96,7 +96,7 @@ class Units:
         start = time.perf_counter()
         done = self.runner.run(task)
         seconds = time.perf_counter() - start
-        if isinstance(done, cerebro.unit.UnitFailed):
+        if isinstance(done, cerebro.worker.messages.UnitFailed):
             raise SystemExit(done.traceback or done.message)
         self.position += 1
         return seconds

@@ -27,7 +27,7 @@ import torch
 
 import cerebro
 from benchmarks.harness import Bench, parser
-from cerebro.unit import Task
+from cerebro.worker.messages import Task
 
 FEATURES = 128
 
@@ -58,7 +58,7 @@ class Clock:
 @contextlib.contextmanager
 def without_durable_states() -> Iterator[None]:
     """Tell workers to write no states of epochs."""
-    with mock.patch("cerebro.coordinator.Task", partial(Task, keep_state=False)):
+    with mock.patch("cerebro.coordinator.coordinator.Task", partial(Task, keep_state=False)):
         yield
 
 

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import torch
 
+import cerebro._core as _core
 from benchmarks.harness import Bench, alternate, parser
-from cerebro import _core
 
 State = dict[str, Any]
 

@@ -32,9 +32,9 @@ import numpy as np
 
 import cerebro
 from benchmarks.harness import Bench, paired_ratio, parser
-from cerebro.store import FILE, Store
-from cerebro.store.schema import SCHEMA
-from cerebro.unit import CheckDone, CheckTask, Event, RunContext, Task, UnitDone
+from cerebro.run.store import FILE, Store
+from cerebro.run.store.schema import SCHEMA
+from cerebro.worker.messages import CheckDone, CheckTask, Event, RunContext, Task, UnitDone
 
 METRICS = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", "loss", "accuracy")
 

@@ -34,7 +34,7 @@ def child(number: int, folder: str, filters: int, rounds: int, barrier: Any, ans
     import torch
 
     import cerebro
-    from cerebro import _core
+    import cerebro._core as _core
     from cerebro.data.batches import make_loader
 
     torch.set_num_threads(1)

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from benchmarks.harness import parser
-from cerebro import devices
+from cerebro.machine import devices
 
 PARTS = {
     "gather": "batches by kernel against copies in device memory and index_select",

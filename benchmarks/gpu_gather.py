@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks import gather_kernel
 from benchmarks.harness import Bench, alternate, attempt, parser
-from cerebro import cuda
+from cerebro.machine import cuda
 
 WIDTHS = (64, 156, 256, 512, 640, 1024, 4096, 12_288, 150_528)
 BAR_FROM = 512  # bytes; narrower rows have no bar

@@ -30,9 +30,9 @@ import numpy as np
 
 import cerebro.data
 from benchmarks import harness
-from cerebro import devices
 from cerebro.data import depots
-from cerebro.environment import usable_cores
+from cerebro.machine import devices
+from cerebro.machine.resources import usable_cores
 from cerebro.transforms import Normalize, RandomCrop, RandomHorizontalFlip, Scale, ToCHW
 
 BAR = 0.9

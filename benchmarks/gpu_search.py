@@ -37,7 +37,7 @@ from torch.nn import functional
 
 import cerebro
 from benchmarks.harness import Bench, attempt, parser
-from cerebro import devices
+from cerebro.machine import devices
 from cerebro.transforms import Normalize, Scale, ToCHW
 
 SPACE = {"lr": [1e-3, 3e-3], "width": [16, 32], "batch_size": [64, 128], "dropout": [0.0, 0.3]}

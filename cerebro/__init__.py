@@ -19,18 +19,22 @@ from typing import TYPE_CHECKING, Any
 try:
     from cerebro._core import trial_seed, visit_order
 except ImportError:
-    from cerebro.shadows import refuse_shadow
+    from cerebro.machine.imports import refuse_shadow
 
     refuse_shadow("numpy")
-    from cerebro.uncompiled import refuse_uncompiled
+    from cerebro.machine.uncompiled import refuse_uncompiled
 
     refuse_uncompiled()
     raise
 
 from cerebro import transforms
-from cerebro.check import Check, check
+from cerebro.api.check import Check, check
+from cerebro.api.plan import Plan, plan
+from cerebro.api.replay import Replay, replay
+from cerebro.api.resume import resume
+from cerebro.api.search import search
 from cerebro.data import Dataset, images, shard
-from cerebro.environment import version
+from cerebro.data.validation import KFold
 from cerebro.errors import (
     CerebroError,
     CorruptDataError,
@@ -40,14 +44,10 @@ from cerebro.errors import (
     StateError,
     WorkerError,
 )
-from cerebro.folds import KFold
-from cerebro.plan import Plan, plan
-from cerebro.protocol import Info
-from cerebro.replay import Replay, replay
-from cerebro.result import Result, open_run
-from cerebro.resume import resume
-from cerebro.saved_trial import Trial
-from cerebro.search import search
+from cerebro.machine.environment import version
+from cerebro.model import Info
+from cerebro.results.result import Result, open_run
+from cerebro.results.trial import Trial
 from cerebro.searchers import (
     ASHA,
     PBT,
@@ -61,8 +61,8 @@ from cerebro.searchers import (
     SuccessiveHalving,
 )
 from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion
+from cerebro.searchers.stopping import EarlyStopping
 from cerebro.space import Space, choice, integer, loguniform, normal, uniform, when
-from cerebro.stopping import EarlyStopping
 
 if TYPE_CHECKING:
     from cerebro import jax as jax

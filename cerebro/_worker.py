@@ -18,14 +18,16 @@ from typing import Any, Literal, NoReturn
 
 import cloudpickle
 
-from cerebro import _core, guard
+import cerebro._core as _core
 from cerebro.errors import CorruptDataError
-from cerebro.jobs import execute
-from cerebro.received import opened
-from cerebro.sources import Sources, note_imported
-from cerebro.trial_log import flush_output
-from cerebro.unit import CheckDone, Event, Job, RunContext, Task, UnitFailed
-from cerebro.worker import UnitRunner, bases_of, describe
+from cerebro.executors.received import opened
+from cerebro.machine import guard
+from cerebro.machine.imports import Sources, note_imported
+from cerebro.worker.blame import bases_of, describe
+from cerebro.worker.jobs import execute
+from cerebro.worker.log import flush_output
+from cerebro.worker.messages import CheckDone, Event, Job, RunContext, Task, UnitFailed
+from cerebro.worker.runner import UnitRunner
 
 BEAT_MILLISECONDS = 100
 IMPORT_SECONDS = 30.0

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cerebro.errors import InputError
-from cerebro.owner import owner_of
-from cerebro.plain_files import path_of
-from cerebro.store import read_meta, reader
-from cerebro.trial import ENDED
+from cerebro.machine.files import path_of
+from cerebro.run.owner import owner_of
+from cerebro.run.records import ENDED
+from cerebro.run.store import read_meta, reader
 
 FOLDER = "control"
 Verb = Literal["stop", "pause", "continue"]

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cerebro import _core, cuda
+import cerebro._core as _core
 from cerebro.errors import InputError, StateError
+from cerebro.machine import cuda
 
 Batch = dict[str, Any]
 _Array = NDArray[Any]

@@ -1,8 +1,8 @@
 """Cerebro as what trains the trials of an Optuna study: `cerebro.optuna.optimize`.
 
 The study keeps its sampler, pruner, storage and callbacks. It is asked and told in an
-order that timing cannot change (see `cerebro.rounds`), so that a seeded sampler gives the
-same study with any number of workers. ``build(trial)`` is an objective's first half: it
+order that timing cannot change (see `cerebro.coordinator.rounds`), so that a seeded sampler
+gives the same study with any number of workers. ``build(trial)`` is an objective's first half: it
 suggests hyper-parameters and returns a model instead of training it.
 
     def build(trial):
@@ -34,25 +34,23 @@ from typing import TYPE_CHECKING, Any, Literal
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from cerebro import generators
+from cerebro.api.search import search
+from cerebro.arguments import OPTIMIZE, answers, positive, whole_number
+from cerebro.coordinator.failures import asks_to_stop
+from cerebro.data.validation import views_of
 from cerebro.errors import InputError, RunError
-from cerebro.failures import asks_to_stop
-from cerebro.guard import in_trial, refuse
-from cerebro.keywords import OPTIMIZE, answers
-from cerebro.metrics import metric_mode
-from cerebro.protocol import Info
-from cerebro.recipe import accepts_info
-from cerebro.result import Result
-from cerebro.search import positive, search
+from cerebro.machine import generators
+from cerebro.machine.guard import in_trial, refuse
+from cerebro.model import Info
+from cerebro.results.result import Result
+from cerebro.run.recipe import StudyBuild, accepts_info, check_build
+from cerebro.run.records import STUDY, Raised, class_name
+from cerebro.run.store import encode
 from cerebro.searchers.base import DONE, Decision, Suggestion, _Done
-from cerebro.searchers.distributions import ATTRIBUTE
-from cerebro.searchers.study_storage import storage_errors
-from cerebro.settings import check_build, views_of, whole_number
+from cerebro.searchers.metrics import metric_mode
+from cerebro.searchers.optuna_terms import ATTRIBUTE, storage_errors
 from cerebro.space import Space, json_value
-from cerebro.store import encode
-from cerebro.study_build import StudyBuild
-from cerebro.trial import STUDY, Raised, class_name
-from cerebro.worker import make_info
+from cerebro.worker.models import make_info
 
 if TYPE_CHECKING:
     from cerebro.data import Dataset

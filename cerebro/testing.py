@@ -18,9 +18,9 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cerebro import _core
+import cerebro._core as _core
+from cerebro.coordinator.simulated_trials import ContractError, Conversation, SimulatedTrial
 from cerebro.searchers.base import Searcher
-from cerebro.searchers.conversation import ContractError, Conversation, SimulatedTrial
 from cerebro.space import as_space, choice, integer, loguniform, uniform, when
 
 __all__ = ["ContractError", "SimulatedTrial", "check_searcher", "drive"]

@@ -1,10 +1,10 @@
-"""Whether a model's steps are replayed, for tests of `cerebro._torch_graph`."""
+"""Whether a model's steps are replayed, for tests of `cerebro.torch.graph`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from cerebro._torch_graph import COMPARED
+from cerebro.torch.graph import COMPARED
 
 
 def is_captured(model: Any) -> bool:

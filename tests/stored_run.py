@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cerebro.store import read_meta, read_trials, reader
-from cerebro.trial import TrialRecord
+from cerebro.run.records import TrialRecord
+from cerebro.run.store import read_meta, read_trials, reader
 
 
 @dataclass(frozen=True)

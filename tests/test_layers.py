@@ -36,134 +36,87 @@ C_LAYERS = [
     ["device_loader"],
 ]
 
-# Modules or packages; one may import those of layers below and its own package.
-PYTHON_LAYERS = [
-    [
-        "errors",
-        "installation",
-        "interrupts",
-        "memory",
-        "shadows",
-        "sources",
-        "storage",
-        "uncompiled",
-    ],
-    [
-        "cuda",
-        "environment",
-        "growth",
-        "guard",
-        "keywords",
-        "plain_files",
-        "torch_settings",
-        "trial",
-        "unit",
-    ],
-    ["devices", "durable", "folded", "owner", "received"],
-    [
-        *["_torch_place", "_torch_state", "device_batches", "device_check", "device_states"],
-        "device_values",
-        *["_jax_state", "columns", "epoch_progress", "generators", "losses", "metrics"],
-        *["protocol", "recipe", "slot_check", "trial_log", "trial_warnings"],
-    ],
-    ["_jax_program", "_torch_graph", "study_build"],
-    ["report", "rounds", "space", "store", "transforms"],
-    [
-        "check",
-        "control",
-        "data",
-        "diagnosis",
-        "jax",
-        "native",
-        "searchers",
-        "sklearn",
-        "torch",
-    ],
-    ["export", "folds", "predict", "state_files", "stopping"],
-    ["settings"],
+# Folders and files at the top of the package, from the ground up. A file may import what stands in
+# rows above its own, and its own folder: at the top of the file, inside functions and for types.
+# docs/design/README.md says what lives where.
+PYTHON_ROWS = [
+    ["errors"],
+    ["machine"],
+    ["arguments"],
+    ["transforms", "model"],
+    ["report"],
+    ["space"],
+    ["data"],
+    ["torch", "jax", "native"],
+    ["searchers"],
+    ["run"],
+    ["control"],
     ["worker"],
-    [
-        "_worker",
-        "ended_trials",
-        "executors",
-        "hooks",
-        "inbox",
-        "kept_states",
-        "leftovers",
-        "live_trial",
-        "room",
-    ],
-    ["failures", "meter", "remote", "restore"],
-    ["live_trials"],
-    ["folded_trials"],
-    ["search_loop"],
-    ["coordinator", "saved_run"],
-    ["saved_trial", "verify"],
-    ["to_study"],
-    ["result"],
-    ["conduct", "plan", "recorded_settings", "replay", "retelling", "testing"],
-    ["new_run"],
-    ["resume"],
-    ["search"],
-    ["commands", "demo", "optuna", "proof", "sklearn_search", "ray"],
+    ["executors"],
+    ["_worker"],
+    ["results"],
+    ["coordinator"],
+    ["api"],
+    ["sklearn", "optuna", "ray", "testing"],
     ["cli"],
     ["__main__"],
 ]
 
+# The only ones that may import `cerebro` itself, which gathers the public names.
+USE_PUBLIC_NAMES = {"cli", "__main__"}
+
 # Modules that may use the C core: those that touch data, states or files, and what is random.
 USE_CORE = {
     "",  # cerebro itself passes trial_seed and visit_order on
-    "check",
-    "coordinator",
-    "cuda",
+    "_worker",
+    "api.plan",
+    "api.replay",
+    "cli.doctor",
+    "coordinator.coordinator",
+    "coordinator.restore",
+    "coordinator.trials",
     "data.batches",
     "data.damage",
     "data.dataset",
     "data.depots",
     "data.manifest",
     "data.placed",
+    "data.rows",
     "data.sharding",
     "data.sources.base",
-    "data.split",
     "data.writer",
-    "device_check",
-    "device_values",
-    "diagnosis",
     "executors.local",
     "executors.process",
     "executors.simulated",
-    "export",
-    "recipe",
-    "live_trials",
+    "machine.cuda",
+    "machine.device_check",
     "native",
-    "plan",
-    "ray.actor",
-    "ray.fetching",
-    "ray.requests",
-    "ray.tune_searcher",
-    "replay",
-    "restore",
-    "saved_run",
+    "ray.cluster.actor",
+    "ray.cluster.states",
+    "ray.tune.requests",
+    "ray.tune.searcher",
+    "results.export",
+    "results.saved_run",
+    "results.verify",
+    "run.recipe",
+    "run.states",
     "searchers.pbt",
-    "sklearn_search",
-    "slot_check",
+    "sklearn.search_cv",
     "space.conditions",
     "space.search_space",
     "space.tune_dimensions",
-    "state_files",
     "testing",
-    "verify",
-    "worker",
-    "_worker",
+    "worker.evaluate",
+    "worker.models",
+    "worker.rehearsal",
+    "worker.runner",
 }
 
-# Imported only inside the functions that need them, except in the module made for them.
+# Imported only inside the functions that need them, except in the folder or file made for them.
 OPTIONAL = {
-    "torch": {
-        *["cerebro.torch", "cerebro._torch_graph", "cerebro._torch_place", "cerebro._torch_state"]
-    },
-    "sklearn": {"cerebro.sklearn", "cerebro.sklearn_search"},
-    "jax": {"cerebro.jax", "cerebro._jax_program", "cerebro._jax_state"},
+    "torch": {"torch"},
+    "sklearn": {"sklearn"},
+    "jax": {"jax"},
     "optax": set(),
     "pandas": set(),
     "pyarrow": set(),
@@ -173,8 +126,8 @@ OPTIONAL = {
     "IPython": set(),
     "scipy": set(),
     "rich": set(),
-    "optuna": {"cerebro.optuna"},
-    "ray": {"cerebro.ray.proxy"},
+    "optuna": {"optuna"},
+    "ray": {"ray.tune.trainable"},
 }
 
 # --- C ------------------------------------------------------------------------
@@ -432,90 +385,201 @@ def test_mutable_globals_are_found() -> None:
 # --- Python -------------------------------------------------------------------
 
 
-def python_files() -> list[Path]:
-    return sorted(PACKAGE.rglob("*.py"))
+def modules(package: Path = PACKAGE) -> dict[str, Path]:
+    """Every file of a package by its dotted name within it; "" is the package itself."""
+    named = {}
+    for file in sorted(package.rglob("*.py")):
+        parts = file.relative_to(package).with_suffix("").parts
+        named[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return named
 
 
-def module_name(file: Path) -> str:
-    parts = file.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+def imported(file: Path, *, top_level_only: bool = False) -> Iterator[str]:
+    """The full names that a file imports.
 
-
-def imported(file: Path, *, top_level_only: bool) -> Iterator[str]:
-    """Names of the modules that a file imports, outside of `if TYPE_CHECKING`."""
-    yield from _imported(ast.parse(file.read_text(encoding="utf-8")).body, top_level_only)
-
-
-def _imported(body: list[ast.stmt], top_level_only: bool) -> Iterator[str]:
-    for node in body:
+    With `top_level_only` those that are imported as soon as the file is: not what stands in
+    functions and under `if TYPE_CHECKING`.
+    """
+    body = ast.parse(file.read_text(encoding="utf-8")).body
+    nodes = _at_once(body) if top_level_only else (n for node in body for n in ast.walk(node))
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports name the whole path"
-            for alias in node.names:
-                yield f"{node.module}.{alias.name}"
-        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            yield from _imported(node.orelse, top_level_only)
-        else:
-            is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-            if is_function and top_level_only:
+            assert node.level == 0, f"{file.name}: imports name the whole path"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _at_once(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements that run when a file is imported."""
+    for node in body:
+        yield node
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from _at_once(node.orelse)
+            continue
+        for field in ("body", "orelse", "finalbody"):
+            yield from _at_once(getattr(node, field, []))
+        for handler in getattr(node, "handlers", []):
+            yield from _at_once(handler.body)
+
+
+def arrows(package: Path = PACKAGE) -> set[tuple[str, str]]:
+    """Which file of a package imports which; the C core is not a file of it."""
+    named, found = modules(package), set()
+    for module, file in named.items():
+        for name in imported(file):
+            top, _, inner = name.partition(".")
+            if top != "cerebro" or inner.split(".")[0] == "_core":
                 continue
-            for field in ("body", "orelse", "finalbody"):
-                yield from _imported(getattr(node, field, []), top_level_only)
-            for handler in getattr(node, "handlers", []):
-                yield from _imported(handler.body, top_level_only)
+            while inner and inner not in named:
+                inner = inner.rpartition(".")[0]
+            if inner != module:
+                found.add((module, inner))
+    return found
 
 
-def python_family(name: str) -> str | None:
-    """The entry of PYTHON_LAYERS that a name belongs to, None for what is not ours."""
-    if not name.startswith("cerebro."):
-        return None
-    names = [entry for layer in PYTHON_LAYERS for entry in layer]
-    inner = name.removeprefix("cerebro.")
-    own = [entry for entry in names if inner == entry or inner.startswith(entry + ".")]
-    return max(own, key=len) if own else None
+def row_of(module: str) -> int:
+    """The row of PYTHON_ROWS that a module stands in."""
+    top = module.partition(".")[0]
+    return next(i for i, row in enumerate(PYTHON_ROWS) if top in row)
 
 
-def python_layer(entry: str) -> int:
-    return next(i for i, layer in enumerate(PYTHON_LAYERS) if entry in layer)
-
-
-def test_every_module_has_a_layer() -> None:
-    names = [module_name(file) for file in python_files()]
-    assert [n for n in names if n != "cerebro" and python_family(n) is None] == []
-
-
-def test_python_imports_point_down() -> None:
+def upward(package: Path = PACKAGE) -> list[str]:
+    """Imports of what is not in a row above."""
     problems = []
-    for file in python_files():
-        own = python_family(module_name(file))  # None: cerebro itself, which gathers names
-        for name in imported(file, top_level_only=True):
-            other = python_family(name)
-            if own and other and other != own and python_layer(other) >= python_layer(own):
-                problems.append(f"{module_name(file)} imports {name}, which is not below it")
+    for module, other in sorted(arrows(package)):
+        top, other_top = module.partition(".")[0], other.partition(".")[0]
+        if not module or top == other_top or (not other and top in USE_PUBLIC_NAMES):
+            continue
+        if not other or row_of(other) >= row_of(module):
+            problems.append(f"{module} imports {other or 'cerebro'}, which is not above it")
+    return problems
+
+
+def circles(package: Path = PACKAGE) -> list[set[str]]:
+    """Groups of files that import each other, whichever way round."""
+    reached: dict[str, set[str]] = {}
+    direct: dict[str, set[str]] = {}
+    for module, other in arrows(package):
+        direct.setdefault(module, set()).add(other)
+
+    def reach(module: str) -> set[str]:
+        if module not in reached:
+            found, waiting = set(), [module]
+            while waiting:
+                for other in direct.get(waiting.pop(), ()):
+                    if other not in found:
+                        found.add(other)
+                        waiting.append(other)
+            reached[module] = found
+        return reached[module]
+
+    groups = {frozenset(m for m in reach(n) if n in reach(m)) for n in direct if n in reach(n)}
+    return [set(group) for group in sorted(groups, key=sorted)]
+
+
+def test_every_module_has_a_row() -> None:
+    tops = {module.partition(".")[0] for module in modules() if module}
+    assert tops == {name for row in PYTHON_ROWS for name in row}
+
+
+def test_imports_point_up_the_table() -> None:
+    assert upward() == []
+
+
+def test_no_files_import_each_other() -> None:
+    assert circles() == []
+
+
+def test_the_top_of_the_package_is_small() -> None:
+    """A file at the top is a chapter; all others stand in the folder of theirs."""
+    files = [file.name for file in PACKAGE.glob("*.py")]
+    folders = [f.name for f in PACKAGE.iterdir() if f.is_dir() and (f / "__init__.py").exists()]
+    assert (len(files), len(folders)) <= (11, 16)
+
+
+def test_each_folder_says_what_it_is() -> None:
+    silent = [
+        module
+        for module, file in modules().items()
+        if file.name == "__init__.py"
+        and not ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
+    ]
+    assert silent == []
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "fault"),
+    [
+        ("machine/files.py", "import cerebro.worker.runner as runner\n", "upward"),
+        ("machine/files.py", "def f():\n    from cerebro.worker import runner\n", "upward"),
+        (
+            "machine/files.py",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n"
+            "    from cerebro.worker.runner import UnitRunner\n",
+            "upward",
+        ),
+        ("machine/files.py", "import cerebro\n", "upward"),
+        ("torch/model.py", "from cerebro.jax import Model\n", "upward"),
+        ("worker/messages.py", "from cerebro.worker.runner import UnitRunner\n", "circle"),
+    ],
+)
+def test_a_planted_import_is_found(tmp_path: Path, file: str, source: str, fault: str) -> None:
+    """The test of the tests, on a copy of the package."""
+    copy = tmp_path / "cerebro"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    assert (upward(copy), circles(copy)) == ([], [])
+    planted = copy / file
+    planted.write_text(planted.read_text(encoding="utf-8") + source, encoding="utf-8")
+    assert upward(copy) if fault == "upward" else circles(copy)
+
+
+def test_the_core_is_imported_by_its_full_name() -> None:
+    """`from cerebro import _core` would draw an arrow to the file that imports everything."""
+    problems = [
+        module
+        for module, file in modules().items()
+        if module and any(n == "cerebro._core" for n in _from_imports(file))
+    ]
     assert problems == []
+
+
+def _from_imports(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module == "cerebro":
+            yield from (f"cerebro.{alias.name}" for alias in node.names)
 
 
 def test_optional_packages_are_imported_late() -> None:
     problems = []
-    for file in python_files():
+    for module, file in modules().items():
         for name in imported(file, top_level_only=True):
             allowed = OPTIONAL.get(name.split(".")[0])
-            if allowed is not None and module_name(file) not in allowed:
-                problems.append(f"{module_name(file)} imports {name} when it is imported")
+            if allowed is not None and not any(
+                module == place or module.startswith(place + ".") for place in allowed
+            ):
+                problems.append(f"{module} imports {name} when it is imported")
     assert problems == []
 
 
 def test_only_named_modules_use_the_core() -> None:
     users = {
-        module_name(file).removeprefix("cerebro").removeprefix(".")
-        for file in python_files()
-        if any(n.startswith("cerebro._core") for n in imported(file, top_level_only=False))
+        module
+        for module, file in modules().items()
+        if any(name.startswith("cerebro._core") for name in imported(file))
     }
-    assert users - USE_CORE == set()
+    assert users == USE_CORE
 
 
 def test_importing_cerebro_is_light() -> None:
     code = "import sys, cerebro; print(*sorted({n.split('.')[0] for n in sys.modules}))"
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert set(out.stdout.split()) & OPTIONAL.keys() == set()
+
+
+def test_the_map_is_drawn_from_the_imports() -> None:
+    drawing = [sys.executable, str(ROOT / "docs" / "design" / "map.py"), "--check"]
+    done = subprocess.run(drawing, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -33,14 +33,17 @@ ALLOWED = {
     "executors/local.py": "packs a search for its own workers and reads their answers",
     "executors/process.py": "sends messages to one of them",
     "_worker.py": "reads what the process that started it sends",
-    "received.py": "opens what such a process sends, with searches refused",
+    "executors/received.py": "opens what such a process sends, with searches refused",
 }
 
 # Where such bytes come from: straight out of a connection, or under these names.
 RECEIVED = {"recv_bytes", "message", "messages", "context"}
 
 # No files of users: text about a process; bytes that have come.
-READS_FILES_OF_THE_SYSTEM = {"executors/process.py": "/proc/", "received.py": "BytesIO(message)"}
+READS_FILES_OF_THE_SYSTEM = {
+    "executors/process.py": "/proc/",
+    "executors/received.py": "BytesIO(message)",
+}
 
 # Functions that unpickle unless told otherwise, and the argument that tells them.
 GUARDED = {"load": {"np", "numpy", "torch"}, "load_state_dict_from_url": {"torch", "hub"}}
@@ -222,7 +225,8 @@ from pathlib import Path
 import shutil
 
 import cerebro
-from cerebro import _core, cli
+import cerebro._core as _core
+import cerebro.cli as cli
 from cerebro.errors import CerebroError
 
 def refused(function, *args):

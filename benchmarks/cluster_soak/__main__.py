@@ -8,7 +8,7 @@ import time
 from collections import Counter
 
 from benchmarks.cluster_soak.soak import Report, Soak
-from cerebro.installation import install_hint
+from cerebro.machine.installation import install_hint
 
 
 def main() -> int:

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import cerebro
-import cerebro.ray.executor as module
 from benchmarks.cluster_soak import models
 from benchmarks.faults.job import Told
 from benchmarks.faults.models import tell
 from benchmarks.faults.problem import Problem
-from cerebro.ray import hiring
-from cerebro.unit import News, Note, WorkerJoined
+from cerebro.ray.cluster import executor as module
+from cerebro.ray.cluster import hiring
+from cerebro.worker.messages import News, Note, WorkerJoined
 
 ROWS = [300, 6000]
 """Of 32 bytes each in a model's state: below and above what Ray carries in its messages."""

@@ -25,7 +25,7 @@ from benchmarks.faults.problem import to_json
 from benchmarks.faults.running import LEG_SECONDS, Progress, Report, Running
 from benchmarks.faults.sabotage import spoil
 from benchmarks.faults.shim import Shim
-from cerebro.state_files import epoch_state_file, unpublished
+from cerebro.run.states import epoch_state_file, unpublished
 
 EXIT_SECONDS = 2.0
 """How long workers may outlive their coordinator."""

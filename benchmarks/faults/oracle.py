@@ -16,8 +16,8 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import cerebro._core as _core
 from benchmarks.faults.problem import Problem, to_json
-from cerebro import _core
 from cerebro.errors import CorruptDataError
 
 ROOT = Path(__file__).parent.parent.parent

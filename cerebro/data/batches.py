@@ -10,17 +10,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cerebro import _core, cuda
-from cerebro import transforms as _transforms
+import cerebro._core as _core
+import cerebro.transforms as _transforms
+from cerebro.arguments import whole
 from cerebro.data import depots
-from cerebro.device_batches import MovedBatches
-from cerebro.environment import usable_cores
+from cerebro.data.moved import MovedBatches
 from cerebro.errors import DeviceError, InputError, one_line
+from cerebro.machine import cuda
+from cerebro.machine.resources import usable_cores
 
 if TYPE_CHECKING:
     from cerebro.transforms import ColumnLike, Transform
 
 FRAMEWORKS = ("torch", "numpy", "jax", "dlpack")
+
 MAX_THREADS = 64
 
 
@@ -132,8 +135,8 @@ def make_trusted(
 ) -> _core.Loader | MovedBatches:
     """Return a loader whose batches arrive on a device, made there only if it can be trusted.
 
-    Where it cannot (see `cerebro.device_check`), or CUDA cannot be used but through PyTorch (a
-    build that has the runtime inside), batches are made in host memory and PyTorch moves them.
+    Where it cannot (see `cerebro.machine.device_check`), or CUDA cannot be used but through PyTorch
+    (a build that has the runtime inside), batches are made in host memory and PyTorch moves them.
 
     Parameters
     ----------
@@ -327,16 +330,3 @@ class Batches:
 def idle_threads(most: int = 2) -> int:
     """Return how many threads may gather beside one that computes: other cores, at most `most`."""
     return max(0, min(usable_cores() - 1, most))
-
-
-def whole(name: str, value: Any, least: int, most: int = 2**31 - 1) -> int:
-    """Return `value` as an int from `least` to `most`; InputError naming the argument if not."""
-    try:
-        number = int(value)
-        exact = number == value and not isinstance(value, bool)
-    except (TypeError, ValueError, OverflowError):
-        exact = False
-    if not exact or not least <= number <= most:
-        bounds = f">= {least}" if most == 2**31 - 1 else f"from {least} to {most}"
-        raise InputError(f"{name} must be a whole number {bounds}, not {value!r}")
-    return number

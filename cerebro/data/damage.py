@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cerebro import _core
+import cerebro._core as _core
 from cerebro.data.manifest import FILE_NAME, FileEntry, read_manifest, shard_folder
 from cerebro.errors import CorruptDataError, InputError
-from cerebro.plain_files import LinkError, open_plain
+from cerebro.machine.files import LinkError, open_plain
 
 
 @dataclass(frozen=True)

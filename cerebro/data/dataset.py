@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cerebro import _core
-from cerebro.data import split as splitting
+import cerebro._core as _core
+from cerebro.data import rows as splitting
 from cerebro.data.dtypes import Array
 from cerebro.data.manifest import (
     Column,
@@ -24,7 +24,7 @@ from cerebro.data.manifest import (
     read_manifest,
     shard_folder,
 )
-from cerebro.data.select import (
+from cerebro.data.rows import (
     Part,
     Selection,
     covers,
@@ -38,7 +38,7 @@ from cerebro.data.select import (
 )
 from cerebro.data.stats import MOST_COUNTS, Stats, column_stats
 from cerebro.errors import CorruptDataError, InputError
-from cerebro.plain_files import path_of
+from cerebro.machine.files import path_of
 
 if TYPE_CHECKING:
     from cerebro.data.batches import Batches
@@ -392,7 +392,7 @@ class Dataset:
         InputError
             Wrong fractions or seed, an unsuitable column, or a part that would get no rows.
         """
-        from cerebro.data.batches import whole
+        from cerebro.arguments import whole
 
         bounds = splitting.check_fractions(fractions)
         seed = whole("seed", seed, 0, 2**64 - 1)

@@ -8,8 +8,9 @@ import re
 import sys
 from typing import Any
 
-from cerebro import _core, cuda, device_check
+import cerebro._core as _core
 from cerebro.errors import DeviceError, InputError, one_line
+from cerebro.machine import cuda, device_check
 
 RESIDENCES = ("auto", "resident", "streamed")
 

@@ -28,10 +28,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cerebro import _core
+import cerebro._core as _core
 from cerebro.data.dtypes import STORAGE
 from cerebro.errors import CorruptDataError, InputError, one_line
-from cerebro.plain_files import load_json, read_bytes
+from cerebro.machine.files import load_json, read_bytes
 
 FORMAT = "cerebro-dataset"
 VERSION = 1

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from cerebro import _core, durable
+import cerebro._core as _core
 from cerebro.data.dataset import Dataset, RaggedRows
 from cerebro.data.dtypes import Array
 from cerebro.data.manifest import (
@@ -28,9 +28,10 @@ from cerebro.data.manifest import (
     read_manifest,
     shard_folder,
 )
-from cerebro.data.select import Part
-from cerebro.environment import version
+from cerebro.data.rows import Part
 from cerebro.errors import CorruptDataError, InputError
+from cerebro.machine import durable
+from cerebro.machine.environment import version
 
 
 class PlacedDataset(Dataset):

@@ -20,7 +20,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from cerebro import _core, durable
+import cerebro._core as _core
+from cerebro.arguments import SHARD, answers
 from cerebro.data.columns import ColumnData, settled
 from cerebro.data.dataset import Dataset
 from cerebro.data.dtypes import dtype_name
@@ -37,10 +38,10 @@ from cerebro.data.sources import open_source
 from cerebro.data.sources.base import Source, Table
 from cerebro.data.spool import spool
 from cerebro.data.writer import default_shards, write_shards
-from cerebro.environment import version
 from cerebro.errors import CerebroError, InputError
-from cerebro.keywords import SHARD, answers
-from cerebro.plain_files import open_plain, path_of
+from cerebro.machine import durable
+from cerebro.machine.environment import version
+from cerebro.machine.files import open_plain, path_of
 
 _LOCK = ".lock"
 _SPOOL = ".spool"

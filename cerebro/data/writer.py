@@ -16,15 +16,19 @@ from pathlib import Path
 
 import numpy as np
 
-from cerebro import _core, durable
+import cerebro._core as _core
 from cerebro.data.columns import ColumnData, offsets_of
 from cerebro.data.dtypes import Array
 from cerebro.data.layout import OutputColumn
 from cerebro.data.manifest import FileEntry, ShardEntry, shard_folder
 from cerebro.data.progress import Meter
+from cerebro.machine import durable
+from cerebro.machine.resources import free_memory
 
 CHUNK_BYTES = 16 << 20
+
 SHARD_BYTES = 256_000_000  # the most that a shard holds unless asked otherwise
+
 DEFAULT_SHARDS = 8
 
 Order = Array | None  # None: the source's own order
@@ -59,7 +63,7 @@ def write_shards(
     files: list[dict[str, FileEntry]] = [{} for _ in range(shards)]
     for shard in range(shards):
         (folder / shard_folder(shard)).mkdir()
-    limit = _memory() // 2 if memory_bytes is None else memory_bytes
+    limit = free_memory() // 2 if memory_bytes is None else memory_bytes
     total = sum(output.nbytes for output in outputs)
     deal = order is not None and total > limit and shards > 1
     meter.begin("writing shards", total)
@@ -173,8 +177,3 @@ def _piece(rows: Array | slice, start: int, stop: int) -> Array | slice:
     if isinstance(rows, slice):
         return slice(rows.start + start, min(rows.start + stop, rows.stop))
     return rows[start:stop]
-
-
-def _memory() -> int:
-    """Bytes of memory in this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

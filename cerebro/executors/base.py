@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from cerebro.unit import Job, News, RunContext
+from cerebro.worker.messages import Job, News, RunContext
 
 
 class Wake(Protocol):

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import sys
 
-from cerebro import generators, jobs
-from cerebro.devices import using
 from cerebro.executors.base import Wake
-from cerebro.guard import in_trial
-from cerebro.unit import Event, Job, RunContext
-from cerebro.worker import UnitRunner
+from cerebro.machine import generators
+from cerebro.machine.devices import using
+from cerebro.machine.guard import in_trial
+from cerebro.worker import jobs
+from cerebro.worker.messages import Event, Job, RunContext
+from cerebro.worker.runner import UnitRunner
 
 
 class InlineExecutor:

@@ -32,22 +32,24 @@ from typing import Any, Literal
 
 import cloudpickle
 
-from cerebro import _core, memory
-from cerebro.devices import CPU, Device
+import cerebro._core as _core
 from cerebro.errors import InputError, WorkerError, text_of
 from cerebro.executors.base import Wake
 from cerebro.executors.channel import BrokenMessage
 from cerebro.executors.process import (
+    BEAT_SECONDS,
     EXIT_SECONDS,
+    Vigil,
     WorkerProcess,
     exit_reason,
     signal_of,
     warm_workers,
 )
 from cerebro.executors.seats import SeatedShards, stay, with_shares
-from cerebro.executors.vigil import BEAT_SECONDS, Vigil
-from cerebro.sources import sent_whole
-from cerebro.unit import (
+from cerebro.machine import resources as memory
+from cerebro.machine.devices import CPU, Device
+from cerebro.machine.imports import sent_whole
+from cerebro.worker.messages import (
     CheckDone,
     CheckTask,
     Event,

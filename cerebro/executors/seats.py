@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cerebro.data import Dataset
-    from cerebro.devices import Device
-    from cerebro.unit import RunContext
+    from cerebro.machine.devices import Device
+    from cerebro.worker.messages import RunContext
 
 DATA_SHARE = 0.5
 """Of a GPU's memory for shards that stay; the rest is for models and what they compute."""

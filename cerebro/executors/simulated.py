@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, Protocol
 
-from cerebro import _core
+import cerebro._core as _core
 from cerebro.errors import InputError
 
 _LEAST_FACTOR = 0.1  # noise makes no unit shorter than this share of its cost

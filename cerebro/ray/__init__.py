@@ -15,16 +15,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from cerebro.errors import InputError
-from cerebro.installation import install_hint
+from cerebro.machine.installation import install_hint
 
 if TYPE_CHECKING:
-    from cerebro.ray.executor import Executor
-    from cerebro.ray.fitting import fit
-    from cerebro.ray.proxy import trainable
+    from cerebro.ray.cluster.executor import Executor
+    from cerebro.ray.tune.fit import fit
+    from cerebro.ray.tune.trainable import trainable
 
 __all__ = ["Executor", "fit", "trainable"]
 
-_LAZY = {"Executor": "executor", "fit": "fitting", "trainable": "proxy"}
+_LAZY = {"Executor": "cluster.executor", "fit": "tune.fit", "trainable": "tune.trainable"}
 """Names and the modules that they come from."""
 
 

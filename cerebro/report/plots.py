@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cerebro.errors import InputError
-from cerebro.installation import install_hint
+from cerebro.machine.installation import install_hint
 from cerebro.report import format as fmt
 
 if TYPE_CHECKING:

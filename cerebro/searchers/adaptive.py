@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from cerebro.arguments import check_whole
 from cerebro.errors import InputError
-from cerebro.searchers.base import Decision, Suggestion, _Done, check_n_trials, check_whole
+from cerebro.searchers.base import Decision, Suggestion, _Done, check_n_trials
 from cerebro.space import Space, json_value
 
 

@@ -11,7 +11,6 @@ import enum
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
 from typing import Any, Final, Literal, Protocol
 
 from cerebro.errors import InputError
@@ -268,22 +267,6 @@ def needs_end(title: str, n_trials: int | float | None) -> int | float:
             "time_limit"
         )
     return n_trials
-
-
-def check_whole(name: str, value: Any, least: int) -> int:
-    """Return an option as an int; InputError unless it is one, and large enough."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise InputError(f"{name} must be a whole number of at least {least}, not {value!r}")
-    return int(value)
-
-
-def check_number(name: str, value: Any, least: float | None = None) -> float:
-    """Return an option as a float; InputError unless it is a number, and large enough."""
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    if not number or not (least is None or value >= least):
-        bound = "" if least is None else f" of at least {least}"
-        raise InputError(f"{name} must be a number{bound}, not {value!r}")
-    return float(value)
 
 
 def check_n_trials(n_trials: int | float | None, points: Sequence[object]) -> None:

@@ -7,15 +7,9 @@ from bisect import insort
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from cerebro.arguments import check_whole
 from cerebro.searchers.adaptive import AdaptiveSearcher, decode_value, encode_value
-from cerebro.searchers.base import (
-    DONE,
-    Decision,
-    Suggestion,
-    _Done,
-    check_whole,
-    needs_end,
-)
+from cerebro.searchers.base import DONE, Decision, Suggestion, _Done, needs_end
 
 
 class MedianStopping(AdaptiveSearcher):

@@ -12,18 +12,12 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from cerebro.arguments import check_whole
+from cerebro.machine.flags import compute_settings
 from cerebro.searchers.adaptive import AdaptiveSearcher, decode_value, encode_value
-from cerebro.searchers.base import (
-    DONE,
-    Decision,
-    Suggestion,
-    _Done,
-    check_whole,
-    needs_end,
-)
-from cerebro.searchers.distributions import Parameters, import_optuna, quiet
+from cerebro.searchers.base import DONE, Decision, Suggestion, _Done, needs_end
+from cerebro.searchers.optuna_terms import Parameters, import_optuna, quiet
 from cerebro.space import Node, path_name
-from cerebro.torch_settings import compute_settings
 
 if TYPE_CHECKING:
     import optuna

@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from cerebro import _core
+import cerebro._core as _core
+from cerebro.arguments import check_number, check_whole
 from cerebro.errors import InputError
 from cerebro.searchers.adaptive import AdaptiveSearcher, decode_value, encode_value
-from cerebro.searchers.base import DONE, Decision, Suggestion, _Done, check_number, check_whole
+from cerebro.searchers.base import DONE, Decision, Suggestion, _Done
 from cerebro.space import (
     Choice,
     Dimension,

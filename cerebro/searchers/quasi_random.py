@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from cerebro.errors import InputError
-from cerebro.installation import install_hint
-from cerebro.searchers.drawn import DrawnSearch
+from cerebro.machine.installation import install_hint
+from cerebro.searchers.random import DrawnSearch
 from cerebro.space import Node
 
 MAX_DIMENSIONS = 21_201

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
-from cerebro import _core
+import cerebro._core as _core
 from cerebro.errors import InputError
 from cerebro.space.dimensions import (
     Choice,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from cerebro import _core
+import cerebro._core as _core
 from cerebro.errors import InputError
 from cerebro.space.conditions import Compiler, Node, as_dimension, put_at, value_at
 from cerebro.space.dimensions import (

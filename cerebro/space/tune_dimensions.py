@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-from cerebro import _core, generators
+import cerebro._core as _core
 from cerebro.errors import InputError, text_of
+from cerebro.machine import generators
 from cerebro.space.dimensions import (
     Choice,
     Dimension,

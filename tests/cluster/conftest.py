@@ -12,7 +12,7 @@ import pytest
 from clusters import running
 
 import cerebro
-from cerebro.ray.placement import Pace
+from cerebro.ray.cluster.placement import Pace
 
 INTEGRATION = Path(__file__).parent.parent / "integration"
 sys.path.insert(0, str(INTEGRATION))
@@ -52,7 +52,7 @@ def even_pace(monkeypatch):
 @pytest.fixture
 def apart(monkeypatch):
     """Nodes do not see the run's folder, as if they were other machines."""
-    import cerebro.ray.hiring as module
+    from cerebro.ray.cluster import hiring as module
 
     @contextlib.contextmanager
     def no_token(context):

@@ -10,8 +10,8 @@ import os
 
 import numpy as np
 
-from cerebro import devices
-from cerebro.devices import Device, Found
+from cerebro.machine import devices
+from cerebro.machine.devices import Device, Found
 
 LABEL, MEMORY = "GPU A", 8 * 10**9
 

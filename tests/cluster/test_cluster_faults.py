@@ -19,7 +19,7 @@ import resumable  # noqa: E402
 from clusters import living_actors, running, wait_until  # noqa: E402
 
 import cerebro  # noqa: E402
-import cerebro.ray.executor as module  # noqa: E402
+from cerebro.ray.cluster import executor as module  # noqa: E402
 
 EPOCHS = 4
 

@@ -12,12 +12,15 @@ ray = pytest.importorskip("ray")
 import gpus_by_name  # noqa: E402
 
 import cerebro  # noqa: E402
-from cerebro import devices, environment  # noqa: E402
-from cerebro.devices import Found  # noqa: E402
 from cerebro.errors import InputError  # noqa: E402
-from cerebro.ray.actor import given_gpu  # noqa: E402
-from cerebro.ray.hiring import Hiring  # noqa: E402
-from cerebro.ray.messages import NodeReport  # noqa: E402
+from cerebro.machine import (  # noqa: E402
+    devices,
+    environment,
+)
+from cerebro.machine.devices import Found  # noqa: E402
+from cerebro.ray.cluster.actor import given_gpu  # noqa: E402
+from cerebro.ray.cluster.hiring import Hiring  # noqa: E402
+from cerebro.ray.cluster.messages import NodeReport  # noqa: E402
 
 SPACE = {"rate": [0.1, 0.2, 0.3, 0.4]}
 

@@ -13,15 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+import cerebro._core as _core
 import cerebro.data
-from cerebro import _core, cuda
 from cerebro.data import depots
 from cerebro.data.batches import make_loader
 from cerebro.errors import DeviceError
+from cerebro.machine import cuda
 
-HEADER = (
-    "import ctypes, json\nfrom cerebro import _core, cuda\nfrom cerebro.errors import DeviceError\n"
-)
+HEADER = """
+import ctypes, json
+import cerebro._core as _core
+from cerebro.errors import DeviceError
+from cerebro.machine import cuda
+"""
 
 
 def program(body: str, **variables: str) -> Any:
@@ -198,7 +202,7 @@ def test_without_pinned_memory(cudart_standin: Path) -> None:
     """Limits of locked memory make copies slower, and fail nothing."""
     before, after, gpus = program(
         """
-from cerebro import diagnosis
+from cerebro.cli import doctor as diagnosis
 cuda.open_runtime()
 device = cuda.device("cuda:0")
 before = device.unpinned
@@ -393,7 +397,7 @@ def test_no_driver(machine: Path) -> None:
 def test_nothing_of_cuda_is_opened_before_it_is_needed(cudart_standin: Path) -> None:
     opened = program(
         """
-import cerebro, cerebro.search
+import cerebro, cerebro.api.search
 device = _core.Device("cpu")
 maps = open("/proc/self/maps").read().split()
 names = ("libcuda", "libcudnn", "nvidia")

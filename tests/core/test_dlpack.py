@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from dlpack_structs import capsule_name, capsule_pointer, describe
 
-from cerebro import _core
+import cerebro._core as _core
 
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")

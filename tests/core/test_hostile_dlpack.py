@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from dlpack_structs import I64, DLTensor, Legacy, Versioned
 
-from cerebro import _core
+import cerebro._core as _core
 from cerebro.errors import StateError
 
 FLOAT32 = (2, 32, 1)

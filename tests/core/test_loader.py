@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from cerebro import _core
+import cerebro._core as _core
 
 ROWS = (23, 40, 1)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cerebro import _core
+import cerebro._core as _core
 
 
 @pytest.mark.parametrize("seed", [-1, 2**64])

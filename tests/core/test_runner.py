@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cerebro import _core
+import cerebro._core as _core
 from cerebro.errors import UnitCancelled
 
 torch = pytest.importorskip("torch")

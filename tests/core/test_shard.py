@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cerebro import _core
+import cerebro._core as _core
 from cerebro.errors import CorruptDataError
 
 # Every dtype of csrc/core/dtype.h with the NumPy type that files have.
@@ -436,7 +436,7 @@ def test_a_real_disk_that_fills() -> None:
     script = """
 import errno, sys
 import numpy as np
-from cerebro import _core, durable
+from cerebro import _core; from cerebro.machine import durable
 writer = _core.NpyWriter("/mnt/a.npy", "float64", (), 10**6)
 try:
     writer.write(np.zeros(10**6))

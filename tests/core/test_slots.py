@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cerebro import _core
+import cerebro._core as _core
 from cerebro.errors import CorruptDataError, StateError
 
 

@@ -23,7 +23,7 @@ from dlpack_structs import capsule_pointer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cerebro import _core
+import cerebro._core as _core
 from cerebro.errors import CorruptDataError, StateError
 
 torch = pytest.importorskip("torch")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cerebro import devices
+from cerebro.machine import devices
 
 HERE = Path(__file__).parent
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from device_chains import chains
 
+import cerebro._core as _core
 import cerebro.data
-from cerebro import _core
 from cerebro.data import depots
 from cerebro.data.batches import make_loader
 from cerebro.errors import DeviceError, InputError

@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from cerebro import _core, cuda, device_check
+import cerebro._core as _core
 from cerebro.cli import main
+from cerebro.machine import cuda, device_check
 
 torch = pytest.importorskip("torch")
 
 ALONE = """
 import json
-from cerebro import cuda
+from cerebro.machine import cuda
 
 device = cuda.device("cuda:0")
 device.check()
@@ -33,7 +34,7 @@ import json, sys
 import numpy as np
 import torch
 import cerebro
-from cerebro import cuda
+from cerebro.machine import cuda
 
 rows = np.random.default_rng(0).integers(0, 256, (5000, 300), np.uint8)
 data = cerebro.shard({"x": rows}, sys.argv[1], shards=3, progress=False)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cerebro import _core, devices
+import cerebro._core as _core
+from cerebro.machine import devices
 
 jax = pytest.importorskip("jax")
 optax = pytest.importorskip("optax")

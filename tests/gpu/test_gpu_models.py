@@ -10,11 +10,12 @@ import pytest
 from captured import is_captured
 
 import cerebro
-from cerebro import _core, devices, generators
-from cerebro._torch_graph import CudaRecorder
-from cerebro.device_states import StateArena
-from cerebro.device_values import run_batches
-from cerebro.torch_settings import compute_settings
+import cerebro._core as _core
+from cerebro.machine import devices, generators
+from cerebro.machine.flags import compute_settings
+from cerebro.torch.graph import CudaRecorder
+from cerebro.worker.evaluate import run_batches
+from cerebro.worker.state_arena import StateArena
 
 torch = pytest.importorskip("torch")
 from torch.nn import functional  # noqa: E402

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cerebro import _core, cuda, proof
+import cerebro._core as _core
+from cerebro.cli import self_test as proof
+from cerebro.machine import cuda
 from cerebro.native import Model
 
 BATCH = 64

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import cerebro
-from cerebro import _core, devices
+import cerebro._core as _core
+from cerebro.machine import devices
 
 torch = pytest.importorskip("torch")
 import small_cnns  # noqa: E402
@@ -163,7 +164,7 @@ def test_a_model_of_the_cpu_is_trained_there(data, tmp_path):
 def test_jax_on_the_gpu_is_known():
     pytest.importorskip("jax")
     script = (
-        "import jax\nfrom cerebro import environment\njax.numpy.zeros(1)\n"
+        "import jax\nfrom cerebro.machine import environment\njax.numpy.zeros(1)\n"
         "print(jax.default_backend(), environment.uses_gpu(environment.describe()))\n"
     )
     variables = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gather_kernel
-from cerebro import cuda
-from cerebro.environment import usable_cores
+from cerebro.machine import cuda
+from cerebro.machine.resources import usable_cores
 
 C_TESTS = Path(__file__).parents[1] / "c"
 SANITIZED = "600"

@@ -129,7 +129,7 @@ class Population(Recorded):
 
 def decisions_of(result: cerebro.Result) -> list[tuple[Any, ...]]:
     """What the store has on record of a run's searcher."""
-    from cerebro.store import reader
+    from cerebro.run.store import reader
 
     with reader(result.path) as connection:
         rows = connection.execute("SELECT * FROM decisions ORDER BY id").fetchall()

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 import cerebro
-from cerebro.store.batch import Batch
+from cerebro.run.store.batch import Batch
 
 EPOCHS = 3
 TRIALS = 4

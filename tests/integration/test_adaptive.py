@@ -16,8 +16,9 @@ import pytest
 from adaptive_searchers import Halving, Population, Recorded, decisions_of
 
 import cerebro
-from cerebro import DONE, Decision, Suggestion, conduct
-from cerebro.coordinator import Coordinator
+from cerebro import DONE, Decision, Suggestion
+from cerebro.coordinator import conduct
+from cerebro.coordinator.coordinator import Coordinator
 from cerebro.errors import InputError, RunError
 
 SEED = 3

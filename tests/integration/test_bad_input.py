@@ -29,10 +29,10 @@ import psutil
 import pytest
 
 import cerebro
-from cerebro import cli
+import cerebro.cli as cli
 from cerebro.errors import CorruptDataError, InputError, RunError, StateError
-from cerebro.executors.local import warm_workers
-from cerebro.recipe import import_file
+from cerebro.executors.process import warm_workers
+from cerebro.run.recipe import import_file
 
 PROGRAM = '''
 import os, signal, sys
@@ -885,12 +885,12 @@ def test_workers_go_when_the_coordinator_is_killed(data, tmp_path):
 def test_workers_go_although_a_fork_of_the_coordinator_lives(data, tmp_path):
     code = """
 import os, signal, sys
-from cerebro.recipe import import_file
+from cerebro.run.recipe import import_file
 module = import_file(sys.argv[1])
 import cerebro
 cerebro.search(module.build, module.space, module.data, run="run", workers=1, progress=False,
                **module.settings)
-from cerebro.executors.local import warm_workers
+from cerebro.executors.process import warm_workers
 worker = warm_workers._idle[0].process.pid
 child = os.fork()
 if child == 0:
@@ -915,7 +915,9 @@ signal.pause()
 @pytest.mark.parametrize("workers", [0, 1])
 def test_no_disk_is_left_for_states(data, tmp_path, capfd, monkeypatch, workers):
     file = program(tmp_path, data, "space['size'] = 100_000")
-    monkeypatch.setattr("cerebro.room.free_bytes", lambda folder: 1 << 40)  # until it fills up
+    monkeypatch.setattr(
+        "cerebro.coordinator.room.free_bytes", lambda folder: 1 << 40
+    )  # until it fills up
     with mounted(tmp_path / "small", "size=1m") as place:
         assert command("run", file, "--run", place / "run", "--workers", workers) == 1
         shown = one_line_error(capfd)

@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 
 import cerebro
-from cerebro import _core
+import cerebro._core as _core
 from cerebro.errors import CorruptDataError, InputError
 
 torch = pytest.importorskip("torch")

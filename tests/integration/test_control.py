@@ -18,8 +18,8 @@ import pytest
 from adaptive_searchers import Halving, Population
 
 import cerebro
+import cerebro.control as control
 import cerebro.report.progress
-from cerebro import control
 from cerebro.errors import InputError
 from cerebro.executors.local import LocalExecutor
 from cerebro.report.snapshot import Snapshot

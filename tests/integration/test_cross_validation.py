@@ -706,7 +706,7 @@ def test_a_store_that_lost_a_fold_says_so(data, tmp_path):
     "folds", [{}, {"name": "x", "folds": []}, {"name": "x", "folds": [3]}, [], "KFold"]
 )
 def test_a_store_whose_folds_are_none(data, tmp_path, folds: Any):
-    from cerebro.store import encode
+    from cerebro.run.store import encode
 
     result = search(tmp_path / "run", data, n_trials=1, epochs=1)
     with sqlite3.connect(result.path / "run.sqlite") as connection:

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 import cerebro
-from cerebro import devices, environment, generators
-from cerebro.devices import Device, Found
-from cerebro.environment import usable_cores
 from cerebro.errors import InputError
 from cerebro.executors.process import warm_workers
+from cerebro.machine import devices, environment, generators
+from cerebro.machine.devices import Device, Found
+from cerebro.machine.resources import usable_cores
 from cerebro.report.summary import render_trial
 
 GPUS = Found((Device("cuda:0", "GPU A", 10**9, "3"), Device("cuda:1", "GPU A", 10**9, "5")))

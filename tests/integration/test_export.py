@@ -16,8 +16,10 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import cerebro  # noqa: E402
-from cerebro import InputError, cli, transforms  # noqa: E402
-from cerebro.installation import install_hint  # noqa: E402
+import cerebro.cli as cli  # noqa: E402
+import cerebro.transforms as transforms  # noqa: E402
+from cerebro import InputError  # noqa: E402
+from cerebro.machine.installation import install_hint  # noqa: E402
 
 ROWS = 60
 

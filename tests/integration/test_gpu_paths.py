@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 import cerebro
-from cerebro import device_states, device_values
 from cerebro.data import batches, depots
-from cerebro.device_batches import MovedBatches
-from cerebro.unit import CheckTask, RunContext, Task, UnitDone
-from cerebro.worker import UnitRunner
+from cerebro.data.moved import MovedBatches
+from cerebro.worker import evaluate as device_values
+from cerebro.worker import state_arena as device_states
+from cerebro.worker.messages import CheckTask, RunContext, Task, UnitDone
+from cerebro.worker.runner import UnitRunner
 
 torch = pytest.importorskip("torch")
 SHARDS, EPOCHS = 3, 2
@@ -79,7 +80,7 @@ def host_as_gpu(monkeypatch):
         batches, "MovedBatches", lambda loader, _, why: MovedBatches(loader, "cpu", why)
     )
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
-    monkeypatch.setattr(cerebro.torch._torch_place, "place", lambda *_: None)
+    monkeypatch.setattr(cerebro.torch.place, "place", lambda *_: None)
 
 
 def train(context, folder):

@@ -19,14 +19,15 @@ import numpy as np
 import pytest
 
 import cerebro
-from cerebro import _core, cli
-from cerebro.epoch_progress import EpochProgress
+import cerebro._core as _core
+import cerebro.cli as cli
+from cerebro.coordinator.commands import Inbox
 from cerebro.errors import CorruptDataError, InputError
-from cerebro.inbox import Inbox
-from cerebro.owner import Owner, owner_of
-from cerebro.storage import StorageError
-from cerebro.store import Store
-from cerebro.trial_log import append, redirected_descriptors, redirected_streams
+from cerebro.machine.files import StorageError
+from cerebro.run.owner import Owner, owner_of
+from cerebro.run.store import Store
+from cerebro.worker.epoch_progress import EpochProgress
+from cerebro.worker.log import append, redirected_descriptors, redirected_streams
 
 
 class Model:
@@ -295,7 +296,7 @@ def test_pages_are_text(run: Path) -> None:
 
 
 def test_reading_does_not_write(run: Path) -> None:
-    from cerebro.store import reader
+    from cerebro.run.store import reader
 
     with reader(run) as connection, pytest.raises(sqlite3.OperationalError):
         connection.execute("DELETE FROM trials")

@@ -17,7 +17,7 @@ import resumable_jax
 from resumable import hashes
 
 import cerebro
-from cerebro import _core
+import cerebro._core as _core
 
 
 @pytest.fixture(scope="module", autouse=True)

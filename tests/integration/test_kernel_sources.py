@@ -18,7 +18,7 @@ from types import ModuleType
 
 import pytest
 
-from cerebro import _core
+import cerebro._core as _core
 
 CUDA = Path(__file__).parents[2] / "csrc" / "cuda"
 pytestmark = pytest.mark.skipif(not CUDA.exists(), reason="the C sources are not here")

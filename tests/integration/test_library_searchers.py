@@ -144,7 +144,7 @@ SCRIPT = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 import cerebro, test_library_searchers
-from cerebro.searchers import notes
+from cerebro.coordinator import searcher_record as notes
 
 notes.SMALL_STATE = 0
 notes.CHARACTERS_PER_WORD = 1  # the searcher's state is seldom written down
@@ -180,7 +180,7 @@ def test_the_same_search_after_a_kill(data, tmp_path, name):
 
 
 def test_a_searcher_that_does_not_say_again_what_it_said_is_refused(data, tmp_path, monkeypatch):
-    from cerebro.searchers import notes
+    from cerebro.coordinator import searcher_record as notes
 
     monkeypatch.setattr(notes, "SMALL_STATE", 0)
     monkeypatch.setattr(notes, "CHARACTERS_PER_WORD", 1)
@@ -199,7 +199,7 @@ def test_a_searcher_that_does_not_say_again_what_it_said_is_refused(data, tmp_pa
 
 @pytest.mark.parametrize("name", ["asha", "hyperband", "median"])
 def test_a_searcher_is_told_again_what_it_was_told_of_folds(data, tmp_path, monkeypatch, name):
-    from cerebro.searchers import notes
+    from cerebro.coordinator import searcher_record as notes
 
     monkeypatch.setattr(notes, "SMALL_STATE", 0)
     monkeypatch.setattr(notes, "CHARACTERS_PER_WORD", 1)
@@ -272,7 +272,7 @@ def test_clones_of_pbt_train_with_their_own_learning_rate_and_replay(data, tmp_p
 @pytest.mark.parametrize("name", ["asha", "hyperband", "median", "pbt", "tpe"])
 def test_the_record_of_an_asynchronous_search_can_be_followed(data, tmp_path, monkeypatch, name):
     """Interrupted, it is told again what it was told in the order in which that came."""
-    from cerebro.searchers import notes
+    from cerebro.coordinator import searcher_record as notes
 
     monkeypatch.setattr(notes, "SMALL_STATE", 0)
     monkeypatch.setattr(notes, "CHARACTERS_PER_WORD", 1)

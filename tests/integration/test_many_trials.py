@@ -12,12 +12,14 @@ import pytest
 from adaptive_searchers import Recorded
 
 import cerebro
-from cerebro import DONE, Decision, Suggestion, saved_run, search_loop
-from cerebro.coordinator import Coordinator
+from cerebro import DONE, Decision, Suggestion
+from cerebro.coordinator import search_loop
+from cerebro.coordinator.coordinator import Coordinator
+from cerebro.coordinator.trial import LiveTrial
 from cerebro.errors import InputError, RunError
-from cerebro.live_trial import LiveTrial
-from cerebro.store import Store
-from cerebro.trial import EpochRecord, TrialRecord
+from cerebro.results import saved_run
+from cerebro.run.records import EpochRecord, TrialRecord
+from cerebro.run.store import Store
 
 SPACE = {"lr": cerebro.loguniform(1e-3, 1e-1), "units": [1, 2]}
 

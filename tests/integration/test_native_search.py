@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import cerebro
-from cerebro import cli, proof
+import cerebro.cli as cli
+from cerebro.cli import self_test as proof
 
 
 def test_doctor_trains_and_compares(capsys: pytest.CaptureFixture[str]) -> None:

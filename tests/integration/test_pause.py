@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import cerebro
-from cerebro import conduct
-from cerebro.coordinator import Coordinator
+from cerebro.coordinator import conduct
+from cerebro.coordinator.coordinator import Coordinator
 from cerebro.errors import InputError
 
 EPOCHS = 3

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import cerebro
-from cerebro import cli
+import cerebro.cli as cli
 
 SOURCE = """
 import numpy as np

@@ -11,9 +11,9 @@ import pytest
 from resumable import SHARDS, UNITS, hashes, search, struck
 
 import cerebro
-from cerebro import _core
+import cerebro._core as _core
 from cerebro.errors import CorruptDataError
-from cerebro.state_files import unpublished
+from cerebro.run.states import unpublished
 
 PER_EPOCH = SHARDS + 1
 

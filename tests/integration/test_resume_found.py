@@ -14,9 +14,9 @@ from adaptive_searchers import Halving, Population, decisions_of
 from resumable import build, hashes, search
 
 import cerebro
-from cerebro import durable
 from cerebro.executors.inline import InlineExecutor
-from cerebro.store import Store
+from cerebro.machine import durable
+from cerebro.run.store import Store
 
 
 @pytest.fixture(scope="module")

@@ -392,9 +392,9 @@ def test_the_time_limit_counts_anew(data, whole, tmp_path):
                 self.coordinator._begun -= 1e6
 
     def run_with(late, go):
-        import cerebro.conduct as conduct
+        from cerebro.coordinator import conduct, coordinator
 
-        class Coordinator(conduct.Coordinator):
+        class Coordinator(coordinator.Coordinator):
             def __init__(self, *arguments, **keywords):
                 super().__init__(*arguments, **keywords)
                 late.coordinator = self

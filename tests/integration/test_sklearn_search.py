@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import cerebro
-from cerebro import _core, generators
+import cerebro._core as _core
 from cerebro.errors import InputError, RunError
+from cerebro.machine import generators
 
 pytest.importorskip("sklearn")
 from sklearn.base import clone, is_classifier, is_regressor

@@ -382,7 +382,7 @@ def test_a_storage_that_cannot_be_written_to(result, tmp_path, what, message):
 
 
 def test_passwords_are_not_shown():
-    from cerebro.searchers.study_storage import address
+    from cerebro.searchers.optuna_terms import address
 
     url = "mysql+pymysql://me:secret@host:3306/studies"
     assert address(url) == "mysql+pymysql://me:***@host:3306/studies"

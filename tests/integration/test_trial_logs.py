@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import cerebro
-from cerebro.recipe import import_file
+from cerebro.run.recipe import import_file
 
 PROGRAM = """
 import ctypes, logging, subprocess, sys, warnings

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import cerebro
-from cerebro import conduct
+from cerebro.coordinator import conduct
 from cerebro.errors import RunError
 from cerebro.executors.local import LocalExecutor
 from cerebro.searchers import GridSearch

@@ -14,8 +14,10 @@ import pytest
 from adaptive_searchers import Halving, Population
 
 import cerebro
-from cerebro import cli, slot_check
-from cerebro.verify import verify_run
+import cerebro.cli as cli
+from cerebro.machine import files
+from cerebro.results.verify import verify_run
+from cerebro.run import states as slot_check
 
 
 class LeastSquares:
@@ -581,7 +583,7 @@ def test_slots_that_change_all_the_time_are_in_use_and_not_damaged(stopped, monk
     state, _ = newest(folder, 1)
     flip(state, -1)
     reads = []
-    read_bytes = slot_check.read_bytes
+    read_bytes = files.read_bytes
 
     def changing(path, limit):
         page = bytearray(read_bytes(path, limit))

@@ -28,7 +28,7 @@ import cerebro
 from cerebro.errors import InputError, RunError, WorkerError
 from cerebro.executors.local import LocalExecutor
 from cerebro.executors.process import WorkerProcess, warm_workers
-from cerebro.recipe import import_file
+from cerebro.run.recipe import import_file
 
 SILENCE = 2.0
 
@@ -202,7 +202,7 @@ def test_a_worker_that_dies_around_its_commit(data, calm, tmp_path, when):
                 if self.trial == 1 and self.epoch == 1 and self.batches > 4 and once():
                     if {when == "before"}:
                         os._exit(1)
-                    from cerebro import worker
+                    from cerebro.worker import runner as worker
                     # What a unit does last.
                     worker.UnitRunner._shrink = lambda self, current: os._exit(1)
                 return super().state_dict()
@@ -224,7 +224,7 @@ def test_one_unit_after_the_other_is_struck_after_its_commit(data, calm, tmp_pat
                 return
             struck.append(True)
             if once("first") or once("second"):
-                from cerebro import worker
+                from cerebro.worker import runner as worker
                 worker.UnitRunner._shrink = lambda self, current: os._exit(1)
             elif once("third"):
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -528,7 +528,7 @@ def test_workers_and_what_they_started_go_with_the_coordinator(data, tmp_path, n
         """
         import sys, threading
         import cerebro
-        from cerebro.recipe import import_file
+        from cerebro.run.recipe import import_file
         module = import_file(sys.argv[1])
         def run():
             cerebro.search(module.build, module.space, module.data, run="run", workers=1,
@@ -639,7 +639,7 @@ def test_the_kernel_kills_a_worker_for_memory(data, calm, tmp_path, memory_group
     file = program(tmp_path, data, extra)
     code = """
 import os, sys
-from cerebro.recipe import import_file
+from cerebro.run.recipe import import_file
 with open(os.path.join(sys.argv[2], "cgroup.procs"), "w") as file:
     file.write(str(os.getpid()))
 module = import_file(sys.argv[1])

@@ -22,12 +22,13 @@ import pytest
 from device_chains import chains
 from dlpack_structs import describe
 
+import cerebro._core as _core
 import cerebro.data
-from cerebro import _core, cuda
 from cerebro.data import depots
 from cerebro.data.batches import make_loader
 from cerebro.errors import DeviceError, InputError
-from cerebro.worker import make_batches
+from cerebro.machine import cuda
+from cerebro.worker.models import make_batches
 
 ROWS = 203
 PORTABLE, TO_HOST = 1, 2

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 import cerebro
-from cerebro import cuda, device_check, devices
 from cerebro.data import batches, depots
-from cerebro.device_states import StateArena
-from cerebro.devices import Device, Found
+from cerebro.machine import cuda, device_check, devices
+from cerebro.machine.devices import Device, Found
+from cerebro.worker.state_arena import StateArena
 
 FAULTS: dict[str, dict[str, str]] = {
     "none": {},

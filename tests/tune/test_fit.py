@@ -14,14 +14,14 @@ from tune_models import SPACE_LR, build, build_or_fail, line_data
 
 import cerebro
 from cerebro.errors import InputError
-from cerebro.installation import install_hint
+from cerebro.machine.installation import install_hint
 
 ray = pytest.importorskip("ray")
 tune = pytest.importorskip("ray.tune")
 from ray.tune import schedulers, search  # noqa: E402
 
 from cerebro.ray import fit  # noqa: E402
-from cerebro.ray.tune_searcher import TuneSearcher  # noqa: E402
+from cerebro.ray.tune.searcher import TuneSearcher  # noqa: E402
 
 OPTIONS: dict[str, Any] = {"batch_size": 16, "workers": 0, "progress": False, "validation": 0.25}
 SPACE = {"lr": tune.loguniform(*SPACE_LR)}

@@ -14,10 +14,10 @@ from tune_models import build, build_or_fail, line_data
 
 import cerebro
 from cerebro.errors import InputError, RunError
-from cerebro.ray import engine as engine_module
-from cerebro.ray.engine import Spec
-from cerebro.ray.requests import Answer, Bell, Point, Request, RequestedTrials
-from cerebro.ray.session import Session, Work
+from cerebro.ray.tune import engine as engine_module
+from cerebro.ray.tune.engine import Spec
+from cerebro.ray.tune.requests import Answer, Bell, Point, Request, RequestedTrials
+from cerebro.ray.tune.session import Session, Work
 
 SECONDS = 120
 

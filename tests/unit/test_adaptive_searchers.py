@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cerebro.coordinator.simulated_trials import SimulatedTrial
 from cerebro.errors import InputError
 from cerebro.searchers import (
     ASHA,
@@ -28,7 +29,7 @@ from cerebro.searchers import (
     make_searcher,
 )
 from cerebro.space import Space, choice, integer, loguniform, normal, uniform, when
-from cerebro.testing import SimulatedTrial, check_searcher, drive
+from cerebro.testing import check_searcher, drive
 
 SEARCHERS: dict[str, Callable[[], Searcher]] = {
     "random": RandomSearch,

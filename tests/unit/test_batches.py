@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import cerebro._core as _core
 import cerebro.data
-from cerebro import _core
 from cerebro.data.batches import Batches, idle_threads, make_loader
 from cerebro.errors import InputError
 from cerebro.transforms import Pad, RandomCrop, RandomHorizontalFlip, Scale, ToCHW

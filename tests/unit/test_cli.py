@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cerebro import cli, diagnosis
-from cerebro.commands import shard
+import cerebro.cli as cli
+from cerebro.cli import doctor as diagnosis
+from cerebro.cli import shard
 from cerebro.errors import CerebroError, CorruptDataError, InputError
 from cerebro.searchers import _BY_NAME
 

@@ -17,18 +17,18 @@ import numpy as np
 import pytest
 
 import cerebro
-from cerebro import environment
 from cerebro.data.placed import PlacedDataset, write_view
 from cerebro.errors import CorruptDataError, InputError
-from cerebro.ray.cache import Cache
-from cerebro.ray.connection import Node, _no_cluster, spread
-from cerebro.ray.likeness import differences
-from cerebro.ray.mailbox import Mailbox
-from cerebro.ray.messages import Traffic
-from cerebro.ray.placement import Pace, Placement
-from cerebro.ray.sent import Sent
-from cerebro.ray.states import CARRIED_BYTES, HeldState, HeldStates
-from cerebro.ray.supply import Supply
+from cerebro.machine import environment
+from cerebro.ray.cluster.cache import Cache
+from cerebro.ray.cluster.connection import Node, _no_cluster, spread
+from cerebro.ray.cluster.hiring import differences
+from cerebro.ray.cluster.mailbox import Mailbox
+from cerebro.ray.cluster.messages import Traffic
+from cerebro.ray.cluster.placement import Pace, Placement
+from cerebro.ray.cluster.sent import Sent
+from cerebro.ray.cluster.states import CARRIED_BYTES, HeldState, HeldStates
+from cerebro.ray.cluster.supply import Supply
 
 # --- which shards lie where ---------------------------------------------------------
 
@@ -340,9 +340,11 @@ def test_a_shard_that_comes_later_is_found(data, tmp_path):
 
 
 def test_folds_of_a_data_set_in_parts_are_those_of_the_whole(data, tmp_path):
-    folds = cerebro.folds.make_folds(data, cerebro.KFold(4, stratify="kind"))
+    folds = cerebro.data.validation.make_folds(data, cerebro.KFold(4, stratify="kind"))
     part = in_parts(data, tmp_path / "part", [0, 1, 3])
-    there = pickle.loads(pickle.dumps(cerebro.folds.Folds.from_json(part, folds.to_json())))
+    there = pickle.loads(
+        pickle.dumps(cerebro.data.validation.Folds.from_json(part, folds.to_json()))
+    )
     assert there.checksum == folds.checksum
     (data.path / "shard-00002").rename(tmp_path / "part" / "shard-00002")
     there.data.check_sizes(2)  # what comes later is there for every fold

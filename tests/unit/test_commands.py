@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-import cerebro.inbox
-from cerebro import cli, control
+import cerebro.cli as cli
+import cerebro.control as control
+import cerebro.coordinator.commands
 from cerebro.control import Command
+from cerebro.coordinator.commands import MAX_BYTES, MAX_NOTES, STOP_SECONDS, Inbox, Remote
 from cerebro.errors import InputError
-from cerebro.inbox import MAX_BYTES, Inbox
-from cerebro.owner import Owner
-from cerebro.remote import MAX_NOTES, STOP_SECONDS, Remote
-from cerebro.store import Store
+from cerebro.run.owner import Owner
+from cerebro.run.store import Store
 
 # --- the files --------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ def test_a_file_that_cannot_be_removed_is_obeyed_once(
         raise PermissionError(13, "Permission denied")
 
     control.put(tmp_path, Command("pause", 1))
-    monkeypatch.setattr(cerebro.inbox.os, "unlink", refuse)
+    monkeypatch.setattr(cerebro.coordinator.commands.os, "unlink", refuse)
     assert drain(inbox) == [Command("pause", 1)]
     control.put(tmp_path, Command("pause", 2))
     assert drain(inbox) == [Command("pause", 2)]
@@ -203,8 +203,8 @@ def test_on_a_network_disk_the_folder_is_looked_into_once_a_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(cerebro.inbox, "is_network_file_system", lambda path: True)
-    monkeypatch.setattr(cerebro.inbox.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(cerebro.coordinator.commands, "is_network_file_system", lambda path: True)
+    monkeypatch.setattr(cerebro.coordinator.commands.time, "monotonic", lambda: clock.now)
     inbox = Inbox(tmp_path)
     assert drain(inbox) == []
     control.put(tmp_path, Command("pause"))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cerebro.data import Dataset, shard
-from cerebro.data.split import Rounder, check_fractions, grouped, stratified
+from cerebro.data.rows import Rounder, check_fractions, grouped, stratified
 from cerebro.errors import InputError
 from cerebro.transforms import Cast, Normalize, Scale
 
@@ -273,7 +273,7 @@ def test_num_classes(tmp_path: Path) -> None:
 
 
 def test_num_classes_of_info(data: Dataset) -> None:
-    from cerebro.worker import make_info
+    from cerebro.worker.models import make_info
 
     info = make_info(
         data.select(range(3)), trial=0, seed=0, epochs=1, batch_size=2, drop_last=False

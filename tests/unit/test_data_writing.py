@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cerebro import _core
+import cerebro._core as _core
 from cerebro.data import Dataset, shard
 from cerebro.data.layout import lay_out
 from cerebro.data.progress import Meter

@@ -11,9 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from cerebro import _worker, cuda, device_check, worker
+import cerebro._worker as _worker
 from cerebro.data import depots
 from cerebro.errors import InputError
+from cerebro.machine import cuda, device_check
+from cerebro.worker import runner as worker
 
 
 @pytest.fixture

@@ -12,15 +12,18 @@ import numpy as np
 import pytest
 
 import cerebro
-from cerebro import _core, cuda, device_states, device_values
-from cerebro.check import first_shards
+import cerebro._core as _core
 from cerebro.data import depots
-from cerebro.device_batches import MovedBatches, moved
-from cerebro.device_states import StateArena
-from cerebro.device_values import run_batches
+from cerebro.data.moved import MovedBatches, moved
 from cerebro.errors import DeviceError, UnitCancelled
-from cerebro.torch_settings import compute_settings, operation_of, operations_noted
-from cerebro.worker import make_batches
+from cerebro.machine import cuda
+from cerebro.machine.flags import compute_settings, operation_of, operations_noted
+from cerebro.worker import evaluate as device_values
+from cerebro.worker import state_arena as device_states
+from cerebro.worker.evaluate import run_batches
+from cerebro.worker.models import make_batches
+from cerebro.worker.rehearsal import first_shards
+from cerebro.worker.state_arena import StateArena
 
 torch = pytest.importorskip("torch")
 

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from cerebro import devices
-from cerebro.devices import Device, Found, choose, count_workers
+from cerebro.api.settings import devices_of, worker_count
 from cerebro.errors import InputError
 from cerebro.executors.seats import SeatedShards, stay, with_shares
-from cerebro.settings import devices_of, worker_count
-from cerebro.unit import RunContext
+from cerebro.machine import devices
+from cerebro.machine.devices import Device, Found, choose, count_workers
+from cerebro.worker.messages import RunContext
 
 TWO = Found(
     (Device("cuda:0", "GPU A", 80, "0"), Device("cuda:1", "GPU B", 60, "1")),

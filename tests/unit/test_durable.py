@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from cerebro import durable
-from cerebro.plain_files import LinkError
+from cerebro.machine import durable
+from cerebro.machine.files import LinkError
 
 
 class Disk:
@@ -157,7 +157,7 @@ def test_few_descriptors_are_enough(tmp_path: Path) -> None:
     program = """
 import resource, sys
 from pathlib import Path
-from cerebro.store import Store
+from cerebro.run.store import Store
 folder = Path(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
 store = Store.create(folder, {})

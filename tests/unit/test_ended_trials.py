@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from cerebro.ended_trials import KEPT_ROWS, EndedTrials
+from cerebro.coordinator.overview import KEPT_ROWS, EndedTrials
 from cerebro.report.snapshot import TrialRow
-from cerebro.trial import EpochRecord, TrialRecord, best_trials
+from cerebro.run.records import EpochRecord, TrialRecord, best_trials
 
 
 def trial(number, losses=(), status="finished", error=None):

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cerebro import diagnosis, environment
-from cerebro.installation import install_hint
+from cerebro.cli import doctor as diagnosis
+from cerebro.machine import environment, files, flags, resources
+from cerebro.machine.installation import install_hint
 
 
 def test_describe_is_json_and_names_versions() -> None:
@@ -25,7 +26,7 @@ def test_describe_is_json_and_names_versions() -> None:
 
 def test_describe_does_not_import_torch() -> None:
     code = (
-        "import sys; from cerebro import environment; r = environment.describe(); "
+        "import sys; from cerebro.machine import environment; r = environment.describe(); "
         "assert 'torch' not in sys.modules; assert r['torch'] == {}"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -61,26 +62,26 @@ def test_torch_that_was_not_imported_yet_is_no_difference() -> None:
 
 def test_torch_flags_travel() -> None:
     torch = pytest.importorskip("torch")
-    before = environment.torch_flags()
+    before = flags.torch_flags()
     try:
         torch.set_default_dtype(torch.float64)
         torch.set_float32_matmul_precision("high")
         torch.use_deterministic_algorithms(True, warn_only=True)
-        changed = environment.torch_flags()
-        environment.set_torch_flags(before)
-        assert environment.torch_flags() == before
-        environment.set_torch_flags(changed)
+        changed = flags.torch_flags()
+        flags.set_torch_flags(before)
+        assert flags.torch_flags() == before
+        flags.set_torch_flags(changed)
         assert torch.get_default_dtype() is torch.float64
         assert torch.is_deterministic_algorithms_warn_only_enabled()
-        assert environment.torch_flags() == changed
+        assert flags.torch_flags() == changed
     finally:
-        environment.set_torch_flags(before)
+        flags.set_torch_flags(before)
 
 
 def test_torch_is_imported_only_for_flags_that_it_does_not_begin_with() -> None:
     pytest.importorskip("torch")
     code = (
-        "import sys; from cerebro import environment\n"
+        "import sys; from cerebro.machine import environment\n"
         "first = environment.FIRST_TORCH_FLAGS\n"
         "environment.set_torch_flags(dict(first))\n"
         "assert 'torch' not in sys.modules\n"
@@ -95,7 +96,7 @@ def test_torch_is_imported_only_for_flags_that_it_does_not_begin_with() -> None:
 def test_what_torch_begins_with_is_known_and_setting_it_imports_nothing() -> None:
     pytest.importorskip("torch")
     code = (
-        "import sys, torch; from cerebro import environment\n"
+        "import sys, torch; from cerebro.machine import environment\n"
         "before = set(sys.modules)\n"
         "assert environment.torch_flags() == environment.FIRST_TORCH_FLAGS\n"
         "environment.set_torch_flags(environment.FIRST_TORCH_FLAGS)\n"
@@ -105,7 +106,7 @@ def test_what_torch_begins_with_is_known_and_setting_it_imports_nothing() -> Non
 
 
 def test_no_flags_set_nothing() -> None:
-    environment.set_torch_flags({})
+    flags.set_torch_flags({})
 
 
 def test_mounts_have_any_names() -> None:
@@ -115,14 +116,14 @@ def test_mounts_have_any_names() -> None:
         b"40 22 0:40 / /mnt/d\xc3\xa9j\xc3\xa0\\040vu rw - nfs4 server:/data rw\n"
     )
     place = os.fsdecode(b"/mnt/d\xc3\xa9j\xc3\xa0 vu")
-    assert list(environment.mounts(table)) == [("/", "ext4"), (place, "nfs4")]
+    assert list(files.mounts(table)) == [("/", "ext4"), (place, "nfs4")]
 
 
 def test_file_system_of_a_path_that_is_not_there_yet(tmp_path: Path) -> None:
-    assert environment.file_system(tmp_path / "no" / "such") == environment.file_system(tmp_path)
+    assert files.file_system(tmp_path / "no" / "such") == files.file_system(tmp_path)
     if sys.platform == "linux":
-        assert environment.file_system("/proc") == "proc"
-        assert not environment.is_network_file_system("/proc")
+        assert files.file_system("/proc") == "proc"
+        assert not files.is_network_file_system("/proc")
 
 
 def test_usable_cores_follow_the_affinity() -> None:
@@ -131,7 +132,7 @@ def test_usable_cores_follow_the_affinity() -> None:
     before = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {min(before)})
-        assert environment.usable_cores() == 1
+        assert resources.usable_cores() == 1
     finally:
         os.sched_setaffinity(0, before)
 
@@ -152,7 +153,7 @@ def test_diagnosis_says_how_to_install_what_is_missing(monkeypatch: pytest.Monke
 def test_diagnosis_warns_of_network_file_systems(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(environment, "file_system", lambda path: "nfs4")
+    monkeypatch.setattr(files, "file_system", lambda path: "nfs4")
     assert "nfs4 is a network file system" in diagnosis.report(tmp_path / "runs")
 
 
@@ -187,7 +188,7 @@ def test_xla_hears_of_threads_while_a_model_is_built(
     monkeypatch.delenv("NPROC", raising=False)
     if own is not None:
         monkeypatch.setenv("NPROC", own)
-    with pytest.raises(KeyError), environment.xla_threads(3):
+    with pytest.raises(KeyError), flags.xla_threads(3):
         assert os.environ["NPROC"] == "3"
         raise KeyError
     assert os.environ.get("NPROC") == own
@@ -236,7 +237,7 @@ def test_jax_itself_answers() -> None:
     pytest.importorskip("jax")
     program = """
 import json, jax
-from cerebro import environment
+from cerebro.machine import environment
 found = [environment.jax_backend()]
 jax.numpy.zeros(1)
 print(json.dumps([*found, environment.jax_backend(), jax.default_backend()]))

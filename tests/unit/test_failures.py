@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from cerebro.coordinator.failures import raise_if_all_failed
 from cerebro.errors import RunError
-from cerebro.failures import raise_if_all_failed
-from cerebro.trial import TrialRecord
+from cerebro.run.records import TrialRecord
 
 
 @pytest.mark.parametrize(

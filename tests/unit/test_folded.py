@@ -7,9 +7,18 @@ from typing import Any
 
 import pytest
 
-from cerebro.folded import clash, configuration, gather, mean_and_std, mean_epoch, update
 from cerebro.report import format as fmt
-from cerebro.trial import EpochRecord, Status, TrialRecord
+from cerebro.run.records import (
+    EpochRecord,
+    Status,
+    TrialRecord,
+    clash,
+    configuration,
+    gather,
+    mean_and_std,
+    mean_epoch,
+    update,
+)
 
 
 def epoch(number: int, state_hash: str = "0", **metrics: float) -> EpochRecord:

@@ -12,9 +12,8 @@ import pytest
 import cerebro
 from cerebro import KFold
 from cerebro.data import Dataset, shard
+from cerebro.data.validation import Folds, make_folds, views_of
 from cerebro.errors import InputError
-from cerebro.folds import Folds, make_folds
-from cerebro.settings import views_of
 
 ROWS, SHARDS = 103, 4
 

@@ -7,9 +7,10 @@ import random
 import numpy as np
 import pytest
 
-from cerebro import _core, generators
+import cerebro._core as _core
 from cerebro.errors import InputError, StateError
-from cerebro.protocol import check_model, framework_of, whole_pass
+from cerebro.machine import generators
+from cerebro.model import check_model, framework_of, whole_pass
 
 torch = pytest.importorskip("torch")
 

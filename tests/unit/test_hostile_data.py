@@ -18,11 +18,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cerebro import _core
+import cerebro._core as _core
 from cerebro.data import Dataset, manifest, shard
 from cerebro.data.manifest import checksum_of, parse_manifest
 from cerebro.errors import CorruptDataError, InputError
-from cerebro.plain_files import LinkError, is_plain_name, load_json, open_plain, read_bytes
+from cerebro.machine.files import LinkError, is_plain_name, load_json, open_plain, read_bytes
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import cerebro
-from cerebro import environment, installation
-from cerebro.installation import DISTRIBUTION, install_hint, update_hint
+from cerebro.machine import environment, installation
+from cerebro.machine.installation import DISTRIBUTION, install_hint, update_hint
 
 PACKAGE = Path(cerebro.__file__).parent
 ROOT = Path(__file__).parents[2]
@@ -115,15 +115,15 @@ def test_hints_need_neither_numpy_nor_the_core() -> None:
 
 # What raises or prints a hint, with the package that is missing and the extra that has it.
 MISSING = [
-    ("optuna", "optuna", "cerebro.searchers.distributions.import_optuna('x')"),
+    ("optuna", "optuna", "cerebro.searchers.optuna_terms.import_optuna('x')"),
     ("scipy", "search", "cerebro.searchers.quasi_random.QuasiRandomSearch()._sobol(1)"),
     ("matplotlib", "plots", "cerebro.report.plots._figure_class()"),
-    ("sklearn", "demo", "cerebro.demo.digits('nowhere')"),
+    ("sklearn", "demo", "cerebro.cli.demo.digits('nowhere')"),
     ("pyarrow", "parquet", "cerebro.shard('table.parquet', 'nowhere')"),
     ("PIL", "images", "cerebro.images('pictures')"),
     ("ray", "ray", "cerebro.ray.trainable"),
-    ("ray", "ray", "cerebro.ray.connection.import_ray()"),
-    ("ray", "ray", "cerebro.ray.tune_names.import_tune('x')"),
+    ("ray", "ray", "cerebro.ray.cluster.connection.import_ray()"),
+    ("ray", "ray", "cerebro.ray.tune.names.import_tune('x')"),
 ]
 
 
@@ -135,8 +135,8 @@ def test_what_is_missing_is_named_with_its_extra(
     (tmp_path / "pictures").mkdir()
     code = (
         f"import sys; sys.modules[{module!r}] = None\n"
-        "import cerebro, cerebro.demo, cerebro.ray.connection, cerebro.ray.tune_names\n"
-        "import cerebro.report.plots, cerebro.searchers.distributions\n"
+        "import cerebro, cerebro.cli.demo, cerebro.ray.cluster.connection, cerebro.ray.tune.names\n"
+        "import cerebro.report.plots, cerebro.searchers.optuna_terms\n"
         "import cerebro.searchers.quasi_random\n"
         f"try: {call}\n"
         "except cerebro.InputError as error: print(error)"
@@ -150,7 +150,7 @@ def test_what_is_missing_is_named_with_its_extra(
 def test_a_store_of_a_later_version_says_how_to_update(tmp_path: Path) -> None:
     import sqlite3
 
-    from cerebro.store.schema import SCHEMA_VERSION, version_of
+    from cerebro.run.store.schema import SCHEMA_VERSION, version_of
 
     connection = sqlite3.connect(tmp_path / "run.sqlite")
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from cerebro.interrupts import Terminated, terminable, uninterrupted
+from cerebro.machine.signals import Terminated, terminable, uninterrupted
 
 
 def test_sigterm_is_heard_as_ctrl_c_and_only_there():

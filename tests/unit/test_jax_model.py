@@ -7,11 +7,11 @@ import functools
 import numpy as np
 import pytest
 
+import cerebro._core as _core
 import cerebro.data
-from cerebro import _core
-from cerebro.device_values import run_batches
 from cerebro.errors import InputError, StateError
-from cerebro.protocol import Info, check_model, whole_pass
+from cerebro.model import Info, check_model, whole_pass
+from cerebro.worker.evaluate import run_batches
 
 jax = pytest.importorskip("jax")
 optax = pytest.importorskip("optax")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import cerebro
-from cerebro import keywords
-from cerebro.keywords import KeywordError, answers
+import cerebro.arguments as keywords
+from cerebro.arguments import KeywordError, answers
 
 
 def build(config: dict[str, Any]) -> None:

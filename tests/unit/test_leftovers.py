@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cerebro.leftovers import sweep
-from cerebro.store import Store
+from cerebro.run.folder import sweep
+from cerebro.run.store import Store
 
 NEEDED = {
     "0-epoch-1.safetensors",  # kept

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cerebro.errors import InputError
-from cerebro.metrics import metric_mode
+from cerebro.searchers.metrics import metric_mode
 
 
 @pytest.mark.parametrize(

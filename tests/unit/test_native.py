@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import cerebro
-from cerebro import _core, proof
+import cerebro._core as _core
+from cerebro.cli import self_test as proof
 from cerebro.errors import InputError, StateError
+from cerebro.model import check_model
 from cerebro.native import Model
-from cerebro.protocol import check_model
 
 SHAPE, CLASSES, FILTERS, ROWS = (3, 10, 7), 5, (4, 6), 9
 # Of float32 sums over at most some hundred terms in another order, relative to the largest value.
@@ -284,7 +285,7 @@ def test_parts_outlive_the_network() -> None:
 ON_DEVICE = """
 import numpy as np
 import cerebro
-from cerebro import _core, proof
+from cerebro import _core; from cerebro.cli import self_test as proof
 from cerebro.native import Model
 
 data = proof.pictures(48)

@@ -6,9 +6,15 @@ from typing import Any
 
 import pytest
 
+from cerebro.coordinator.searcher_record import (
+    CHARACTERS_PER_WORD,
+    SMALL_STATE,
+    Notes,
+    Word,
+    catch_up,
+)
 from cerebro.errors import InputError
 from cerebro.searchers import ASHA, Suggestion
-from cerebro.searchers.notes import CHARACTERS_PER_WORD, SMALL_STATE, Notes, Word, catch_up
 from cerebro.space import Space, loguniform
 
 SPACE = Space({"lr": loguniform(1e-4, 1e-1)})

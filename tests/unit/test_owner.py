@@ -11,14 +11,14 @@ import threading
 
 import pytest
 
-from cerebro import owner as owners
 from cerebro.errors import InputError
-from cerebro.owner import FILE, Owner, Process, owner_of
+from cerebro.run import owner as owners
+from cerebro.run.owner import FILE, Owner, Process, owner_of
 
 HOLD = """
 import sys
 from pathlib import Path
-from cerebro.owner import Owner
+from cerebro.run.owner import Owner
 owner = Owner.take(Path(sys.argv[1]))
 print("taken", flush=True)
 sys.stdin.read()
@@ -98,7 +98,7 @@ def test_twice_in_one_process_is_refused_also_by_another_name(tmp_path):
 
 def test_asking_in_the_owners_process_does_not_lose_the_lock(tmp_path):
     """Closing any descriptor of the file would."""
-    code = "import sys; from pathlib import Path; from cerebro.owner import owner_of\n"
+    code = "import sys; from pathlib import Path; from cerebro.run.owner import owner_of\n"
     code += "print(owner_of(Path(sys.argv[1])))"
     with Owner.take(tmp_path) as owner:
         for _ in range(3):

@@ -26,7 +26,7 @@ def in_new_process(program: str) -> object:
 
 
 def test_dir_shows_the_public_names_and_nothing_else() -> None:
-    import cerebro.search_loop
+    import cerebro.coordinator.search_loop
 
     assert set(dir(cerebro)) == {*cerebro.__all__, *MODULES, "open", "__version__"}
 

@@ -10,7 +10,7 @@ import types
 import pytest
 
 from cerebro.errors import InputError
-from cerebro.recipe import Recipe, accepts_info, import_file
+from cerebro.run.recipe import Recipe, accepts_info, import_file
 
 
 def build(config):

@@ -1,4 +1,4 @@
-"""`cerebro.restore`: where a trial stands, from nothing but the files that it left."""
+"""`cerebro.coordinator.restore`: where a trial stands, from nothing but the files that it left."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cerebro import _core
-from cerebro.epoch_progress import EpochProgress
+import cerebro._core as _core
+from cerebro.coordinator.restore import Restorer
+from cerebro.coordinator.searcher_record import NoSearcher, describe, make_again
 from cerebro.errors import CorruptDataError, StateError
-from cerebro.restore import Restorer
-from cerebro.searchers import GridSearch, RandomSearch
-from cerebro.searchers.description import NoSearcher, describe, make_again
-from cerebro.state_files import (
+from cerebro.run.records import EpochRecord, TrialRecord
+from cerebro.run.states import (
     epoch_state_file,
     kept_files,
     remove_slots,
     trials_with_slots,
     unpublished,
 )
-from cerebro.trial import EpochRecord, TrialRecord
+from cerebro.searchers import GridSearch, RandomSearch
+from cerebro.worker.epoch_progress import EpochProgress
 
 UNITS = 3
 """Units of an epoch."""

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 import cerebro
-from cerebro import room
+from cerebro.coordinator import room
+from cerebro.coordinator.room import Plan
 from cerebro.errors import InputError
-from cerebro.room import Plan
+from cerebro.machine import files as files_module
+from cerebro.machine import resources
 
 MB = 10**6
 
@@ -132,7 +134,7 @@ def test_a_run_that_fits_says_nothing(data, tmp_path, monkeypatch):
 
 
 def test_folders_on_two_disks_are_looked_at_one_by_one(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(room, "_device", lambda folder: hash(str(folder)))
+    monkeypatch.setattr(room, "device_of", lambda folder: hash(str(folder)))
     free(monkeypatch, {"fast": 1 * MB, "run": 100 * MB})
     with pytest.raises(InputError, match=r"needs at least 2\.\d MB for states in .*fast") as no:
         search(data, tmp_path / "run", state_dir=tmp_path / "fast")
@@ -144,19 +146,19 @@ def test_folders_on_two_disks_are_looked_at_one_by_one(data, tmp_path, monkeypat
 
 
 def test_a_memory_file_system_has_no_more_room_than_there_is_memory(tmp_path, monkeypatch):
-    on_disk = room.free_bytes(tmp_path)
-    monkeypatch.setattr(room, "file_system", lambda folder: "tmpfs")
-    monkeypatch.setattr(room, "available_memory", lambda: 12_345)
-    assert room.free_bytes(tmp_path) == 12_345 < on_disk
+    on_disk = files_module.free_bytes(tmp_path)
+    monkeypatch.setattr(files_module, "file_system", lambda folder: "tmpfs")
+    monkeypatch.setattr(files_module, "available_memory", lambda: 12_345)
+    assert files_module.free_bytes(tmp_path) == 12_345 < on_disk
 
 
 def test_that_states_take_memory_is_said(data, tmp_path, monkeypatch):
     free(monkeypatch, {"": 1 * MB})
-    monkeypatch.setattr(room, "is_memory", lambda folder: True)
+    monkeypatch.setattr(files_module, "is_memory", lambda folder: True)
     with pytest.raises(InputError, match="of memory, which is the disk there"):
         search(data, tmp_path / "run")
 
 
 def test_the_free_bytes_of_a_folder_are_those_of_its_disk(tmp_path):
-    assert 0 < room.free_bytes(tmp_path) < 1 << 60
-    assert 0 < room.available_memory() < 1 << 60
+    assert 0 < files_module.free_bytes(tmp_path) < 1 << 60
+    assert 0 < resources.available_memory() < 1 << 60

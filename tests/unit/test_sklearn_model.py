@@ -10,10 +10,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import cerebro._core as _core
 import cerebro.data
-from cerebro import _core, generators
 from cerebro.errors import InputError, StateError
-from cerebro.protocol import check_model, whole_pass
+from cerebro.machine import generators
+from cerebro.model import check_model, whole_pass
 
 pytest.importorskip("sklearn")
 from sklearn import (

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cerebro import _core
-from cerebro.slot_check import check_slots
+import cerebro._core as _core
+from cerebro.run.states import check_slots
 
 
 def packed(stem: Path, value: int, *, commit: bool = True) -> None:

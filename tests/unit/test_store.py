@@ -13,17 +13,9 @@ import pytest
 from stored_run import read_run
 
 from cerebro.errors import CorruptDataError, InputError
-from cerebro.store import (
-    FILE,
-    SCHEMA_VERSION,
-    Store,
-    decode,
-    encode,
-    read_meta,
-    reader,
-)
-from cerebro.store.schema import MIGRATIONS, OLDEST_READABLE
-from cerebro.trial import NOTHING_RAISED, Raised
+from cerebro.run.records import NOTHING_RAISED, Raised
+from cerebro.run.store import FILE, SCHEMA_VERSION, Store, decode, encode, read_meta, reader
+from cerebro.run.store.schema import MIGRATIONS, OLDEST_READABLE
 
 
 @pytest.mark.parametrize(

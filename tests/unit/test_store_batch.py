@@ -6,8 +6,8 @@ import sqlite3
 
 import pytest
 
-from cerebro.store.batch import Batch
-from cerebro.store.schema import SCHEMA
+from cerebro.run.store.batch import Batch
+from cerebro.run.store.schema import SCHEMA
 
 
 @pytest.fixture

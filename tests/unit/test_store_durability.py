@@ -15,12 +15,12 @@ import textwrap
 import pytest
 from stored_run import read_run
 
-from cerebro.store import FILE
+from cerebro.run.store import FILE
 
 BEGIN = """
 import os, sys
 from pathlib import Path
-from cerebro.store import Store
+from cerebro.run.store import Store
 folder = Path(sys.argv[1])
 states = folder / "states"
 states.mkdir(exist_ok=True)

@@ -11,7 +11,8 @@ import threading
 import pytest
 from stored_run import read_run
 
-from cerebro.store import FILE, Store, batch, log_size, reader, writing
+from cerebro.run.store import FILE, Store, batch, reader, writing
+from cerebro.run.store import writing as log_size
 
 
 def add_trials(store, numbers):
@@ -111,7 +112,7 @@ def test_a_reader_does_not_touch_what_a_dead_run_left(tmp_path):
     program = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from cerebro.store import Store\n"
+        "from cerebro.run.store import Store\n"
         "store = Store.create(Path(sys.argv[1]), {})\n"
         "store.add_trial(0, {}, 'running', 1, None)\n"
         "store.flush()\n"
@@ -151,12 +152,12 @@ def test_on_a_network_file_system_a_rollback_journal_is_used(tmp_path, monkeypat
 
 
 def test_the_file_system_chooses_the_journal(tmp_path, monkeypatch):
-    monkeypatch.setattr("cerebro.environment.file_system", lambda path: "nfs4")
+    monkeypatch.setattr("cerebro.machine.files.file_system", lambda path: "nfs4")
     store = Store.create(tmp_path, {})
     store.flush()
     assert journal(tmp_path) == "delete"
     store.close()
-    monkeypatch.setattr("cerebro.environment.file_system", lambda path: "ext4")
+    monkeypatch.setattr("cerebro.machine.files.file_system", lambda path: "ext4")
     store = Store.open(tmp_path)
     store.flush()
     assert journal(tmp_path) == "wal"

@@ -14,15 +14,16 @@ import numpy as np
 import pytest
 from captured import is_captured
 
+import cerebro._core as _core
 import cerebro.data
-from cerebro import _core, generators
+from cerebro.machine import generators
 
 torch = pytest.importorskip("torch")
 from torch.nn import functional  # noqa: E402
 from torch.optim import lr_scheduler  # noqa: E402
 
 import cerebro.torch  # noqa: E402
-from cerebro._torch_graph import COMPARED, WARM_UP  # noqa: E402
+from cerebro.torch.graph import COMPARED, WARM_UP  # noqa: E402
 
 ROWS, SHORT = 6, 4
 BEFORE = WARM_UP + COMPARED

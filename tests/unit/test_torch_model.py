@@ -11,11 +11,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import cerebro._core as _core
 import cerebro.data
-from cerebro import _core, generators
 from cerebro.data.batches import make_loader
 from cerebro.errors import InputError, StateError
-from cerebro.protocol import check_model, whole_pass
+from cerebro.machine import generators
+from cerebro.model import check_model, whole_pass
 from cerebro.transforms import RandomHorizontalFlip, Scale, ToCHW
 
 torch = pytest.importorskip("torch")
@@ -654,7 +655,7 @@ def test_counts_of_steps_stay_where_optimizers_read_them():
     """On another device, here one without memory, too; a parameter may be a single number."""
     number = torch.zeros((), device="meta")
     count, moment = torch.tensor(3.0), torch.tensor(0.5)
-    placed = cerebro.torch._torch_state._parameter_state
+    placed = cerebro.torch.state._parameter_state
     assert placed(number, "step", None, count, False).device.type == "cpu"
     assert placed(number, "step", None, count, True).device.type == "meta"
     assert placed(number, "exp_avg", None, moment, False).device.type == "meta"

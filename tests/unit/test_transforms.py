@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cerebro import _core, transforms
+import cerebro._core as _core
+import cerebro.transforms as transforms
 from cerebro.errors import InputError
 from cerebro.transforms import (
     Cast,

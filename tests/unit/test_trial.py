@@ -1,4 +1,4 @@
-"""`cerebro.trial`: which epoch stands for a trial."""
+"""`cerebro.run.records`: which epoch stands for a trial."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cerebro.live_trial import LiveTrial
-from cerebro.trial import EpochRecord, TrialRecord
+from cerebro.coordinator.trial import LiveTrial
+from cerebro.run.records import EpochRecord, TrialRecord
 
 
 def grown(values: list[float]) -> TrialRecord:

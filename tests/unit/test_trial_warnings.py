@@ -1,4 +1,4 @@
-"""`cerebro.trial_warnings`: what workers note, under whose filters, and how it is shown."""
+"""`cerebro.worker.trial_warnings`: what workers note, under whose filters, and how it is shown."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import warnings
 
 import pytest
 
-from cerebro import trial_warnings
-from cerebro.trial_warnings import Told, Watch, carried_filters, show
-from cerebro.unit import Warned
+from cerebro.worker import trial_warnings
+from cerebro.worker.messages import Warned
+from cerebro.worker.trial_warnings import Told, Watch, carried_filters, show
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""`cerebro.worker.UnitRunner` by itself: what it does with the states and files of trials."""
+"""`UnitRunner` by itself: what it does with the states and files of trials."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import cerebro
-from cerebro import _core
-from cerebro.check import walk
-from cerebro.unit import CheckTask, RunContext, Task, UnitDone
-from cerebro.worker import UnitRunner
+import cerebro._core as _core
+from cerebro.worker.messages import CheckTask, RunContext, Task, UnitDone
+from cerebro.worker.rehearsal import walk
+from cerebro.worker.runner import UnitRunner
 
 torch = pytest.importorskip("torch")
 
@@ -228,7 +228,8 @@ def test_a_worker_that_has_lost_its_gpu_is_given_up(context, monkeypatch):
         runner = UnitRunner(replace(context, device="cuda:0"), worker=0, own_process=own_process)
         with monkeypatch.context() as patch:
             patch.setattr(
-                "cerebro.worker.redirected_descriptors", lambda path: contextlib.nullcontext()
+                "cerebro.worker.runner.redirected_descriptors",
+                lambda path: contextlib.nullcontext(),
             )
             failed = runner.run(task(0, 0))
         assert failed.kind == kind

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from cerebro import growth, memory
+from cerebro.coordinator.failures import MAX_START_LOSSES, Losses, failure_kind
 from cerebro.data import Column
-from cerebro.executors.vigil import Vigil
-from cerebro.failures import failure_kind
-from cerebro.growth import Growth
-from cerebro.losses import MAX_START_LOSSES, Losses
-from cerebro.memory import Usage
-from cerebro.trial import Raised, TrialRecord
-from cerebro.unit import Task, WorkerLost
-from cerebro.worker import unlike_types
+from cerebro.executors.process import Vigil
+from cerebro.machine import resources as memory
+from cerebro.machine.resources import Usage
+from cerebro.run.records import Raised, TrialRecord
+from cerebro.worker import growth
+from cerebro.worker.blame import unlike_types
+from cerebro.worker.growth import Growth
+from cerebro.worker.messages import Task, WorkerLost
 
 # --- failures that are alike -----------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Arrow tables, record batches, record-batch readers, datasets, and ``.arrow`` files.
+"""Arrow tables, record batches and their readers, datasets, ``.arrow`` and ``.parquet`` files.
 
 Lists are ragged columns, fixed-size lists and fixed-shape tensors fixed ones, strings and
 dictionaries of strings categories. Anything that speaks Arrow's C stream interface is read too.
@@ -228,3 +228,33 @@ def _tensors(name: str, array: Any, first_row: int) -> ColumnData:
         raise missing(name, first_row + _first_null(array))
     values = array.to_numpy_ndarray()
     return ColumnData(np.ascontiguousarray(values), values.dtype.name)
+
+
+BATCH_ROWS = 16_384
+
+
+class ParquetSource(Source):
+    """One file; types are those of Arrow."""
+
+    kind = "parquet"
+
+    def __init__(self, path: Path) -> None:
+        import_arrow(f"'{path}'")
+        self.path = path
+
+    def fingerprint(self) -> str:
+        return file_fingerprint(self.path)
+
+    def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            with pq.ParquetFile(self.path) as file:
+                names = choose(file.schema_arrow.names, wanted)
+                first = 0
+                for batch in file.iter_batches(BATCH_ROWS, columns=names):
+                    yield table_of(batch, names, first)
+                    first += batch.num_rows
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise InputError(f"'{self.path}' is no Parquet file or is damaged: {error}") from None

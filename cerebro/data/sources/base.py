@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from cerebro import _core
+import cerebro._core as _core
 from cerebro.data.columns import ColumnData
 from cerebro.errors import InputError
-from cerebro.installation import install_hint
+from cerebro.machine.installation import install_hint
 
 Table = dict[str, ColumnData]
 

@@ -14,7 +14,7 @@ from cerebro.data.dtypes import Array
 from cerebro.data.manifest import checksum_of
 from cerebro.data.sources.base import Source, Table, choose, import_or_explain
 from cerebro.errors import InputError
-from cerebro.plain_files import path_of
+from cerebro.machine.files import path_of
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 CHUNK_IMAGES = 256

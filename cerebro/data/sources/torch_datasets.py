@@ -10,11 +10,11 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from cerebro import generators
 from cerebro.data.columns import from_rows
 from cerebro.data.sources.arrays import ArraysSource
 from cerebro.data.sources.base import Source, Table
 from cerebro.data.sources.row_mappings import row_chunks
+from cerebro.machine import generators
 
 
 def torch_source(dataset: Any) -> Source:

@@ -1,0 +1,1 @@
+"""The functions of `cerebro`: search, resume, replay, check, plan. Internal."""

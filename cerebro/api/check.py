@@ -1,0 +1,183 @@
+"""`cerebro.check`: does a model's state survive a hop?
+
+A model is sound if training straight on gives the same as training, packing the
+state, building the model anew, unpacking, and training on. What differs is
+named: a tensor of the state, or an attribute that is kept outside ``state_dict``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from cerebro.errors import InputError, StateError
+from cerebro.machine.devices import CPU, choose, in_worker, named, seats
+from cerebro.machine.guard import refuse
+from cerebro.worker.messages import CheckDone, CheckTask, Event, RunContext
+from cerebro.worker.trial_warnings import carried_filters, show
+
+if TYPE_CHECKING:
+    from cerebro.executors.local import LocalExecutor
+
+
+@dataclass(frozen=True)
+class Check:
+    """What a dry run of a configuration found; true if nothing is wrong.
+
+    Attributes
+    ----------
+    problems
+        What a hop loses, a line each.
+    metrics
+        Names of the metrics that the model reports.
+    config
+        The configuration that was tried.
+    device
+        Where the model was tried.
+    not_exact
+        Operations without a deterministic version on a GPU, by their names: with them no two
+        runs are alike, so that nothing can be said of a hop.
+    """
+
+    problems: list[str]
+    metrics: list[str]
+    config: dict[str, Any] = field(default_factory=dict)
+    device: str = CPU
+    not_exact: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether there are no problems."""
+        return not self.problems
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        if not self.ok:
+            return "\n".join(self.problems)
+        said = "the state survives a hop"
+        if self.not_exact:
+            said = (
+                f"not exact on {self.device}: {', '.join(self.not_exact)} without a deterministic "
+                "version; whether the state survives a hop cannot be seen"
+            )
+        return f"{said}; metrics: {', '.join(self.metrics)}"
+
+
+def check(
+    build: Callable[..., Any],
+    space: Any,
+    data: Any,
+    *,
+    validation: Any = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+    devices: Any = "auto",
+    deterministic: Literal["warn"] | bool = "warn",
+) -> Check:
+    """Try one configuration: a few batches trained with a hop between, and without.
+
+    Parameters
+    ----------
+    build, space, data, validation
+        As for `cerebro.search`. The configuration is the space's first.
+    batch_size
+        Default: the configuration's, else 32.
+    seed, deterministic
+        As for `cerebro.search`.
+    devices
+        As for `cerebro.search`: the model is tried on the first of them.
+
+    Returns
+    -------
+    Check
+        True if the state survives; ``problems`` names what does not, and ``not_exact`` operations
+        that give other bits each time.
+
+    Raises
+    ------
+    InputError
+        If the configuration cannot be built or trained at all, or there is no such device.
+    """
+    import tempfile
+    from pathlib import Path
+
+    from cerebro.arguments import one_of
+    from cerebro.data.given import is_rows, written
+    from cerebro.data.validation import check_columns, views_of
+    from cerebro.executors.local import LocalExecutor
+    from cerebro.machine import flags
+    from cerebro.run.recipe import check_build
+    from cerebro.space import as_space
+
+    refuse("cerebro.check")
+    if is_rows(data) or is_rows(validation):
+        with tempfile.TemporaryDirectory(prefix="cerebro-rows-") as rows:
+            data, validation = written(data, validation, Path(rows))
+            return check(
+                *(build, space, data),
+                validation=validation,
+                batch_size=batch_size,
+                seed=seed,
+                devices=devices,
+                deterministic=deterministic,
+            )
+    check_build(build)
+    one_of("deterministic", deterministic, ("warn", True, False))
+    device = choose(devices)[0]
+    train, held_out, folds = views_of(data, validation)
+    check_columns(train, held_out)
+    config = as_space(space).sample(seed, 0)
+    if batch_size is None and "batch_size" not in config:
+        batch_size = 32
+    executor = LocalExecutor(1, 1, seats=seats([device], 1))
+    with tempfile.TemporaryDirectory(prefix="cerebro-check-") as folder:
+        context = RunContext(
+            build=build,
+            train=train,
+            validation=held_out,
+            folds=folds,
+            seed=seed,
+            batch_size=batch_size,
+            state_dir=folder,
+            epoch_dir=folder,
+            log_dir=folder,
+            device=in_worker([device]),
+            deterministic=deterministic,
+            torch_flags=flags.torch_flags(),
+            warning_filters=carried_filters(),
+        )
+        event = ask(executor, context, CheckTask(config))
+    if not isinstance(event, CheckDone):
+        raise StateError(f"the worker was lost while it tried the model: {event}")
+    for warned in event.warned:
+        show(warned)
+    if event.error is not None:
+        raise InputError(event.error)
+    if event.cpu_only and named(devices) == ["auto"]:  # as a search decides
+        device = CPU
+    problems, metrics, operations = map(list, (event.problems, event.metrics, event.not_exact))
+    return Check(problems, metrics, dict(config), device, operations)
+
+
+def ask(executor: LocalExecutor, context: RunContext, task: CheckTask) -> Event:
+    """Have one worker try something before a run, and end it; return what came of it."""
+    try:
+        (worker,) = executor.start(context)
+        executor.submit(worker, task)
+        (event,) = executor.wait(None)
+        return event
+    finally:
+        executor.close()
+
+
+def raise_if_broken(result: Check) -> None:
+    """Stop a search whose models would come out wrong."""
+    if not result.ok:
+        raise StateError(
+            "the model's state does not survive a hop: "
+            + "; ".join(result.problems)
+            + " (put it into state_dict() and load_state_dict(), or into the net as a buffer)"
+        )

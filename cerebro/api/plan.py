@@ -1,0 +1,320 @@
+"""`cerebro.plan`: what a search will take, before anything trains.
+
+The searcher and the scheduler are the real ones; only the clock and the metrics are
+imagined (every trial has a level of its own). Searchers that do not stop trials, and the
+exact halving ones, train as many epochs whatever the metrics are; for the others the plan
+is an example.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import cerebro._core as _core
+from cerebro.api.settings import devices_of, resolve_mode, worker_count
+from cerebro.arguments import whole_number
+from cerebro.coordinator.simulated_trials import Conversation
+from cerebro.data.given import is_rows, written
+from cerebro.data.validation import Validation, views_of
+from cerebro.errors import InputError
+from cerebro.executors.seats import kept_bytes, stay
+from cerebro.executors.simulated import SimulatedRun, Simulation, UnitTimes
+from cerebro.machine.devices import CPU, are_gpus, memory_of, seats
+from cerebro.report.format import duration, size
+from cerebro.searchers import make_searcher
+from cerebro.searchers.base import Searcher
+from cerebro.space import as_space
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a search will take; see `plan`.
+
+    Attributes
+    ----------
+    trials
+        How many are begun; with folds, configurations.
+    epochs
+        Epochs trained, over all trials.
+    units
+        Units run: one trial over one shard, and validations.
+    rows
+        Rows trained and validated on.
+    bytes_on_disk
+        Size of the data, which is there once, whatever the number of trials.
+    bytes_read
+        Bytes of rows that go through the loader.
+    makespan
+        Seconds at `rows_per_second`; None if that is not known.
+    passes
+        The makespan in passes of one worker over the training rows.
+    idle_share
+        Share of the workers' time without a unit, 0 to 1.
+    first_result
+        When the first trial ends, as a share of the makespan.
+    max_live
+        The most trials begun and not ended at one time; with folds each of them counts.
+    workers
+        Worker processes.
+    folds
+        How many each trial has, or None.
+    devices
+        Where models are trained: the CPU, or the names of GPUs.
+    device_bytes
+        Memory of a GPU, of the smallest one; 0 on the CPU.
+    resident_bytes
+        What of it data take that stay there, at most; the rest is for models.
+    """
+
+    trials: int
+    epochs: int
+    units: int
+    rows: int
+    bytes_on_disk: int
+    bytes_read: int
+    makespan: float | None
+    passes: float
+    idle_share: float
+    first_result: float
+    max_live: int
+    workers: int
+    folds: int | None = None
+    devices: tuple[str, ...] = (CPU,)
+    device_bytes: int = 0
+    resident_bytes: int = 0
+
+    def __str__(self) -> str:
+        time = (
+            f"{self.passes:.4g} passes over the training data"
+            if self.makespan is None
+            else duration(self.makespan)
+        )
+        folds = "" if self.folds is None else f" in {self.folds} folds each"
+        gpus = []
+        if are_gpus(self.devices):
+            memory = f"{size(self.resident_bytes)} of data in {size(self.device_bytes)} of memory"
+            gpus.append(f"gpus        {', '.join(self.devices)}; {memory} at most")
+        return "\n".join(
+            [
+                f"trials      {self.trials}{folds}, at most {self.max_live} begun at a time",
+                f"epochs      {self.epochs} over all trials, {self.units} units",
+                f"data        {size(self.bytes_on_disk)} on disk, once; "
+                f"{size(self.bytes_read)} of rows through the loader",
+                *gpus,
+                f"makespan    {time} with {self.workers} worker(s)",
+                f"first trial ends at {self.first_result:.0%} of it",
+                f"idle        {self.idle_share:.1%} of the workers' time",
+            ]
+        )
+
+
+def plan(
+    space: Any,
+    data: Any,
+    *,
+    epochs: int,
+    n_trials: int | None = None,
+    validation: Any = None,
+    searcher: str | Searcher = "random",
+    metric: str = "loss",
+    mode: Literal["min", "max"] | None = None,
+    points: Sequence[Mapping[str, Any]] = (),
+    width: int | None = None,
+    workers: int | None = None,
+    threads: int = 1,
+    seed: int = 0,
+    stagger: bool = True,
+    live_models: int | None = None,
+    rows_per_second: float | None = None,
+    devices: Any = "auto",
+    workers_per_device: int | None = None,
+) -> Plan:
+    """Say what a search would take, by the real searcher and scheduler on a simulated clock.
+
+    Parameters
+    ----------
+    rows_per_second
+        Rows that one worker trains in a second (a run's progress shows it). Without it the
+        makespan is told in passes over the training data.
+    space, data, epochs, n_trials, validation, searcher, metric, mode, points, width, workers, \
+threads, seed, stagger, live_models, devices, workers_per_device
+        As of `cerebro.search`; which models are only of use on the CPU is not known here: give
+        ``devices="cpu"`` for them.
+
+    Returns
+    -------
+    Plan
+        Trials, units, bytes, makespan and idle share; printing it shows them.
+
+    Raises
+    ------
+    InputError
+        As `cerebro.search` for arguments that are wrong; if the searcher never ends.
+    """
+    given = dict(locals())
+    if is_rows(data) or is_rows(validation):
+        with tempfile.TemporaryDirectory(prefix="cerebro-rows-") as rows:
+            given["data"], given["validation"] = written(data, validation, Path(rows))
+            return plan(**given)
+    views = views_of(data, validation)
+    train, _ = views.of_trial(0)
+    the_threads = whole_number("threads", threads, 1) or 1
+    the_devices = devices_of(devices, workers_per_device, None)
+    count = max(1, worker_count(workers, the_threads, the_devices, workers_per_device))
+    if rows_per_second is not None and not rows_per_second > 0:
+        raise InputError(f"rows_per_second must be a positive number, not {rows_per_second!r}")
+    the_searcher = make_searcher(searcher)
+    setup = {
+        "seed": whole_number("seed", seed, 0, 2**64 - 1),
+        "epochs": whole_number("epochs", epochs, 1),
+        "n_trials": whole_number("n_trials", n_trials, 1, optional=True),
+        "metric": metric,
+        "mode": resolve_mode(metric, mode),
+        "points": list(points),
+    }
+    search = Conversation(
+        the_searcher, as_space(space), setup, width=whole_number("width", width, 1, optional=True)
+    )
+    speed = rows_per_second or train.num_rows
+    memory = _Memory.of(views, the_devices, count, stagger=stagger)
+    run = _PlannedRun(search, views, 1.0 / speed, stagger, live_models or 8, seed, memory.is_dealt)
+    for _ in range(count):
+        run.join()
+    simulation = run.to_end()
+    summary = _summary(simulation, search, views, count, speed, rows_per_second is not None)
+    return replace(
+        summary, devices=the_devices, device_bytes=memory.bytes, resident_bytes=memory.resident
+    )
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """Of GPUs: whether the shards are dealt out to them, its size, and what the data take."""
+
+    is_dealt: bool = False
+    bytes: int = 0
+    resident: int = 0
+
+    @classmethod
+    def of(
+        cls, views: Validation, devices: Sequence[str], workers: int, *, stagger: bool
+    ) -> _Memory:
+        if not are_gpus(devices):
+            return cls()
+        seated = seats(devices, workers)
+        data = views.train, views.held_out
+        is_dealt = stay(*data, seated, stagger=stagger)
+        return cls(is_dealt, memory_of(devices), kept_bytes(*data, seated, dealt=is_dealt))
+
+
+class _PlannedRun(SimulatedRun):
+    """A simulated run whose trials come from a searcher."""
+
+    def __init__(
+        self,
+        search: Conversation,
+        views: Validation,
+        cost: float,
+        stagger: bool,
+        live_models: int,
+        seed: int,
+        is_dealt: bool,
+    ) -> None:
+        train, validation = views.of_trial(0)
+        weights = [float(rows) for rows in train.shard_rows()]
+        # Evaluating a row costs about a third of training on it.
+        eval_cost = 0.0 if validation is None else validation.num_rows / 3
+        self._scheduler = _core.Schedule(
+            shards=weights,
+            exclusive=is_dealt,
+            stagger=stagger,
+            eval_cost=eval_cost,
+            live_models=live_models,
+        )
+        costs: Mapping[int, float] = defaultdict(lambda: cost)
+        super().__init__(self._scheduler, UnitTimes(costs, weights, eval_cost))
+        self._search = search
+        self._seed = seed
+        self._each = 1 if views.folds is None else len(views.folds)
+        self._heard: Counter[int] = Counter()  # folds that have trained the epoch
+
+    def to_end(self) -> Simulation:
+        self._begin(self._search.advance())
+        return super().to_end()
+
+    def end_trial(self, trial: int) -> None:
+        """A trial has trained an epoch; when all its folds have, its searcher says what comes."""
+        whole = trial // self._each
+        self._heard[whole] += 1
+        if self._heard[whole] < self._each:
+            return
+        del self._heard[whole]
+        (level,) = _core.random_doubles(1, self._seed, "search", whole)
+        self._search.trained(whole, level)
+        self._begin(self._search.advance())
+        if self._search.trials[whole].status != "running":
+            for fold in self._folds(whole):
+                super().end_trial(fold)
+
+    def _folds(self, whole: int) -> range:
+        return range(whole * self._each, (whole + 1) * self._each)
+
+    def _begin(self, trials: Sequence[int]) -> None:
+        for number in (fold for whole in trials for fold in self._folds(whole)):
+            trial = self._search.trials[number // self._each]
+            if number in self.epochs:
+                self._scheduler.extend_trial(number, trial.epoch + 1)
+            else:
+                self._scheduler.add_trial(number, epochs=trial.epoch + 1, epoch=trial.epoch)
+            self.epochs[number] = trial.epoch + 1
+            self.unfinished.add(number)
+
+
+def _summary(
+    simulation: Simulation,
+    search: Conversation,
+    views: Validation,
+    workers: int,
+    speed: float,
+    known: bool,
+) -> Plan:
+    train, validation = views.of_trial(0)
+    rows = bytes_read = 0
+    row_bytes = train.nbytes / max(1, train.num_rows)
+    for unit in simulation.units:
+        trained, held_out = views.of_trial(unit.trial)
+        if unit.shard >= 0:
+            unit_rows = trained.shard_rows()[unit.shard]
+            rows += unit_rows
+            bytes_read += round(unit_rows * row_bytes)
+        elif held_out is not None:
+            rows += held_out.num_rows
+            bytes_read += held_out.nbytes
+    trials = search.end()
+    makespan = simulation.makespan
+    on_disk = {view.path: view.nbytes for view in (train, validation) if view is not None}
+    if validation is not None and validation.path == train.path:
+        on_disk[train.path] += train.nbytes
+    if views.folds is not None:
+        on_disk = {views.train.path: views.train.nbytes}
+    return Plan(
+        trials=len(trials),
+        epochs=sum(len(trial.values) for trial in trials),
+        units=len(simulation.units),
+        rows=rows,
+        bytes_on_disk=sum(on_disk.values()),
+        bytes_read=bytes_read,
+        makespan=makespan if known else None,
+        passes=makespan * speed / max(1, train.num_rows),
+        idle_share=simulation.idle_share,
+        first_result=simulation.first_result / makespan if makespan > 0 else math.nan,
+        max_live=simulation.max_live,
+        workers=workers,
+        folds=None if views.folds is None else len(views.folds),
+    )

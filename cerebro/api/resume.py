@@ -1,0 +1,471 @@
+"""`cerebro.resume`: resume a run that was interrupted, or train a finished one further."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from cerebro.api.settings import check_callbacks, check_executor, devices_of, worker_count
+from cerebro.arguments import RESUME, answers, whole_number
+from cerebro.coordinator.conduct import conduct, run_context, same_call
+from cerebro.coordinator.restore import Wish, open_again
+from cerebro.coordinator.searcher_record import NoSearcher, make_again, retell
+from cerebro.data import Dataset
+from cerebro.errors import CorruptDataError, InputError
+from cerebro.executors.base import Executor
+from cerebro.machine import environment
+from cerebro.machine.devices import (
+    CPU,
+    CUBLAS_VARIABLE,
+    CUBLAS_WORKSPACE,
+    are_gpus,
+    computing_with,
+    here,
+    recorded,
+)
+from cerebro.machine.guard import refuse
+from cerebro.results.result import Result
+from cerebro.results.saved_run import SavedRun
+from cerebro.run.folder import sweep
+from cerebro.run.owner import Owner
+from cerebro.run.settings import Settings
+from cerebro.run.store import FILE, Store, check_whole, decode, encode
+from cerebro.searchers import make_searcher, set_up
+from cerebro.searchers.base import Searcher
+from cerebro.searchers.stopping import EarlyStopping
+from cerebro.space import Space
+
+
+@answers(RESUME)
+def resume(
+    run: str | os.PathLike[str] | Result,
+    build: Callable[..., Any] | None = None,
+    *,
+    data: Any = None,
+    validation: Any = None,
+    epochs: int | None = None,
+    trials: Sequence[int] | int | None = None,
+    workers: int | None = None,
+    callbacks: Sequence[Any] = (),
+    progress: Literal["auto", "table", "lines"] | bool = "auto",
+    executor: Executor | None = None,
+) -> Result:
+    """Go on with a run: after Ctrl-C, a crash or a loss of power, or to train it further.
+
+    Trials go on from their last committed unit, or, where that was lost with the power,
+    from their last finished epoch. What they become is bit for bit what an undisturbed
+    run would have made of them. Trials that failed or diverged stay so, unless they are
+    named in `trials`. A run that is finished and has nothing left to train is returned as
+    it is. Time limits count anew.
+
+    Parameters
+    ----------
+    run
+        The run's folder, or its result.
+    build
+        The run's ``build``, where it cannot be imported again.
+    data, validation
+        Where the run's data are now, if they have moved: data sets or paths.
+    epochs
+        Train until so many epochs are done; at least as many as before. ``info.epochs`` is
+        this number for what is trained from now on.
+    trials
+        Numbers of the trials that are to go on, whatever their status; default: all that
+        are not over, and with more `epochs` the finished ones.
+    workers
+        Worker processes, 0 for none; default: as many as the run had. Compute threads
+        remain those of the run, because they change the bits.
+    callbacks, progress, executor
+        As for `cerebro.search`.
+
+    Returns
+    -------
+    Result
+        The run, as far as it got.
+
+    Raises
+    ------
+    InputError
+        If there is no such run, another process trains it, its data or ``build`` are not
+        found or not what they were, or an argument is wrong.
+    RunError, CorruptDataError
+        As `cerebro.search` does.
+    """
+    refuse("cerebro.resume")
+    if isinstance(run, Result):
+        build = build or run.saved.known_build
+    saved = SavedRun(run.path if isinstance(run, Result) else run, build=build)
+    path = saved.path
+    with Owner.take(saved.folder) as owner:
+        check_whole(saved.folder)
+        saved.refresh()
+        wish = Wish(
+            whole_number("epochs", epochs, 1, optional=True),
+            check_trials(trials, len(saved.configurations)),
+            saved.trials_each,
+        )
+        check_epochs(saved, wish)
+        if is_over(saved, wish):
+            tidy(saved)
+            return Result(path, build=build)
+        settings = settings_of(
+            saved,
+            build=build,
+            data=data,
+            validation=validation,
+            workers=workers,
+            callbacks=callbacks,
+            progress=progress,
+        )
+        if executor is not None:
+            wanted = "auto" if are_gpus(recorded(saved.settings)) else CPU
+            settings = replace(
+                settings,
+                executor=check_executor(executor),
+                devices=devices_of(wanted, None, executor),
+            )
+        return go_on(saved, owner, with_epochs(settings, wish), wish, None)
+
+
+def resume_search(settings: Settings, searcher: Searcher) -> Result:
+    """Go on with the run that a search with the same arguments has begun.
+
+    Parameters
+    ----------
+    settings
+        Those of the search that was asked for; more epochs or trials than before are
+        trained too.
+    searcher
+        As it was made, not set up.
+
+    Raises
+    ------
+    InputError
+        If the settings would have given other trials, or another process trains the run.
+    """
+    saved = SavedRun(settings.folder, build=settings.build)
+    with Owner.take(saved.folder) as owner:
+        check_whole(saved.folder)
+        saved.refresh()
+        refuse_changes(saved, settings)
+        before = saved.settings
+        further = settings.epochs if settings.epochs != before["epochs"] else None
+        wish = Wish(further, trials_each=saved.trials_each)
+        if is_over(saved, wish) and settings.n_trials == before["n_trials"]:
+            tidy(saved)
+            return Result(settings.folder, build=settings.build)
+        saved.recipe.warn_if_changed(settings.build)
+        return go_on(saved, owner, settings, wish, searcher)
+
+
+def is_over(saved: SavedRun, wish: Wish) -> bool:
+    """Whether nothing is left to train."""
+    return saved.meta["status"] == "finished" and not any(map(wish.includes, saved.records))
+
+
+def tidy(saved: SavedRun) -> None:
+    """Delete what is left by a process that died when it had nothing to do but to tidy up."""
+    with contextlib.suppress(OSError):
+        if (saved.folder / (FILE + "-wal")).exists():
+            Store.open(saved.folder).close()
+        sweep(saved.folder, saved.state_dir)
+
+
+def check_epochs(saved: SavedRun, wish: Wish) -> None:
+    """Epochs that were asked for are never taken back."""
+    before = saved.settings["epochs"]
+    if wish.epochs is not None and wish.epochs < before:
+        raise InputError(
+            f"epochs={wish.epochs}, but the run trains for {before}: give more, or leave it out"
+        )
+
+
+def with_epochs(settings: Settings, wish: Wish) -> Settings:
+    """Return the settings: the run's number of epochs grows with that of all its trials."""
+    if wish.epochs is None or wish.trials is not None:
+        return settings
+    return replace(settings, epochs=wish.epochs)
+
+
+# --- going on ----------------------------------------------------------------
+
+
+def go_on(
+    saved: SavedRun, owner: Owner, settings: Settings, wish: Wish, searcher: Searcher | None
+) -> Result:
+    """Train what is left of a run that belongs to this process.
+
+    Parameters
+    ----------
+    searcher
+        Not set up; None: made again from the run's record.
+    """
+    the_searcher = searcher_of(saved, settings, wish, searcher)
+    flags = saved.environment.get("torch", {})
+    context = replace(run_context(settings), torch_flags=flags)
+    now = environment.describe(settings.threads, settings.devices[0])
+    if are_gpus(settings.devices):  # what is there and set where CUDA starts, which is not here
+        now["variables"].setdefault(CUBLAS_VARIABLE, CUBLAS_WORKSPACE)
+        if about := computing_with(settings.devices):
+            now["cuda"] = dict(about)
+    lines = environment.differences(saved.environment, now)
+    # Workers are given the flags that the run was begun with.
+    lines = [line for line in lines if not line.startswith("torch.")]
+    if lines:
+        warnings.warn(
+            f"{saved.path} goes on in another environment, which can change the states from here "
+            f"on: {'; '.join(lines)}",
+            stacklevel=4,
+        )
+    return conduct(
+        settings,
+        context,
+        the_searcher,
+        partial(open_again, saved, owner, settings, context, wish, lines),
+    )
+
+
+def searcher_of(
+    saved: SavedRun, settings: Settings, wish: Wish, searcher: Searcher | None
+) -> Searcher:
+    """Return the run's searcher as it was when the run was left.
+
+    Raises
+    ------
+    InputError
+        If it cannot be made again, or trials are to be trained further of which it has
+        not decided yet.
+    """
+    description = saved.meta.get("searcher_class") or {}
+    over = saved.meta["status"] == "finished" and settings.n_trials == saved.settings["n_trials"]
+    apart = wish.epochs is not None or wish.trials is not None
+    if apart and description.get("adaptive") and not over:
+        raise InputError(
+            f"{saved.path} is not finished, and its searcher decides which trials train how long: "
+            "resume it without epochs= and trials= first"
+        )
+    if over or wish.trials is not None:
+        return NoSearcher()
+    made = searcher or (make_again(description) if description else None)
+    if made is None or settings.space_json is None:
+        if not description.get("adaptive") and settings.n_trials == len(saved.configurations):
+            return NoSearcher()
+        raise InputError(
+            f"the searcher {settings.searcher_name} of {saved.path} cannot be made again from its "
+            f"record: run the script that began the run again, {same_call(saved)}"
+        )
+    made = make_searcher(made)
+    set_up(made, Space.from_json(settings.space_json), settings)
+    if "searcher" in saved.meta:
+        made.load_state_dict(saved.meta["searcher"])
+        retell(saved, settings, made)
+    return made
+
+
+MAY_DIFFER = {
+    "workers",
+    "max_retries",
+    "unit_timeout",
+    "time_limit",
+    "live_models",
+    "epochs",
+    "n_trials",
+    "devices",
+    "space",
+    "searcher_name",
+}
+"""What a script that goes on with its run may say otherwise, or is compared in another way."""
+
+NEWER = {"unit_timeout": None, "asynchronous": False, "devices": (CPU,)}
+"""Settings that runs of the first version did not have."""
+
+
+def settings_of(
+    saved: SavedRun,
+    *,
+    build: Callable[..., Any] | None,
+    data: Any,
+    validation: Any,
+    workers: int | None,
+    callbacks: Sequence[Any],
+    progress: Any,
+) -> Settings:
+    """Return the settings that a run was begun with.
+
+    Parameters
+    ----------
+    data, validation
+        The data sets, where they have moved.
+    workers
+        None: as many as the run had.
+
+    Raises
+    ------
+    InputError
+        If the data or ``build`` cannot be found, or are not what they were.
+    CorruptDataError
+        If the record is damaged.
+    """
+    meta = saved.meta
+    record = dict(meta["settings"])
+    fields = {field.name: field for field in dataclasses.fields(Settings)}
+    values = {name: record[name] for name in fields if name in record} | {
+        name: value for name, value in NEWER.items() if name in fields and name not in record
+    }
+    stop = record["stop"]
+    values |= {
+        "build": saved.find_build(build),
+        "train": moved_view(saved, "data", data),
+        "validation": moved_view(saved, "validation", validation, data),
+        "folds": None,
+        "stop": None if stop is None else EarlyStopping(**stop),
+        "workers": worker_count(workers if workers is not None else record["workers"], 1),
+        "devices": here(recorded(record)),
+        "folder": saved.path,
+        "state_dir": saved.state_dir,
+        "callbacks": check_callbacks(callbacks),
+        "progress": progress,
+        "executor": None,
+        "points": tuple(meta["points"]),
+        "space_json": meta.get("space"),
+        "searcher_class": meta.get("searcher_class"),
+    }
+    values["folds"] = saved.folds_of(values["train"])
+    if values["workers"] == 0:
+        values["unit_timeout"] = None  # there is no process that could be ended
+    try:
+        return Settings(**values)
+    except TypeError as error:
+        raise CorruptDataError(
+            f"{saved.path}: its settings are not all recorded: {error}"
+        ) from None
+
+
+def moved_view(saved: SavedRun, name: str, *given: Any) -> Dataset | None:
+    """Return the run's ``"data"`` or ``"validation"``: where it was, or where it is now.
+
+    Parameters
+    ----------
+    given
+        Data sets or paths, or None: the first that is one tells where the data are. The
+        second stands for another part of the same data set.
+
+    Raises
+    ------
+    InputError
+        If it is not there, or not the data that the run was trained on.
+    """
+    spec = saved.meta[name]
+    if spec is None:
+        return None
+    own, *others = given
+    place = own
+    if place is None and others and spec["path"] == saved.meta["data"]["path"]:
+        place = others[0]
+    if isinstance(place, Dataset):
+        place = place.path
+    if place is not None and not isinstance(place, (str, os.PathLike)):
+        raise InputError(f"{name} must be a cerebro.Dataset or a path, not {place!r}")
+    path = spec["path"] if place is None else place
+    try:
+        view = Dataset.from_spec({**spec, "path": str(path)})
+        if isinstance(own, Dataset) and not own.holds(view):
+            raise InputError("these are other rows, or transformed in another way")
+        return view
+    except InputError as error:
+        if not Path(path).exists():
+            raise InputError(
+                f"the run's {name} are not at {path}: say where they are now with {name}="
+            ) from error
+        raise InputError(
+            f"{error}; a run goes on only with the {name} that it was begun with: give them with "
+            f"{name}="
+        ) from error
+
+
+def refuse_changes(saved: SavedRun, settings: Settings) -> None:
+    """Refuse to go on with a run under settings that would have given other trials.
+
+    Raises
+    ------
+    InputError
+        Naming what differs.
+    """
+    differences = list(_differences(saved, settings))
+    if differences:
+        raise InputError(
+            f"the run in {saved.path} was begun with other settings: {'; '.join(differences)}. "
+            "Give the same to go on with it, or begin a new one: another run=, or if_exists='new'"
+        )
+
+
+def _differences(saved: SavedRun, settings: Settings) -> Any:
+    recorded = saved.meta["settings"]
+    now = as_recorded(settings.record())
+    adaptive = (saved.meta.get("searcher_class") or {}).get("adaptive", False)
+    for name in now:
+        if name in MAY_DIFFER or (name == "width" and not adaptive) or name not in recorded:
+            continue
+        if recorded[name] != now[name]:
+            yield f"{name} was {recorded[name]!r}, is {now[name]!r}"
+    for name in ("epochs", "n_trials"):
+        if _number(now[name]) < _number(recorded[name]):
+            yield f"{name} was {recorded[name]!r}, is {now[name]!r} (it may only grow)"
+    for name, known, value in (
+        ("points", saved.meta["points"], list(settings.points)),
+        ("space", saved.meta.get("space"), settings.space_json),
+        ("searcher", saved.meta.get("searcher_class"), settings.searcher_class),
+    ):
+        if known is not None and known != as_recorded(value):
+            yield f"{name} is another" if name != "searcher" else _searchers(known, value)
+    views = {"data": settings.train, "validation": settings.validation}
+    for name, view in views.items():
+        if (None if view is None else view.checksum) != saved.meta[f"{name}_checksum"]:
+            yield f"{name} is another data set, or other rows or transforms of it"
+    folds = settings.folds
+    if (None if folds is None else folds.checksum) != saved.meta.get("folds_checksum"):
+        yield "validation has other folds, or none"
+
+
+def _searchers(known: Mapping[str, Any], now: Any) -> str:
+    def shown(value: Mapping[str, Any]) -> str:
+        name = value["class"].rpartition(":")[2]
+        if value["parameters"] is None:
+            return f"{name}(...)"
+        return f"{name}({', '.join(f'{k}={v!r}' for k, v in value['parameters'].items())})"
+
+    return f"searcher was {shown(known)}, is {shown(now)}"
+
+
+def as_recorded(value: Any) -> Any:
+    """Return a value as the store gives it back."""
+    return decode(encode(value))
+
+
+def _number(value: int | None) -> float:
+    return float("inf") if value is None else value
+
+
+def check_trials(trials: Any, count: int) -> tuple[int, ...] | None:
+    """Check the numbers of the trials that are to go on."""
+    if trials is None:
+        return None
+    if isinstance(trials, int) and not isinstance(trials, bool):
+        trials = (trials,)
+    try:
+        numbers = [whole_number("trials", number, 0) or 0 for number in trials]
+    except TypeError:
+        raise InputError(f"trials must be a list of trials' numbers, not {trials!r}") from None
+    if not numbers:
+        raise InputError("trials is empty: name the trials that are to go on, or leave it out")
+    for number in numbers:
+        if number >= count:
+            raise InputError(f"there is no trial {number}: the run has 0 to {count - 1}")
+    return tuple(sorted(set(numbers)))

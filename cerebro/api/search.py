@@ -1,0 +1,482 @@
+"""`cerebro.search`: train many configurations, find the best."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any, Literal, ParamSpec
+
+from cerebro.api.check import Check, ask, raise_if_broken
+from cerebro.api.resume import resume_search
+from cerebro.api.settings import (
+    check_callbacks,
+    check_executor,
+    check_points,
+    check_stop,
+    devices_of,
+    resolve_mode,
+    seconds_per_unit,
+    worker_count,
+)
+from cerebro.arguments import SEARCH, answers, one_of, positive, users_level, whole_number
+from cerebro.coordinator.conduct import Ready, conduct, run_context
+from cerebro.coordinator.room import check_room, plan_of
+from cerebro.coordinator.searcher_record import describe
+from cerebro.coordinator.trials import recordable
+from cerebro.data.given import FOLDERS, is_rows, written
+from cerebro.data.validation import check_columns, views_of
+from cerebro.errors import InputError
+from cerebro.executors.base import Executor
+from cerebro.executors.local import LocalExecutor
+from cerebro.machine.devices import CPU, are_gpus, here, is_gpu, mixed, named, recorded, seats
+from cerebro.machine.environment import uses_gpu
+from cerebro.machine.guard import refuse
+from cerebro.results.result import Result
+from cerebro.results.saved_run import SavedRun
+from cerebro.run.folder import make_run, new_run_folder, rows_in, slots_folder
+from cerebro.run.recipe import check_build
+from cerebro.run.settings import MAX_SEED, MAX_THREADS, Settings
+from cerebro.run.store import FILE
+from cerebro.searchers import make_searcher, set_up
+from cerebro.searchers.base import DONE, Searcher, expected_trials, suggestion_problem
+from cerebro.searchers.stopping import EarlyStopping
+from cerebro.space import Space, as_space
+from cerebro.worker.messages import CheckDone, CheckTask, Event, RunContext, Warned
+from cerebro.worker.models import batch_size_of
+
+MAX_START_LOSSES = 2
+"""Workers that may die while they try the first configuration."""
+
+P = ParamSpec("P")
+
+
+def takes_rows(function: Callable[P, Result]) -> Callable[P, Result]:
+    """Decorate `search`: data given as rows are written into the run's folder first.
+
+    They are removed again if no run comes of it.
+    """
+
+    @wraps(function)
+    def taking(*args: P.args, **kwargs: P.kwargs) -> Result:
+        data = args[2] if len(args) > 2 else kwargs.get("data")
+        if not is_rows(data) and not is_rows(kwargs.get("validation")):
+            return function(*args, **kwargs)
+        refuse("cerebro.search")  # before anything is written
+        folder = new_run_folder(kwargs.get("run"), kwargs.get("if_exists", "error"))  # type: ignore[arg-type]
+        made = [
+            path for path in (*(folder / name for name in FOLDERS), folder) if not path.exists()
+        ]
+        token = rows_in.set(folder)
+        try:
+            views = written(data, kwargs.get("validation"), folder)
+            given = {**kwargs, "data": views[0], "validation": views[1], "run": folder}
+            return function(*args[:2], **given)  # type: ignore[arg-type]
+        finally:
+            rows_in.reset(token)
+            if not (folder / FILE).exists():
+                remove_rows(made)
+
+    return taking
+
+
+def remove_rows(made: Sequence[Path]) -> None:
+    """Remove what was written for a run that was not made, and its folder if it is empty."""
+    for path in made:
+        if path.name in FOLDERS:
+            shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            path.rmdir()
+
+
+@answers(SEARCH)
+@takes_rows
+def search(
+    build: Callable[..., Any],
+    space: Any,
+    data: Any,
+    *,
+    epochs: int,
+    n_trials: int | None = None,
+    validation: Any = None,
+    searcher: str | Searcher = "random",
+    metric: str = "loss",
+    mode: Literal["min", "max"] | None = None,
+    select: Literal["best", "last"] = "best",
+    batch_size: int | None = None,
+    eval_batch_size: int | None = None,
+    drop_last: bool = False,
+    stop: EarlyStopping | None = None,
+    points: Sequence[Mapping[str, Any]] = (),
+    width: int | None = None,
+    workers: int | None = None,
+    threads: int = 1,
+    devices: Any = "auto",
+    seed: int = 0,
+    run: str | os.PathLike[str] | None = None,
+    if_exists: Literal["error", "resume", "new"] = "error",
+    keep: Literal["best", "last", "all"] = "best",
+    max_retries: int = 3,
+    unit_timeout: float | None = None,
+    time_limit: float | None = None,
+    stagger: bool = True,
+    asynchronous: bool = False,
+    live_models: int | None = None,
+    deterministic: Literal["warn"] | bool = "warn",
+    state_dir: str | os.PathLike[str] | None = None,
+    callbacks: Sequence[Any] = (),
+    progress: Literal["auto", "table", "lines"] | bool = "auto",
+    executor: Executor | None = None,
+    workers_per_device: int | None = None,
+) -> Result:
+    """Train many configurations over one data set and find the best.
+
+    Every trial (a configuration being trained) visits every shard once per
+    epoch; models hop between workers while the data stays where it is (model
+    hopper parallelism: Nakandala, Zhang and Kumar, "Cerebro: A Data System for
+    Optimized Deep Learning Model Selection", VLDB 2020). A trial's states
+    depend only on the seed, its configuration, its number and the data: they
+    are bit for bit the same with any number of workers.
+
+    Parameters
+    ----------
+    build
+        ``build(config)`` or ``build(config, info)``; returns a model with
+        ``train_batch``, ``eval_batch``, ``state_dict`` and ``load_state_dict``
+        (`cerebro.torch.Model` for PyTorch). Runs in the worker.
+    space
+        What to search: a mapping of names to `cerebro.uniform` and its like,
+        lists (a choice), constants and nested mappings.
+    data
+        A `cerebro.Dataset`, or the path of one; small data also as they are: ``(x, y)``, a mapping
+        of names to arrays, a pandas or Arrow table, a PyTorch or Hugging Face dataset. These are
+        written into the run's folder, floats as float32 (`cerebro.shard` keeps float64).
+    epochs
+        Epochs per trial, at least 1.
+    n_trials
+        Trials to run. Needed for searchers without an end, unless `time_limit`
+        is given.
+    validation
+        A `Dataset`, a fraction of `data` (its last part), rows as `data` takes them (which get
+        the types, classes and transforms of `data`), a `cerebro.KFold` or a
+        scikit-learn splitter, or None: then trials are ranked by training metrics, with a
+        warning. With folds every configuration is trained once per fold, its metrics are
+        the means (``accuracy``) and standard deviations (``accuracy_std``) over them, and
+        the folds go from epoch to epoch together.
+    searcher
+        Which configurations are trained, and for how long: ``"random"``, ``"quasirandom"``,
+        ``"grid"``, ``"successive_halving"``, ``"hyperband"``, ``"asha"``, ``"median"``,
+        ``"pbt"``, ``"tpe"``, ``"gp"``; or, with options, `cerebro.searchers.RandomSearch`,
+        `QuasiRandomSearch`, `GridSearch`, `SuccessiveHalving`, `Hyperband`, `ASHA`,
+        `MedianStopping`, `PBT`, `TPE`, `GaussianProcess`; or any object with the methods of
+        `cerebro.searchers.Searcher`.
+    metric, mode
+        What ranks trials; the mode (``"min"`` or ``"max"``) is known for
+        well-known metrics.
+    select
+        Which epoch stands for a trial: its best or its last.
+    batch_size
+        Rows per batch, here or in the space, not both.
+    eval_batch_size
+        Rows per validation batch; default: the trial's batch size.
+    drop_last
+        Leave out a shard's last incomplete batch.
+    stop
+        A `cerebro.EarlyStopping` rule.
+    points
+        Configurations to try before the searcher's own, or trials of an earlier run, such as
+        ``cerebro.open("runs/a").top(3)``. Names that they leave open are searched.
+    width
+        Trials live at a time, for searchers that listen to reports.
+    workers
+        Worker processes; 0 trains in this process; default: one per `threads`
+        cores, or on GPUs `workers_per_device` for each.
+    threads
+        Compute threads per worker, inline too. They change the bits.
+    devices
+        Where models are trained: ``"auto"``, all GPUs that PyTorch can use here, and the CPU where
+        there is none or the model says that it is ``cpu_only``, as those of scikit-learn do;
+        ``"cpu"``; ``"cuda"``, all GPUs; ``"cuda:1"``; or a list of GPUs. ``build`` finds it in
+        ``info.device``; `cerebro.torch.Model` moves its network there. With `executor` ``"auto"``
+        means the GPUs that its workers have, and ``"cpu"`` that they are not used.
+    seed
+        Seed of everything, at least 0.
+    run
+        The run's folder; default ``runs/<time>``.
+    if_exists
+        What to do if the run's folder exists. ``"resume"`` goes on with the run that the
+        same arguments began, as `cerebro.resume` does: what shapes its trials must be the
+        same, only `epochs` and `n_trials` may grow. ``"new"`` begins another run beside it:
+        ``<run>-2``, ``<run>-3`` and so on.
+    keep
+        Which epochs' states stay on disk; the last one always does.
+    max_retries
+        Times that a unit is tried again after its worker died, was stopped, or ran out of
+        memory; then its trial fails.
+    unit_timeout
+        Seconds that a unit (a trial over one shard) may take. A worker that needs longer is
+        killed and the unit tried again, as often as `max_retries` says. Not counted: starting
+        a worker process, and up to 30 s of the first `build` in it, which imports libraries.
+        Not with ``workers=0``.
+    time_limit
+        Seconds after which nothing new is started.
+    stagger
+        False starts all trials at the same shard and keeps at most two shards
+        open, for data larger than memory.
+    asynchronous
+        Tell an adaptive searcher of every epoch when it is over instead of in rounds,
+        so that nothing ever waits for it: which trials run then depends on timing.
+    live_models
+        Models a worker keeps in memory between units; default: by memory.
+    deterministic
+        True refuses operations without a deterministic version, which exist on GPUs; ``"warn"``
+        lets them be and marks the trial (`Trial.not_exact`). With both PyTorch takes the
+        deterministic version of all others; False leaves it to choose the fastest.
+    state_dir
+        Where states of live trials are kept, such as a local disk or a memory file
+        system; a folder of this run alone. Default: in the run's folder.
+    callbacks
+        Objects with any of ``on_run_start(run)``, ``on_trial_start(trial)``,
+        ``on_unit_end(trial, metrics)``, ``on_epoch_end(trial, metrics)``, ``on_trial_end(trial)``
+        and ``on_run_end(result)``, called in this process. Trials are `Trial` as they are at that
+        moment, the run a `Result`. What one raises ends the run.
+    progress
+        ``"table"``, ``"lines"``, False, or ``"auto"`` by what the output is.
+    executor
+        Something else than this machine to run on, such as `cerebro.ray.Executor`.
+    workers_per_device
+        Worker processes for each GPU, default 1: more where one model does not keep it busy.
+        They share its time, and its kernels run side by side where NVIDIA's MPS is on.
+
+    Returns
+    -------
+    Result
+        The best trial and all others; `cerebro.open` gives it again later.
+
+    Raises
+    ------
+    InputError
+        For arguments that are wrong or do not fit each other.
+    StateError
+        If the model has state that does not survive a hop; it is named.
+    RunError
+        If the first trials all fail alike, or every trial fails.
+    CorruptDataError
+        If a data file is not what its manifest says.
+    """
+    refuse("cerebro.search")
+    check_build(build)
+    one_of("select", select, ("best", "last"))
+    one_of("keep", keep, ("best", "last", "all"))
+    one_of("deterministic", deterministic, ("warn", True, False))
+    train, held_out, folds = views_of(data, validation)
+    check_columns(train, held_out)
+    folder = new_run_folder(run, if_exists)
+    goes_on = if_exists == "resume" and (folder / FILE).exists()
+    the_space, the_searcher = as_space(space), make_searcher(searcher)
+    the_threads = whole_number("threads", threads, 1, MAX_THREADS) or 1
+    if workers is None:
+        workers = getattr(executor, "workers", None)
+    the_devices = devices_of(devices, workers_per_device, executor)
+    by_itself = executor is None and named(devices) == ["auto"]
+    if goes_on and by_itself and are_gpus(the_devices):  # where the run was begun
+        the_devices = here(recorded(SavedRun(folder).settings))
+    counted = the_devices if executor is None else (CPU,)  # an executor counts its own
+    the_workers = worker_count(workers, the_threads, counted, workers_per_device)
+    settings = Settings(
+        build=build,
+        train=train,
+        validation=held_out,
+        folds=folds,
+        epochs=whole_number("epochs", epochs, 1) or 1,
+        n_trials=whole_number("n_trials", n_trials, 1, optional=True),
+        metric=metric,
+        mode=resolve_mode(metric, mode),
+        select=select,
+        batch_size=whole_number("batch_size", batch_size, 1, optional=True),
+        eval_batch_size=whole_number("eval_batch_size", eval_batch_size, 1, optional=True),
+        drop_last=bool(drop_last),
+        stop=check_stop(stop),
+        width=whole_number("width", 8 if width is None else width, 1) or 8,
+        workers=the_workers,
+        threads=the_threads,
+        seed=whole_number("seed", seed, 0, MAX_SEED) or 0,
+        folder=folder,
+        keep=keep,
+        max_retries=whole_number("max_retries", max_retries, 0) or 0,
+        unit_timeout=seconds_per_unit(
+            positive("unit_timeout", unit_timeout), the_workers, executor
+        ),
+        time_limit=positive("time_limit", time_limit),
+        stagger=bool(stagger),
+        asynchronous=bool(asynchronous),
+        live_models=whole_number("live_models", live_models, 1, optional=True),
+        deterministic=deterministic,
+        state_dir=slots_folder(folder, state_dir, goes_on=goes_on),
+        callbacks=check_callbacks(callbacks),
+        progress=progress,
+        executor=check_executor(executor),
+        devices=the_devices,
+        searcher_name=searcher if isinstance(searcher, str) else type(searcher).__name__,
+        space=repr(space),
+        space_json=the_space.to_json(),
+        searcher_class=describe(the_searcher),
+        points=check_points(points),
+    )
+    if goes_on:
+        _warn_if_mixed(the_devices)
+        return resume_search(settings, the_searcher)
+    chosen_for = None
+    if by_itself and workers_per_device is None:
+        chosen_for = worker_count(workers, the_threads)
+    return run_search(settings, the_space, the_searcher, chosen_for)
+
+
+def run_search(
+    settings: Settings, space: Space, the_searcher: Searcher, cpu_workers: int | None = None
+) -> Result:
+    """Run a search whose arguments have been checked.
+
+    Parameters
+    ----------
+    cpu_workers
+        How many workers there are to be if the model is only of use on the CPU, and training goes
+        there for that; None: it goes where `settings` say.
+    """
+    set_up(the_searcher, space, settings)
+    first = the_searcher.suggest()
+    if first is None or first is DONE:
+        raise InputError(f"the searcher {settings.searcher_name} suggests no trial")
+    problem = suggestion_problem(first)
+    if problem is None and (first.trial, first.parent) != (None, None):
+        problem = f"begins with {first!r}: there is no trial yet that could go on or be cloned"
+    if problem is not None:
+        raise InputError(f"the searcher {settings.searcher_name} {problem}")
+    config = recordable(first.config)[0]  # what cannot be recorded fails its trial alone
+    batch_size_of(config, settings.batch_size)  # later ones fail their trials alone
+    if not settings.validates:
+        warnings.warn(
+            "no validation data: trials are ranked by training metrics (give validation=)",
+            stacklevel=users_level(),
+        )
+    if cpu_workers is not None and is_for_cpu(settings, config):
+        settings = replace(settings, devices=(CPU,), workers=cpu_workers)
+    _warn_if_mixed(settings.devices)
+    return conduct(
+        settings,
+        run_context(settings),
+        the_searcher,
+        lambda: (make_run(settings), None),
+        first=first,
+        prepare=partial(prepare, settings=settings, searcher=the_searcher, config=config),
+    )
+
+
+def _warn_if_mixed(devices: Sequence[str]) -> None:
+    if (text := mixed(devices)) is not None:
+        warnings.warn(text, stacklevel=users_level())
+
+
+def is_for_cpu(settings: Settings, config: Mapping[str, Any]) -> bool:
+    """Whether a configuration's model says that it never computes on a GPU (``cpu_only``).
+
+    It is built in a worker of a GPU, which stays warm for the search.
+    """
+    if not are_gpus(settings.devices) or settings.workers == 0:
+        return False
+    executor = LocalExecutor(1, settings.threads, seats=seats(settings.devices, 1))
+    with tempfile.TemporaryDirectory(prefix="cerebro-check-") as folder:
+        context = replace(run_context(settings), state_dir=folder, epoch_dir=folder, log_dir=folder)
+        event = ask(executor, context, CheckTask(config, build_only=True))
+    return isinstance(event, CheckDone) and event.cpu_only
+
+
+def prepare(
+    executor: Executor,
+    workers: Sequence[int],
+    context: RunContext,
+    tell: Callable[[Sequence[Warned]], None],
+    *,
+    settings: Settings,
+    searcher: Searcher,
+    config: Mapping[str, Any],
+) -> Ready:
+    """Try the first configuration, and whether there is room for the states of all."""
+    ready, state_bytes, seen = check_first(executor, workers, context, config, tell)
+    if seen is not None and settings.workers > 0:
+        _warn_if_misplaced(context.device, seen, len(workers))
+    if state_bytes:
+        trials = expected_trials(searcher, settings.n_trials)
+        plan = plan_of(settings, state_bytes, trials=trials, adaptive=searcher.adaptive)
+        check_room(settings, plan)
+    return ready, seen
+
+
+def _warn_if_misplaced(device: str, seen: Mapping[str, Any], workers: int) -> None:
+    """Say that workers compute elsewhere than on the device that they have."""
+    if is_gpu(device) and not uses_gpu(seen):
+        warnings.warn(
+            f"the model computes on the CPU, and {workers} worker(s) have a GPU each: put it on "
+            "info.device, or give devices='cpu' for a worker per core",
+            stacklevel=3,
+        )
+    if not is_gpu(device) and uses_gpu(seen):
+        warnings.warn(
+            f"JAX computes on a GPU, which {workers} worker(s) share, though they are the CPU's: "
+            "give devices='cuda' for a worker per GPU, or set JAX_PLATFORMS=cpu",
+            stacklevel=3,
+        )
+
+
+def check_first(
+    executor: Executor,
+    workers: Sequence[int],
+    context: RunContext,
+    config: Mapping[str, Any],
+    tell: Callable[[Sequence[Warned]], None],
+) -> tuple[list[int], int, Mapping[str, Any] | None]:
+    """Try the first configuration before anything is trained; see `cerebro.check`.
+
+    The first worker checks; meanwhile the others import what the model needs. A
+    worker that is lost is replaced. `tell` is given what they warn of. Returns the
+    workers that are ready, the size of the model's state in bytes, 0 if it is not
+    known, and what they compute with.
+    """
+    seen: Mapping[str, Any] | None = None
+    ready: list[int] = []
+    state_bytes = 0
+    losses = 0
+    pending = {worker: CheckTask(config, build_only=worker != workers[0]) for worker in workers}
+    for worker, task in pending.items():
+        executor.submit(worker, task)
+    while pending:
+        for event in executor.wait(None):
+            if not isinstance(event, Event):  # before any training nothing else is to be told
+                continue
+            given = pending.pop(event.worker, None)
+            if isinstance(event, CheckDone):
+                ready.append(event.worker)
+                state_bytes = max(state_bytes, event.state_bytes)
+                seen = event.environment or seen
+                tell(event.warned)
+                # Where the configuration itself does not work, its trial will say so.
+                if event.error is None:
+                    raise_if_broken(Check(list(event.problems), list(event.metrics), dict(config)))
+                continue
+            context.check_files()
+            losses += 1
+            if given is None:  # it had done its part
+                ready.remove(event.worker)
+            worker = executor.replace(event.worker)
+            if losses > MAX_START_LOSSES:  # its trial will say so, and fail alone
+                ready.append(worker)
+                continue
+            pending[worker] = given or CheckTask(config, build_only=True)
+            executor.submit(worker, pending[worker])
+    return sorted(ready), state_bytes, seen

@@ -1,0 +1,133 @@
+"""The command line: thin commands over the public interface.
+
+Exit status: 0 if what was asked for was done, 1 on an error (one line that begins
+with ``error:`` and says what to do), 130 on Ctrl-C and 143 on SIGTERM, after saying what
+resumes the run. ``--traceback``, or
+``CEREBRO_TRACEBACK=1`` in the environment, shows where an error came from.
+
+Every module has ``add``, which adds the command with its options to the parser, and
+``main``, which carries it out and returns the exit status. They import what they
+need when they run, so that a mistake in the arguments is told at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import cerebro.errors as errors
+from cerebro.cli import (
+    control,
+    demo,
+    doctor,
+    export,
+    plot,
+    replay,
+    resume,
+    run,
+    shard,
+    show,
+    verify,
+)
+from cerebro.errors import CerebroError, InputError, text_of
+from cerebro.machine.imports import PACKAGE, imported_shadows
+from cerebro.machine.signals import INTERRUPTED
+
+COMMANDS = (demo, shard, run, resume, show, control, replay, verify, plot, export, doctor)
+
+MESSAGE_LIMIT = 2000
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Parameters
+    ----------
+    argv
+        Its arguments; those of this process if None.
+
+    Returns
+    -------
+    int
+        The exit status.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    warnings.showwarning = _show_warning
+    show_traceback = "--traceback" in arguments or bool(os.environ.get("CEREBRO_TRACEBACK"))
+    try:
+        options = _parser().parse_args([a for a in arguments if a != "--traceback"])
+        status = options.command(options)
+        sys.stdout.flush()
+        return int(status or 0)
+    except KeyboardInterrupt as error:
+        print(f"\n{str(error) or 'interrupted'}", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # `cerebro show | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if show_traceback:
+            traceback.print_exc()
+        shadows = imported_shadows()
+        print(f"error: {one_line(error)}{shadows and f' ({shadows})'}", file=sys.stderr)
+        return 1
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Write a warning as one line, without the source line that Python adds."""
+    print(f"warning: {message}", file=sys.stderr)
+
+
+def one_line(error: BaseException) -> str:
+    """Say what went wrong in one line; errors from elsewhere say what kind they are."""
+    text = text_of(error, MESSAGE_LIMIT)
+    if isinstance(error, OSError) and error.strerror:
+        named = error.filename is not None
+        reason = f"{error.filename}: {error.strerror}" if named else error.strerror
+        text = errors.one_line(reason, MESSAGE_LIMIT)
+    if isinstance(error, (CerebroError, OSError)):
+        return text or type(error).__name__
+    place = _place(error)
+    return f"{place}{type(error).__name__}: {text}" if text else f"{place}{type(error).__name__}"
+
+
+def _place(error: BaseException) -> str:
+    """Name the user's line that raised: the last one outside of installed packages and us."""
+    own = str(PACKAGE)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        packaged = "site-packages" in frame.filename or frame.filename.startswith(("<", own))
+        if not packaged and not frame.filename.startswith(sys.base_prefix):
+            return f"{frame.filename}, line {frame.lineno}: "
+    return ""
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports a mistake as every other command does: one line and status 1."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of leaving the process."""
+        raise InputError(f"{message}; see {self.prog} --help")
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="python -m cerebro",
+        description="Trains many models over one data set and finds the best.",
+        epilog="--traceback after any command shows where an error came from.",
+    )
+    parser.add_argument("--version", action="version", version=_version())
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
+    for module in COMMANDS:
+        module.add(commands)
+    return parser
+
+
+def _version() -> str:
+    from cerebro.machine import environment
+
+    return f"cerebro {environment.version()}"

@@ -1,0 +1,41 @@
+"""``stop``, ``pause``, ``continue``: tell a run that goes on what to do."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import Any
+
+from cerebro.cli.options import count, new_command
+
+HELP = {
+    "stop": "stop a run that goes on, or one of its trials; what it has trained is kept",
+    "pause": "let a run, or one of its trials, rest until it is continued",
+    "continue": "let a paused run or trial go on",
+}
+
+
+def add(commands: Any) -> None:
+    """Add the three commands to the parser."""
+    for verb, text in HELP.items():
+        parser = new_command(commands, verb, main, text)
+        parser.set_defaults(verb=verb)
+        parser.add_argument("run", help="the run's folder")
+        parser.add_argument("--trial", type=count, metavar="N", help="only this trial")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Hand the command over; whoever trains the run carries it out."""
+    import cerebro.control as control
+
+    control.send(options.run, control.Command(options.verb, options.trial))
+    what = "the run" if options.trial is None else f"trial {options.trial}"
+    happens = {
+        "stop": f"{what} stops; what it has trained is kept",
+        "pause": f"{what} pauses when its units in flight are done; to go on:\n\n"
+        f"  python -m cerebro continue {shlex.quote(options.run)}"
+        + ("" if options.trial is None else f" --trial {options.trial}"),
+        "continue": f"{what} goes on",
+    }
+    print(f"{options.run}: {happens[options.verb]}")
+    return 0

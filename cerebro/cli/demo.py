@@ -1,0 +1,221 @@
+"""``demo``: search 16 small models on handwritten digits.
+
+The functions here are what a user would write; ``build`` stands in an importable
+module, so that the run's models can be loaded on another day.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cerebro
+from cerebro.cli.options import count, new_command, progress, progress_option
+from cerebro.errors import InputError
+from cerebro.machine.installation import install_hint
+from cerebro.report import format as fmt
+from cerebro.report import summary
+
+if TYPE_CHECKING:
+    import torch
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = new_command(commands, "demo", main, "search 16 small models on handwritten digits")
+    parser.add_argument("--quick", action="store_true", help="a few seconds: two epochs")
+    parser.add_argument("--epochs", type=count, help="epochs per trial (12)")
+    parser.add_argument("--workers", type=count, help="worker processes (one per core)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the search (0)")
+    parser.add_argument("--run", help="the run's folder (runs/demo-<time>)")
+    parser.add_argument("--data", default="data/digits", help="the data's folder (data/digits)")
+    progress_option(parser)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Search 16 small models on the digits."""
+    from cerebro.cli import demo as demonstration
+
+    return demonstration.demonstrate(
+        epochs=options.epochs or (2 if options.quick else demonstration.EPOCHS),
+        workers=options.workers,
+        seed=options.seed,
+        run=options.run,
+        data=options.data,
+        progress=progress(options.progress),
+    )
+
+
+TRIALS = 16
+
+EPOCHS = 12
+
+SHARDS = 8
+
+SIDE = 8  # pixels
+
+
+def digits(path: str | Path) -> cerebro.Dataset:
+    """Write scikit-learn's 1,797 handwritten digits as shards, or open them if they are there.
+
+    Returns
+    -------
+    Dataset
+        Column ``x``: uint8 of shape (1, 8, 8), 0 to 16; column ``y``: int64, 0 to 9.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise InputError(
+            f"the demo's digits come with scikit-learn: {install_hint('demo')}"
+        ) from None
+    bunch = load_digits()
+    arrays = {
+        "x": bunch.images.astype("uint8").reshape(-1, 1, SIDE, SIDE),
+        "y": bunch.target.astype("int64"),
+    }
+    return cerebro.shard(arrays, path, shards=SHARDS, exist_ok=True, progress=False)
+
+
+def space() -> dict[str, Any]:
+    """Give the search space: two kinds of network, each with a size of its own."""
+    return {
+        "arch": ["mlp", "cnn"],
+        "mlp": cerebro.when("arch", "mlp", {"hidden": [32, 64, 128, 256]}),
+        "cnn": cerebro.when("arch", "cnn", {"channels": [4, 8, 16]}),
+        "lr": cerebro.loguniform(1e-4, 3e-2),
+        "dropout": cerebro.uniform(0.0, 0.5, step=0.1),
+        "batch_size": [32, 64],
+    }
+
+
+def accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Share of the rows whose highest score is at the right digit."""
+    return (output.argmax(1) == target).float().mean()
+
+
+def network(config: dict[str, Any]) -> torch.nn.Module:
+    """Make the network that a configuration describes."""
+    from torch import nn
+
+    if config["arch"] == "mlp":
+        hidden = config["hidden"]
+        return nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(SIDE * SIDE, hidden),
+            nn.ReLU(),
+            nn.Dropout(config["dropout"]),
+            nn.Linear(hidden, 10),
+        )
+    channels = config["channels"]
+    return nn.Sequential(
+        nn.Conv2d(1, channels, 3, padding=1),
+        nn.BatchNorm2d(channels),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(channels, 2 * channels, 3, padding=1),
+        nn.BatchNorm2d(2 * channels),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(config["dropout"]),
+        nn.Linear(2 * channels * 4, 10),
+    )
+
+
+def build(config: dict[str, Any], info: Any) -> Any:
+    """Make the model of one trial; runs in the workers."""
+    import torch
+
+    net = network(config)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=config["lr"])
+    return cerebro.torch.Model(
+        net,
+        optimizer=optimizer,
+        loss=torch.nn.functional.cross_entropy,
+        metrics={"accuracy": accuracy},
+        inputs="x",
+        target="y",
+        scheduler=torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, config["lr"], total_steps=info.total_steps
+        ),
+        scheduler_step="batch",
+    )
+
+
+def demonstrate(
+    *,
+    epochs: int = EPOCHS,
+    workers: int | None = None,
+    seed: int = 0,
+    run: str | None = None,
+    data: str = "data/digits",
+    progress: Any = "auto",
+) -> int:
+    """Shard, search, and show what was found; the exit status of the command."""
+    if not cerebro.environment.installed("torch"):
+        raise InputError(f"the demo trains PyTorch models: {install_hint('demo')}")
+    import torch  # noqa: F401  (so that every worker imports it while it starts)
+
+    run = run or time.strftime("runs/demo-%Y%m%d-%H%M%S")
+    whole = digits(data)
+    pixels = {"x": [cerebro.transforms.Scale(1 / 16)]}  # uint8 to float32, 0 to 1
+    train, valid, test = whole.with_transforms(pixels).split(0.7, 0.15, 0.15)
+    print(
+        f"{len(whole):,} handwritten digits of {SIDE} x {SIDE} pixels in {data}: "
+        f"{whole.num_shards} shards, {fmt.size(whole.nbytes)}.\n"
+        f"{len(train):,} rows to train on, {len(valid):,} to compare trials by, "
+        f"{len(test):,} that no trial sees.\n"
+        f"{TRIALS} configurations of a small MLP and a small CNN, {epochs} epochs each.\n"
+    )
+    result = cerebro.search(
+        build,
+        space(),
+        train,
+        epochs=epochs,
+        validation=valid,
+        n_trials=TRIALS,
+        metric="accuracy",
+        workers=workers,
+        seed=seed,
+        run=run,
+        progress=progress,
+    )
+    outcome = result.best.evaluate(test)
+    print()
+    print("\n".join(summary.best_lines(result)))
+    print(f"\nOn the {len(test)} rows that no trial saw: accuracy {outcome['accuracy']:.4f}")
+    pictures = draw(result)
+    print(
+        f"\nThe run is in {result.path}" + (f", with {' and '.join(pictures)}" if pictures else "")
+    )
+    print(f"\n{lines_to_open(result.path)}")
+    return 0
+
+
+def draw(result: Any) -> list[str]:
+    """Draw learning curves and units on workers into the run's folder; names of the files."""
+    if not cerebro.environment.installed("matplotlib"):
+        return []
+    names = []
+    for kind in ("curves", "gantt"):
+        name = f"{kind}.png"
+        result.plot(kind=kind).savefig(Path(result.path) / name)
+        names.append(name)
+    return names
+
+
+def lines_to_open(path: str | Path) -> str:
+    """Give the lines of Python and the commands that go on from here."""
+    return (
+        "To open it again, in Python:\n\n"
+        "  import cerebro\n"
+        f"  result = cerebro.open({str(path)!r})\n"
+        "  net = result.best.load().net        # the trained network, an ordinary nn.Module\n\n"
+        "or from here:\n\n"
+        f"  python -m cerebro show {shlex.quote(str(path))}\n"
+        f"  python -m cerebro replay {shlex.quote(str(path))} --trial 0"
+    )

@@ -1,0 +1,232 @@
+"""``doctor``: print what this machine offers and what is missing."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cerebro.cli.options import new_command
+from cerebro.errors import DeviceError
+from cerebro.machine import cuda, device_check, environment, files, resources
+from cerebro.machine import flags as flags_module
+from cerebro.machine.devices import has_driver
+from cerebro.machine.installation import install_hint
+from cerebro.report import format as fmt
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = new_command(commands, "doctor", main, "print what this machine offers")
+    parser.add_argument("path", nargs="?", default=".", help="the folder for data and runs (.)")
+    parser.add_argument(
+        "--train",
+        action="store_true",
+        help="also train small networks, with workers and without, and compare their bits",
+    )
+
+
+def main(options: argparse.Namespace) -> int:
+    """Print what this machine offers; 1 if it was to train and does not do so exactly."""
+    from cerebro.cli import doctor as diagnosis
+
+    print(diagnosis.report(options.path))
+    if not options.train:
+        return 0
+    from cerebro.cli import self_test as proof
+
+    print(flush=True)
+    return proof.main()
+
+
+# Extra: what it is for, and the modules it brings.
+EXTRAS = {
+    "torch": ("PyTorch models", ("torch",)),
+    "sklearn": ("scikit-learn models", ("sklearn",)),
+    "jax": ("JAX models", ("jax", "optax")),
+    "parquet": ("Parquet and Arrow files, pandas tables", ("pyarrow", "pandas")),
+    "images": ("folders of pictures", ("PIL",)),
+    "plots": ("pictures of runs", ("matplotlib",)),
+    "search": ("quasi-random search", ("scipy",)),
+    "optuna": ("Optuna's samplers and studies", ("optuna",)),
+    "ray": ("Ray Tune and clusters", ("ray",)),
+    "onnx": ("export to ONNX", ("onnx", "onnxscript")),
+}
+
+LOW_DISK_BYTES = 5_000_000_000
+
+
+def report(path: str | os.PathLike[str] = ".") -> str:
+    """Describe the machine as text.
+
+    Parameters
+    ----------
+    path
+        The folder where data and runs are to be kept.
+    """
+    rows = [*_software(), *_machine(), *_disk(Path(path))]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in [*rows, *_extras(width)])
+
+
+def _software() -> list[tuple[str, str]]:
+    record = environment.describe()
+    packages = ", ".join(f"{name} {version}" for name, version in record["packages"].items())
+    return [
+        ("cerebro", f"{record['cerebro']}, {_core()}"),
+        ("python", f"{record['python']} ({sys.executable})"),
+        ("packages", packages),
+    ]
+
+
+def _core() -> str:
+    try:
+        import cerebro._core as core
+    except ImportError as error:
+        return f"the C core does not load ({error}): pip install -e . builds it"
+    return f"C core {Path(str(core.__file__)).name}; no compiler is needed to run"
+
+
+def _machine() -> list[tuple[str, str]]:
+    cpu = environment.cpu()
+    cores = resources.usable_cores()
+    total = os.cpu_count() or cores
+    usable = f"{cores}" if cores == total else f"{cores} usable of {total}"
+    rows = [
+        ("cpu", f"{cpu['model']}, {cpu['instruction_set']}"),
+        ("cores", usable),
+        ("memory", _memory()),
+    ]
+    if environment.installed("torch"):
+        rows.append(("torch", _torch()))
+    rows += _gpus()
+    set_variables = environment.describe()["variables"]
+    if set_variables:
+        names = ", ".join(f"{k}={v}" for k, v in set_variables.items())
+        rows.append(("variables", f"{names} (these change the bits of results)"))
+    return rows
+
+
+def _memory() -> str:
+    try:
+        pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return "unknown"
+    return fmt.size(pages * page)
+
+
+def _torch() -> str:
+    try:
+        import torch
+    except Exception as error:  # a broken installation may raise anything
+        return f"does not import: {error}"
+    flags = flags_module.torch_flags()
+    return (
+        f"{torch.get_num_threads()} threads by default (a worker uses 1 unless threads= says "
+        f"otherwise), {flags['default_dtype']}, {torch.backends.cpu.get_cpu_capability()}, "
+        f"{_torch_build(torch)}"
+    )
+
+
+def _gpus() -> list[tuple[str, str]]:
+    """What there is of CUDA. Starts it in this process, on every GPU."""
+    try:
+        runtime = cuda.open_runtime()
+        devices = cuda.describe_devices()
+    except DeviceError as error:
+        return [("gpu", f"none can be used: {error}")]
+    rows = [("gpu", _gpu(i, about)) for i, about in enumerate(devices)]
+    versions = [cuda.version_text(runtime[name]) for name in ("version", "driver")]
+    rows.append(("cuda", f"runtime {versions[0]} ({runtime['path']}), driver for {versions[1]}"))
+    rows.append(("mps", _mps(devices)))
+    rows.append(("cudnn", _cudnn(runtime["version"])))
+    return rows
+
+
+def _gpu(index: int, about: Mapping[str, Any]) -> str:
+    """One GPU, which is also tried anew, as before its first use: what comes of it is kept."""
+    name = f"cuda:{index}"
+    major, minor = about["capability"]
+    text = (
+        f"{name}, {about['name']}, {fmt.size(about['memory'])}, compute capability "
+        f"{major}.{minor}, {about['multiprocessors']} multiprocessors"
+    )
+    try:
+        problem = device_check.problem(name, anew=True)
+        if not problem:  # in this process, too
+            device = cuda.device(name)
+            device.check()
+            free, _ = device.memory()
+    except (DeviceError, MemoryError) as error:
+        problem = str(error)
+    if problem:
+        return f"{text}; DOES NOT WORK: {problem}; PyTorch moves batches to it, if it can use it"
+    text += f"; works, {fmt.size(free)} free"
+    if device.unpinned is not None:
+        text += f"; no pinned host memory ({device.unpinned}): copies are slower"
+    return text
+
+
+def _mps(devices: Sequence[Mapping[str, Any]]) -> str:
+    if any(about["mps"] for about in devices) or cuda.mps_runs():
+        return "runs: workers of one device compute at the same time"
+    return (
+        "does not run: with workers_per_device above 1, workers take turns; "
+        "nvidia-cuda-mps-control -d starts it"
+    )
+
+
+def _cudnn(runtime: int) -> str:
+    major = runtime // 1000
+    install = f"pip install nvidia-cudnn-cu{major}"
+    try:
+        found = cuda.find_cudnn()
+    except DeviceError as error:
+        return str(error)
+    if found is None:
+        return f"missing; only cerebro.native needs it: {install}"
+    version = found["version"]
+    text = (
+        f"{version // 10000}.{version % 10000 // 100}.{version % 100} for CUDA "
+        f"{cuda.version_text(found['cuda'])} ({found['path']})"
+    )
+    if found["cuda"] // 1000 != major:
+        text += f", which is not this runtime's: {install}"
+    return text
+
+
+def _torch_build(torch: Any) -> str:
+    """What PyTorch was built for, and what to do where that does not use a GPU that is here."""
+    if torch.version.cuda is not None:
+        return f"built for CUDA {torch.version.cuda}"
+    if has_driver():
+        return "built without CUDA though a driver is loaded: install its build for CUDA"
+    return "built without CUDA"
+
+
+def _disk(path: Path) -> list[tuple[str, str]]:
+    place = path.absolute()
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    kind = files.file_system(place)
+    low = "; low, data and states need room" if free < LOW_DISK_BYTES else ""
+    rows = [("disk", f"{fmt.size(free)} free on {kind} at {place}{low}")]
+    if files.is_network_file_system(place):
+        rows.append(
+            ("network", f"{kind} is a network file system: slower; a local disk is better for runs")
+        )
+    return rows
+
+
+def _extras(width: int) -> list[tuple[str, str]]:
+    rows = []
+    for i, (extra, (purpose, modules)) in enumerate(EXTRAS.items()):
+        missing = [module for module in modules if not environment.installed(module)]
+        state, cure = ("missing", f": {install_hint(extra)}") if missing else ("present", "")
+        rows.append(("extras" if i == 0 else "", f"{extra:<8} {state}  for {purpose}{cure}"))
+    return rows

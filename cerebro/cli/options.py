@@ -1,0 +1,148 @@
+"""What the commands share: options, progress, and how a command that trains ends."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from cerebro.errors import CerebroError, InputError
+from cerebro.machine.signals import INTERRUPTED, uninterrupted
+
+
+def new_command(
+    commands: Any, name: str, function: Callable[[argparse.Namespace], int], text: str
+) -> argparse.ArgumentParser:
+    """Add a command whose arguments `function` is called with."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=text, description=text[0].upper() + text[1:] + "."
+    )
+    parser.set_defaults(command=function)
+    return parser
+
+
+def progress_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--progress``."""
+    parser.add_argument(
+        "--progress",
+        choices=["auto", "table", "lines", "none"],
+        help="a live table, plain lines or nothing; auto: a table in a terminal",
+    )
+
+
+def progress(value: str | None) -> str | bool:
+    """Turn the option's value into that of ``progress=``."""
+    return False if value == "none" else value or "auto"
+
+
+def count(text: str) -> int:
+    """Read a whole number of at least 0."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError("must not be negative")
+    return value
+
+
+def numbers(text: str) -> list[int]:
+    """Read numbers of trials, such as ``3,7``."""
+    return [count(part) for part in text.split(",")]
+
+
+def build_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--build``."""
+    parser.add_argument(
+        "--build", metavar="FILE", help="the file that defines build, if it has moved"
+    )
+
+
+@contextmanager
+def arguments(argv: Sequence[str]) -> Iterator[None]:
+    """Have `sys.argv` be a script's in the block, here and in workers."""
+    before = list(sys.argv)
+    sys.argv[:] = argv
+    try:
+        yield
+    finally:
+        sys.argv[:] = before
+
+
+def arguments_of(run: Any, file: str | Path | None) -> list[str]:
+    """What `sys.argv` was in the program that began a run; its script may be elsewhere now."""
+    from cerebro.results.saved_run import SavedRun
+
+    recorded: list[str] = []
+    with suppress(CerebroError, OSError):  # the command says what is wrong with the run
+        recorded = SavedRun(run).argv
+    return [*([str(file)] if file is not None else recorded[:1] or sys.argv[:1]), *recorded[1:]]
+
+
+def imported(file: str | Path, *sought: str) -> ModuleType:
+    """Import a user's file to find something in it.
+
+    It must not end the process, which would look like success. If it searches by itself, the
+    import ends there.
+    """
+    from cerebro.run.recipe import import_file
+
+    try:
+        return import_file(file, sought=sought)
+    except SystemExit as error:
+        raise InputError(
+            f"{file} ends the process while it is imported (sys.exit({error})): put what a script "
+            "does behind if __name__ == '__main__'"
+        ) from error
+
+
+def build_of(file: str | None) -> Callable[..., Any] | None:
+    """Import what ``--build`` names.
+
+    Raises
+    ------
+    InputError
+        If the file does not define ``build``.
+    """
+    if file is None:
+        return None
+    build: Callable[..., Any] | None = getattr(imported(file, "build"), "build", None)
+    if build is None:
+        raise InputError(f"--build {file}: the file does not define build")
+    return build
+
+
+def trial_of(result: Any, number: int) -> Any:
+    """Return the trial that ``--trial`` names.
+
+    Raises
+    ------
+    InputError
+        If the run has no such trial.
+    """
+    if number < len(result.trials):
+        return result.trials[number]
+    has = f"trials 0 to {len(result.trials) - 1}" if result.trials else "no trials yet"
+    raise InputError(f"--trial {number}: {result.path} has {has}")
+
+
+def interrupted(error: KeyboardInterrupt) -> int:
+    """Say what an interrupted run has kept, and how it goes on: the error knows."""
+    with uninterrupted(error):
+        text = str(error) or "interrupted before any trial began; nothing was kept"
+        print(f"\n{text}", file=sys.stderr)
+    return INTERRUPTED
+
+
+def status_of(result: Any) -> int:
+    """Give the exit status of a search that returned."""
+    if result.status == "finished":
+        return 0
+    print(
+        f"error: the run is {result.status}, not finished; to go on: "
+        f"python -m cerebro resume {shlex.quote(str(result.path))}",
+        file=sys.stderr,
+    )
+    return 1

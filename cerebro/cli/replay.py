@@ -1,0 +1,30 @@
+"""``replay``: train one trial again and compare every state."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from cerebro.cli.options import arguments, arguments_of, build_of, build_option, count, new_command
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = new_command(
+        commands, "replay", main, "train one trial of a run again and compare every state"
+    )
+    parser.add_argument("run", help="the run's folder")
+    parser.add_argument("--trial", type=count, required=True, metavar="N", help="which trial")
+    parser.add_argument("--epochs", type=count, help="only that many epochs")
+    build_option(parser)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Train one trial again and compare every state."""
+    import cerebro
+
+    with arguments(arguments_of(options.run, options.build)):
+        build = build_of(options.build)
+        outcome = cerebro.replay(options.run, options.trial, build, epochs=options.epochs)
+    print(outcome)
+    return 0 if outcome.identical else 1

@@ -1,0 +1,64 @@
+"""``resume``: go on with a run that was interrupted, or train a finished one further."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import Any
+
+from cerebro.cli.options import (
+    arguments,
+    arguments_of,
+    build_of,
+    build_option,
+    count,
+    interrupted,
+    new_command,
+    numbers,
+    progress,
+    progress_option,
+    status_of,
+)
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = new_command(
+        commands, "resume", main, "go on with a run, or train a finished one further"
+    )
+    parser.add_argument("run", help="the run's folder")
+    parser.add_argument("--epochs", type=count, help="train until so many epochs are done")
+    parser.add_argument(
+        "--trials", type=numbers, metavar="N,N,...", help="only these, whatever their status"
+    )
+    parser.add_argument("--workers", type=count, help="worker processes (as many as before)")
+    build_option(parser)
+    parser.add_argument("--data", metavar="PATH", help="where the run's data are now")
+    parser.add_argument("--validation", metavar="PATH", help="where its validation data are now")
+    progress_option(parser)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Go on with a run."""
+    import cerebro
+
+    shown: Any = progress(options.progress)
+    try:
+        with arguments(arguments_of(options.run, options.build)):
+            result = cerebro.resume(
+                options.run,
+                build_of(options.build),
+                data=options.data,
+                validation=options.validation,
+                epochs=options.epochs,
+                trials=options.trials,
+                workers=options.workers,
+                progress=shown,
+            )
+    except KeyboardInterrupt as error:
+        return interrupted(error)
+    print()
+    print(result.summary())
+    print(f"\nThe run is in {result.path}. To look at it:\n")
+    print(f"  python -m cerebro show {shlex.quote(str(result.path))}")
+    return status_of(result)

@@ -1,0 +1,29 @@
+"""``show``: print a run or one of its trials."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from cerebro.cli.options import count, new_command, trial_of
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = new_command(commands, "show", main, "print a run's trials and its best configuration")
+    parser.add_argument("run", nargs="?", help="the run's folder (the newest under runs)")
+    parser.add_argument("--top", type=count, default=20, metavar="N", help="trials to list (20)")
+    parser.add_argument("--trial", type=count, metavar="N", help="print one trial instead")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Print a run or one of its trials."""
+    import cerebro
+    from cerebro.report import summary
+
+    result = cerebro.open(options.run)
+    if options.trial is None:
+        print(summary.render(result, options.top))
+    else:
+        print(summary.render_trial(trial_of(result, options.trial)))
+    return 0

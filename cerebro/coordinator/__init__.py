@@ -1,0 +1,1 @@
+"""The loop of a run: ask, train, report, record, restore. Internal."""

@@ -1,0 +1,160 @@
+"""Is there room for a run's states? Asked once, when the size of a state is known.
+
+A run writes states in two places. Every trial that has begun and not ended has
+two slots in ``state_dir``. The run's folder gets a state per finished epoch, of
+which `keep` says how many stay; one per trial always does. What is in flight, not
+yet synced or not yet deleted, comes on top.
+
+Two estimates: what is needed at least, and what is likely. A run that cannot fit
+is refused before anything is trained; one that may not is told so.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cerebro.errors import InputError
+from cerebro.machine.files import device_of, free_bytes, is_memory
+from cerebro.run.settings import Settings
+
+TAIL = 3
+"""Trials of a worker that are under way at the end of a run, where all run side by side."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Bytes that a run needs in one place, at least and likely."""
+
+    least: int
+    likely: int
+
+    def __add__(self, other: Demand) -> Demand:
+        return Demand(self.least + other.least, self.likely + other.likely)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the room for states depends on.
+
+    Parameters
+    ----------
+    state_bytes
+        Size of a trial's state.
+    trials
+        How many there will be, or None if only time says.
+    live
+        How many trials may have slots at a time, at most, as far as the search says.
+    workers, epochs, keep
+        As for `cerebro.search`.
+    may_end_early
+        Whether trials may end before their last epoch.
+    """
+
+    state_bytes: int
+    trials: int | None
+    live: int
+    workers: int
+    epochs: int
+    keep: str
+    may_end_early: bool
+
+    def slots(self) -> Demand:
+        """Two slots for every trial that is under way."""
+        least = min(self.workers, self.trials or self.workers)
+        return Demand(2 * least * self.state_bytes, 2 * max(least, self.live) * self.state_bytes)
+
+    def kept(self) -> Demand:
+        """The states that stay, and those in flight."""
+        trials = self.trials or 1
+        epochs = 1 if self.may_end_early else self.epochs
+        least = {"all": epochs, "best": 1, "last": 1}[self.keep]
+        likely = {"all": self.epochs, "best": min(2, self.epochs), "last": 1}[self.keep]
+        in_flight = Demand(1, 2 * self.workers)
+        return Demand(
+            (trials * least + in_flight.least) * self.state_bytes,
+            (trials * likely + in_flight.likely) * self.state_bytes,
+        )
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A folder, what it must hold, what with ``keep="last"``, and what else helps."""
+
+    folder: Path
+    needs: Demand
+    thrifty: Demand
+    cure: str
+
+
+def plan_of(settings: Settings, state_bytes: int, *, trials: int | None, adaptive: bool) -> Plan:
+    """What a search needs.
+
+    Parameters
+    ----------
+    trials
+        How many there will be, or None if that is not known.
+    adaptive
+        Whether the searcher may pause trials, which keep their slots.
+    """
+    workers = max(1, settings.workers)
+    each = settings.trials_each
+    trials = None if trials is None else trials * each
+    tail = TAIL * workers * each
+    live = (trials or settings.width * each) if adaptive else min(trials or tail, tail)
+    return Plan(
+        state_bytes,
+        trials,
+        live,
+        workers,
+        settings.epochs,
+        settings.keep,
+        adaptive or settings.stop is not None,
+    )
+
+
+def check_room(settings: Settings, plan: Plan) -> None:
+    """Refuse a run whose states cannot fit; warn of one whose states may not.
+
+    Raises
+    ------
+    InputError
+        Naming the folder, what is needed and free there, and what to do.
+    """
+    states, slots = settings.folder / "states", settings.state_dir
+    thrifty = replace(plan, keep="last").kept()
+    # Where demands are together, so are the cures.
+    places = [
+        _Place(states, plan.kept(), thrifty, "choose a run= on a larger disk"),
+        _Place(slots, plan.slots(), plan.slots(), "choose a larger state_dir="),
+    ]
+    if device_of(states) == device_of(slots):
+        cure = "put the states of live trials elsewhere with state_dir=, or all with run="
+        both = plan.slots()
+        places = [_Place(states, plan.kept() + both, thrifty + both, cure)]
+    for place in places:
+        free = free_bytes(place.folder)
+        if place.needs.least > free:
+            spared = place.thrifty.least < place.needs.least
+            raise InputError(_text(plan, place, free, "needs at least", place.needs.least, spared))
+        if place.needs.likely > free:
+            spared = place.thrifty.likely < place.needs.likely
+            text = _text(plan, place, free, "is likely to need", place.needs.likely, spared)
+            warnings.warn(text, stacklevel=2)
+
+
+def _text(plan: Plan, place: _Place, free: int, needs: str, needed: int, spared: bool) -> str:
+    trials = "time alone says how many trials" if plan.trials is None else f"{plan.trials} trials"
+    kind = " of memory, which is the disk there," if is_memory(place.folder) else ""
+    keep = ", keep fewer states with keep='last'" if spared else ""
+    return (
+        f"the run {needs} {_megabytes(needed)} for states in {place.folder}, and "
+        f"{_megabytes(free)}{kind} are free: states of {_megabytes(plan.state_bytes)}, {trials}, "
+        f"{plan.workers} worker(s), keep={plan.keep!r}; free some{keep}, or {place.cure}"
+    )
+
+
+def _megabytes(count: int) -> str:
+    value = count / 1e6
+    return f"{value:,.0f} MB" if value >= 10 else f"{value:.1f} MB"

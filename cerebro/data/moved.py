@@ -1,0 +1,84 @@
+"""A loader's batches, moved to a device by PyTorch.
+
+The way where the loader cannot make batches on the device itself (a `_core.Loader` with a depot):
+each tensor goes through pinned memory, so that the copy waits for nobody, and arrives on
+PyTorch's stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from cerebro.errors import one_line
+from cerebro.machine import cuda
+
+
+class MovedBatches:
+    """A `_core.Loader` whose batches arrive on a device.
+
+    Parameters
+    ----------
+    loader
+        Gives batches of torch tensors in host memory.
+    device
+        As PyTorch names it.
+    why
+        Why the loader does not make them there; see `cerebro.data.depots.problem`.
+    """
+
+    def __init__(self, loader: Any, device: str, why: str = "") -> None:
+        self._loader = loader
+        self._device = device
+        self.why = why
+
+    @property
+    def last_rows(self) -> int:
+        """Rows of the batch that was given last."""
+        return int(self._loader.last_rows)
+
+    def begin(self, shards: Iterable[int], epoch: int, start: int = 0) -> None:
+        """Start a pass; see `_core.Loader`."""
+        self._loader.begin(shards, epoch, start)
+
+    def close(self) -> None:
+        """Give the loader's buffers back."""
+        self._loader.close()
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> MovedBatches:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        return moved(next(self._loader), self._device)
+
+
+def moved(batch: Mapping[str, Any], device: Any) -> dict[str, Any]:
+    """Return a batch with its tensors on a device; what is no tensor of PyTorch's stays.
+
+    The pinned copies are PyTorch's, which uses them again when the copies to the device are done.
+    Where the system pins no more, each copy is waited for.
+    """
+    return {name: _moved(value, device) for name, value in batch.items()}
+
+
+def _moved(value: Any, device: Any) -> Any:
+    if not hasattr(value, "is_pinned"):
+        return value
+    to_gpu = str(device).startswith("cuda") and value.device.type == "cpu"
+    if to_gpu:
+        value = _pinned(value)
+    return value.to(device, non_blocking=to_gpu and value.is_pinned())
+
+
+def _pinned(value: Any) -> Any:
+    """The tensor in pinned memory, or as it is where there is none."""
+    if value.is_pinned():
+        return value
+    try:
+        return value.pin_memory()
+    except RuntimeError as error:
+        cuda.tell_unpinned(one_line(str(error), 200))
+        return value

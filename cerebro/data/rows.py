@@ -1,0 +1,276 @@
+"""Rows of a view: selected by number, or split by position, class or group.
+
+Pure functions over row counts and labels. A part takes a share of every shard, so that its shards
+stay alike. Shares are rounded with the error carried on, so that the sizes over all shards are
+right to the row even where shards are small.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import cerebro._core as _core
+from cerebro.data.dtypes import Array
+from cerebro.errors import InputError
+
+Rows = NDArray[np.uint32]
+
+Part = tuple[int, int] | Rows  # (start, stop), or row numbers in the shard
+
+Selection = slice | Sequence[int] | Array
+
+
+def part_rows(part: Part) -> int:
+    """The number of rows."""
+    return part[1] - part[0] if isinstance(part, tuple) else len(part)
+
+
+def part_index(part: Part) -> slice | Rows:
+    """The part as an index into a shard's column."""
+    return slice(*part) if isinstance(part, tuple) else part
+
+
+def cut(part: Part, start: int, stop: int) -> Part:
+    """The rows of `part` at the positions from `start` up to `stop`."""
+    if isinstance(part, tuple):
+        return part[0] + start, part[0] + stop
+    return part[start:stop]
+
+
+def take(part: Part, positions: Array) -> Part:
+    """The rows of `part` at these positions, in this order; a range where they are one."""
+    index = positions + part[0] if isinstance(part, tuple) else part[positions]
+    rows = index.astype(np.uint32)
+    if len(rows) == 0:
+        return (0, 0)
+    if (np.diff(rows.astype(np.int64)) == 1).all():
+        return int(rows[0]), int(rows[-1]) + 1
+    rows.setflags(write=False)
+    return rows
+
+
+def select_rows(parts: Sequence[Part], selection: Selection) -> list[Part]:
+    """Choose rows by their number in the view: slice, boolean mask or row numbers.
+
+    Shards are kept; within a shard rows keep the order they are asked in, and a row asked for twice
+    is there twice. Raises InputError for numbers out of range, a wrong mask, or no row at all.
+    """
+    starts = np.cumsum([0, *(part_rows(part) for part in parts)])
+    if isinstance(selection, slice) and selection.step in (None, 1):
+        low, high, _ = selection.indices(int(starts[-1]))
+        _check_any(high - low)
+        return [
+            cut(part, *(int(np.clip(row - start, 0, part_rows(part))) for row in (low, high)))
+            for part, start in zip(parts, starts, strict=False)
+        ]
+    rows = _row_numbers(selection, int(starts[-1]))
+    _check_any(len(rows))
+    shards = np.searchsorted(starts, rows, side="right") - 1
+    grouped = np.argsort(shards, kind="stable")
+    bounds = np.searchsorted(shards[grouped], np.arange(len(parts) + 1))
+    return [
+        take(part, rows[grouped[bounds[shard] : bounds[shard + 1]]] - starts[shard])
+        for shard, part in enumerate(parts)
+    ]
+
+
+def _check_any(count: int) -> None:
+    if count <= 0:
+        raise InputError("select chooses no row: choose at least one")
+
+
+def _row_numbers(selection: Selection, rows: int) -> Array:
+    if isinstance(selection, slice):
+        return np.arange(*selection.indices(rows))
+    numbers = np.asarray(selection)
+    if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iub"):
+        raise InputError("select needs a slice, a boolean mask or a list of row numbers")
+    if numbers.dtype.kind == "b":
+        if len(numbers) != rows:
+            raise InputError(f"select: the mask has {len(numbers)} values for {rows} rows")
+        return np.flatnonzero(numbers)
+    if numbers.size and (int(numbers.min()) < 0 or int(numbers.max()) >= rows):
+        wrong = int(numbers[(numbers < 0) | (numbers >= rows)][0])
+        raise InputError(f"select: there is no row {wrong}: rows are numbered 0 to {rows - 1}")
+    return numbers.astype(np.int64)
+
+
+def covers(part: Part, other: Part) -> bool:
+    """Whether all rows of `other` are rows of `part`."""
+    if part_rows(other) == 0:
+        return True
+    if not isinstance(part, tuple):
+        return bool(np.isin(np.arange(*other) if isinstance(other, tuple) else other, part).all())
+    ends = (other[0], other[1] - 1) if isinstance(other, tuple) else (other.min(), other.max())
+    return bool(part[0] <= ends[0] and ends[1] < part[1])
+
+
+def part_to_json(part: Part) -> Any:
+    """``[start, stop]``, or the row numbers as base64 of zlib of little-endian uint32."""
+    if isinstance(part, tuple):
+        return list(part)
+    packed = zlib.compress(np.ascontiguousarray(part, "<u4").tobytes(), 1)
+    return base64.b64encode(packed).decode()
+
+
+def part_from_json(value: Any, rows: int) -> Part:
+    """The inverse of `part_to_json`, for a shard of `rows` rows; InputError for what is no part."""
+    try:
+        if isinstance(value, list):
+            start, stop = (int(number) for number in value)
+            part: Part = (start, stop)
+            good = 0 <= start <= stop <= rows
+        else:
+            part = np.frombuffer(zlib.decompress(base64.b64decode(value, validate=True)), "<u4")
+            good = len(part) == 0 or int(part.max()) < rows
+    except (ValueError, TypeError, zlib.error):
+        good = False
+    if not good:
+        raise InputError(
+            "the data set's spec does not fit the data set: it has fewer rows than it had, or its "
+            "rows are damaged in the spec"
+        )
+    return part
+
+
+_TOLERANCE = 1e-9
+
+
+def check_fractions(fractions: Sequence[float]) -> list[float]:
+    """Cumulative fractions; the last is exactly 1 if they sum to 1 but for rounding.
+
+    Raises InputError unless there is one at least, all are positive and they sum to at most 1.
+    """
+    if not fractions:
+        raise InputError("split needs fractions, such as split(0.8, 0.2)")
+    for fraction in fractions:
+        if isinstance(fraction, bool) or not isinstance(fraction, (int, float, np.number)):
+            raise InputError(f"split: {fraction!r} is no fraction: give numbers such as 0.8")
+        if not fraction > 0 or not math.isfinite(fraction):
+            raise InputError(f"split: the fraction {fraction} must be greater than 0")
+    total = math.fsum(fractions)
+    if total > 1 + _TOLERANCE:
+        raise InputError(f"split: the fractions sum to {total:g}: they must sum to at most 1")
+    bounds = [math.fsum(fractions[: part + 1]) for part in range(len(fractions))]
+    if abs(total - 1) <= _TOLERANCE:
+        bounds[-1] = 1.0
+    return bounds
+
+
+class Rounder:
+    """Cuts runs of rows by cumulative fractions, carrying the rounding error on."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._rows = 0
+        self._given = [0] * len(bounds)
+
+    def cut(self, rows: int) -> list[int]:
+        """Cuts of the next run: part p is from ``cuts[p]`` up to ``cuts[p + 1]``."""
+        self._rows += rows
+        cuts = [0]
+        for part, bound in enumerate(self._bounds):
+            aim = math.floor(bound * self._rows + 0.5 + _TOLERANCE) - self._given[part]
+            cuts.append(min(max(aim, cuts[-1]), rows))
+            self._given[part] += cuts[-1]
+        return cuts
+
+
+def stratified(labels: Sequence[Array], bounds: Sequence[float], seed: int) -> list[list[Array]]:
+    """Positions by part and shard, ascending, such that parts have the classes in proportion.
+
+    `labels` has the label of each row, by shard. Which rows of a class go where is drawn by `seed`.
+    """
+    parts = len(bounds)
+    shards = len(labels)
+    rounder = Rounder(bounds)
+    found: list[list[list[Array]]] = [[[] for _ in labels] for _ in range(parts)]
+    for index, members in enumerate(_members(labels)):
+        # Each class begins at another shard: the rounding would else always favour the same ones.
+        for turn in range(shards):
+            shard = (index + turn) % shards
+            rows = members[shard]
+            rows = rows[_core.permutation(len(rows), seed, "split", index, shard)]
+            cuts = rounder.cut(len(rows))
+            for part in range(parts):
+                found[part][shard].append(rows[cuts[part] : cuts[part + 1]])
+    return [[np.sort(np.concatenate(rows)) for rows in part] for part in found]
+
+
+def dealt(labels: Sequence[Array], folds: int, seed: int) -> Array:
+    """The fold of each row, over all shards: folds have the classes, and the shards, in proportion.
+
+    `labels` has the label of each row, by shard. The rows of a class in a shard come in an order
+    drawn by `seed` and are dealt out one by one. So the sizes of the folds differ by one row at
+    most, and so do their numbers of rows of any class.
+    """
+    starts = np.cumsum([0, *(len(of_shard) for of_shard in labels)])
+    fold_of = np.empty(int(starts[-1]), np.int64)
+    count = 0
+    for index, members in enumerate(_members(labels)):
+        for shard, rows in enumerate(members):
+            order = rows[_core.permutation(len(rows), seed, "split", index, shard)]
+            fold_of[starts[shard] + order] = (count + np.arange(len(rows))) % folds
+            count += len(rows)
+    return fold_of
+
+
+def _members(labels: Sequence[Array]) -> list[list[Array]]:
+    """Positions of the rows of each class (ascending), by class and shard."""
+    classes = np.unique(np.concatenate(labels))
+    members: list[list[Array]] = [[] for _ in classes]
+    for of_shard in labels:
+        order = np.argsort(of_shard, kind="stable")
+        cuts = np.searchsorted(of_shard[order], classes)
+        for label, rows in enumerate(np.split(order, cuts[1:])):
+            members[label].append(rows)
+    return members
+
+
+def grouped(labels: Sequence[Array], bounds: Sequence[float], seed: int) -> list[list[Array]]:
+    """Positions by part and shard such that the rows of a group stay together.
+
+    Groups come in an order drawn by `seed`, each to the part that lacks most rows. Raises
+    InputError if there are fewer groups than parts.
+    """
+    part_of = part_of_groups(labels, bounds, seed)
+    ends = np.cumsum([len(of_shard) for of_shard in labels])[:-1]
+    by_shard = np.split(part_of, ends)
+    return [[np.flatnonzero(parts == part) for parts in by_shard] for part in range(len(bounds))]
+
+
+def part_of_groups(labels: Sequence[Array], bounds: Sequence[float], seed: int) -> Array:
+    """The part of each row, over all shards; see `grouped`."""
+    names, codes, counts = np.unique(
+        np.concatenate(labels), return_inverse=True, return_counts=True
+    )
+    if len(names) < len(bounds):
+        raise InputError(
+            f"split: {len(names)} groups cannot be split into {len(bounds)} parts: use fewer parts"
+        )
+    return _assign(counts, bounds, seed)[codes]
+
+
+def _assign(counts: Array, bounds: Sequence[float], seed: int) -> Array:
+    """The part of each group; the number after the last stands for the rows left over."""
+    rows = int(counts.sum())
+    targets = np.diff([0.0, *bounds, 1.0]) * rows
+    parts = len(bounds)
+    lacking = targets.copy()
+    part_of = np.zeros(len(counts), np.int64)
+    empty = set(range(parts))
+    for turn, group in enumerate(_core.permutation(len(counts), seed, "split")):
+        part = int(np.argmax(lacking))
+        if len(counts) - turn <= len(empty) and part not in empty:
+            part = min(empty)
+        part_of[group] = part
+        lacking[part] -= counts[group]
+        empty.discard(part)
+    return part_of

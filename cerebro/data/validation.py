@@ -1,0 +1,372 @@
+"""What a search validates on: a data set, a part of the training rows, or folds of them.
+
+`KFold` says which rows; `Folds` are these rows, as views of one data set. There are two views
+a fold, whatever the number of trials: all configurations share them, in every process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cerebro.arguments import whole
+from cerebro.data import Dataset
+from cerebro.data import rows as splitting
+from cerebro.data.dtypes import Array
+from cerebro.data.manifest import checksum_of
+from cerebro.data.rows import Part, part_from_json, part_to_json, select_rows
+from cerebro.errors import InputError, text_of
+
+MAX_FOLDS = 10_000
+
+
+class KFold:
+    """Cross-validation: `n` parts of the rows, each held out in turn while the others train.
+
+    Every fold has rows of every shard, so that the folds are trained shard by shard like the
+    whole. The rows are chosen by `seed` alone.
+
+    Parameters
+    ----------
+    n
+        How many folds, at least 2; or a scikit-learn splitter (anything with ``split`` and
+        ``get_n_splits``), which is given the column `stratify` as its ``y`` and the column
+        `groups` as its ``groups``.
+    stratify
+        A scalar integer, boolean or category column whose values have the same proportions
+        in each fold.
+    groups
+        A scalar integer, boolean or category column; rows with the same value are never on both
+        sides.
+    seed
+        Keys the choice of rows. Splitters have a ``random_state`` of their own.
+
+    Raises
+    ------
+    InputError
+        If `n` or `seed` is out of its range, or both `stratify` and `groups` are given with a
+        number. What does not fit the data is found by :meth:`split` and by `cerebro.search`.
+
+    Examples
+    --------
+    >>> cerebro.search(build, space, data, validation=cerebro.KFold(5, stratify="y"), ...)
+    ...                                                             # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        n: Any,
+        stratify: str | None = None,
+        groups: str | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.n = n if is_splitter(n) else whole("KFold: n", n, 2, MAX_FOLDS)
+        self.stratify = stratify
+        self.groups = groups
+        self.seed = whole("KFold: seed", seed, 0, 2**64 - 1)
+        if stratify is not None and groups is not None and not is_splitter(n):
+            raise InputError(
+                "KFold takes stratify or groups, not both: choose one, or give a splitter that "
+                "can do both, such as KFold(StratifiedGroupKFold(5), stratify=..., groups=...)"
+            )
+
+    def split(self, data: Dataset) -> list[tuple[Dataset, Dataset]]:
+        """Return for each fold the views to train on and to validate on.
+
+        Raises
+        ------
+        InputError
+            If a column is not there or unsuitable, a class has fewer rows than there are
+            folds, there are fewer groups than folds, or a splitter chooses rows that
+            cannot be.
+        """
+        folds = make_folds(data, self)
+        return [folds.of_trial(fold) for fold in range(len(folds))]
+
+    def __repr__(self) -> str:
+        columns = [
+            f"{name}={value!r}"
+            for name, value in (("stratify", self.stratify), ("groups", self.groups))
+            if value is not None
+        ]
+        seed = [f"seed={self.seed}"] if self.seed else []
+        return f"KFold({', '.join([repr(self.n), *columns, *seed])})"
+
+
+class Folds:
+    """The folds of a data set.
+
+    Parameters
+    ----------
+    data
+        What they are folds of.
+    parts
+        For each fold the rows of each shard to train on, and those held out.
+    name
+        What chose the rows, for people.
+    """
+
+    def __init__(
+        self, data: Dataset, parts: Sequence[tuple[Sequence[Part], Sequence[Part]]], name: str
+    ) -> None:
+        self.data = data
+        self.name = name
+        self._parts = [(list(train), list(held_out)) for train, held_out in parts]
+        self._views = [
+            (
+                data.with_rows(train, {"fold": fold, "of": name, "part": "train"}),
+                data.with_rows(held_out, {"fold": fold, "of": name, "part": "validation"}),
+            )
+            for fold, (train, held_out) in enumerate(self._parts)
+        ]
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def of_trial(self, trial: int) -> tuple[Dataset, Dataset]:
+        """The views that a trial trains on and is validated on."""
+        return self._views[trial % len(self._views)]
+
+    @property
+    def checksum(self) -> str:
+        """32 hexadecimal digits that differ wherever the data or the folds do."""
+        return checksum_of([self.data.checksum, self.to_json()["folds"]])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all that `from_json` needs but the data."""
+        return {
+            "name": self.name,
+            "folds": [
+                {"train": [*map(part_to_json, train)], "validation": [*map(part_to_json, held_out)]}
+                for train, held_out in self._parts
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, data: Dataset, value: Mapping[str, Any]) -> Folds:
+        """Make the folds again that were described by `to_json`.
+
+        Raises
+        ------
+        InputError
+            If they do not fit the data.
+        """
+        rows = data.stored_rows()
+
+        def parts(fold: Mapping[str, Any], name: str) -> list[Part]:
+            described = fold[name]
+            if len(described) != len(rows):
+                raise InputError(f"the folds do not fit '{data.path}': the shards are others")
+            return [part_from_json(part, n) for part, n in zip(described, rows, strict=True)]
+
+        pairs = [(parts(fold, "train"), parts(fold, "validation")) for fold in value["folds"]]
+        return cls(data, pairs, str(value["name"]))
+
+    def __reduce__(self) -> tuple[Callable[..., Folds], tuple[Dataset, dict[str, Any]]]:
+        return Folds.from_json, (self.data, self.to_json())
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} folds by {self.name} of {self.data.num_rows:,} rows>"
+
+
+class Validation(NamedTuple):
+    """What a search trains on and is validated on."""
+
+    train: Dataset
+    held_out: Dataset | None
+    folds: Folds | None
+
+    def of_trial(self, trial: int) -> tuple[Dataset, Dataset | None]:
+        """What a trial is trained on, and validated on."""
+        return (self.train, self.held_out) if self.folds is None else self.folds.of_trial(trial)
+
+
+def is_splitter(value: Any) -> bool:
+    """Whether a value can split as scikit-learn's splitters do."""
+    return all(callable(getattr(value, name, None)) for name in ("split", "get_n_splits"))
+
+
+def make_folds(data: Dataset, given: Any) -> Folds:
+    """Return the folds that a `KFold` or a splitter makes of a data set; see `KFold.split`."""
+    kfold = given if isinstance(given, KFold) else KFold(given)
+    if is_splitter(kfold.n):
+        pairs, name = _split_by(kfold.n, data, kfold), repr(kfold.n)
+    else:
+        pairs, name = _held_out_in_turn(_fold_of_rows(data, kfold), kfold.n), repr(kfold)
+    shards = [part for _, part in data.parts()]
+    parts = [(select_rows(shards, train), select_rows(shards, held)) for train, held in pairs]
+    return Folds(data, parts, " ".join(name.split()))
+
+
+# --- by number ------------------------------------------------------------------------------------
+
+
+def _fold_of_rows(data: Dataset, kfold: KFold) -> Array:
+    """In which fold each row is held out."""
+    n = kfold.n
+    if n > data.num_rows:
+        raise InputError(f"{kfold!r} needs a row for each fold, but the data have {data.num_rows}")
+    if kfold.groups is not None:
+        labels = data.labels(kfold.groups)
+        groups = len(np.unique(np.concatenate(labels)))
+        if groups < n:
+            raise InputError(
+                f"{kfold!r}: column {kfold.groups!r} has {groups} groups, fewer than the {n} "
+                f"folds: use at most {groups} folds"
+            )
+        bounds = [*(np.arange(1, n) / n), 1.0]
+        return splitting.part_of_groups(labels, bounds, kfold.seed)
+    if kfold.stratify is not None:
+        labels = data.labels(kfold.stratify)
+        _check_classes(data, kfold, np.concatenate(labels))
+    else:
+        labels = [np.zeros(rows, np.int64) for rows in data.shard_rows()]
+    return splitting.dealt(labels, n, kfold.seed)
+
+
+def _check_classes(data: Dataset, kfold: KFold, labels: Array) -> None:
+    """Refuse folds in which a class would be missing."""
+    classes, counts = np.unique(labels, return_counts=True)
+    rarest = int(np.argmin(counts))
+    if counts[rarest] >= kfold.n:
+        return
+    name = str(kfold.stratify)
+    known = data.classes.get(name)
+    label = classes[rarest].item()
+    shown = repr(label if known is None else known[label])
+    fewest = int(counts[rarest])
+    rows = "1 row" if fewest == 1 else f"{fewest} rows"
+    cure = f"use at most {fewest} folds, " if fewest > 1 else ""
+    raise InputError(
+        f"{kfold!r}: class {shown} of column {name!r} has {rows}, so that "
+        f"{kfold.n - fewest} of the {kfold.n} folds would have none of it: {cure}leave the class "
+        "out with Dataset.select, or do not stratify"
+    )
+
+
+def _held_out_in_turn(fold_of: Array, n: int) -> list[tuple[Array, Array]]:
+    return [(np.flatnonzero(fold_of != fold), np.flatnonzero(fold_of == fold)) for fold in range(n)]
+
+
+# --- by a splitter --------------------------------------------------------------------------------
+
+
+def _split_by(splitter: Any, data: Dataset, kfold: KFold) -> list[tuple[Array, Array]]:
+    """The rows that a splitter chooses, checked and in ascending order."""
+    name = " ".join(repr(splitter).split())
+    y, groups = (
+        None if column is None else np.concatenate(data.scalars(column))
+        for column in (kfold.stratify, kfold.groups)
+    )
+    try:
+        chosen = splitter.split(np.zeros((data.num_rows, 1)), y, groups)
+        pairs = [(train, held_out) for train, held_out in chosen]
+    except Exception as error:
+        columns = [("stratify", "classes"), ("groups", "groups")]
+        missing = [f"{a}= (a column of {b})" for a, b in columns if getattr(kfold, a) is None]
+        hint = f": if it needs them, give cerebro.KFold(splitter) {' and '.join(missing)}"
+        raise InputError(
+            f"{name} cannot split the data: {text_of(error)}{hint if missing else ''}"
+        ) from error
+    if not 1 <= len(pairs) <= MAX_FOLDS:
+        raise InputError(f"{name} gives {len(pairs)} folds: there must be 1 to {MAX_FOLDS}")
+    found = []
+    for fold, pair in enumerate(pairs):
+        train, held_out = (_rows(rows, data.num_rows, f"{name}, fold {fold}") for rows in pair)
+        both = np.intersect1d(train, held_out)
+        if len(both):
+            raise InputError(
+                f"{name}, fold {fold}: row {both[0]} is on both sides ({len(both)} rows are): what "
+                "is validated on must not be trained on"
+            )
+        found.append((train, held_out))
+    return found
+
+
+def _rows(rows: Any, count: int, where: str) -> Array:
+    numbers = np.asarray(rows)
+    if numbers.ndim != 1 or numbers.size == 0 or numbers.dtype.kind not in "iu":
+        raise InputError(f"{where}: it must give two lists of row numbers, neither of them empty")
+    wrong = numbers[(numbers < 0) | (numbers >= count)]
+    if len(wrong):
+        raise InputError(f"{where}: there is no row {wrong[0]}: rows are 0 to {count - 1}")
+    return np.sort(numbers.astype(np.int64))
+
+
+def views_of(data: Any, validation: Any) -> Validation:
+    """Return what is trained on, what is validated on, and the folds where there are some.
+
+    `validation` is as of `cerebro.search`: also a `cerebro.KFold` or a scikit-learn splitter.
+    """
+    if isinstance(validation, Folds):  # which were made already
+        return Validation(validation.data, None, validation)
+    if isinstance(validation, KFold) or (
+        is_splitter(validation) and not isinstance(validation, Dataset)
+    ):
+        train, _ = split_validation(data, None)
+        return Validation(train, None, make_folds(train, validation))
+    return Validation(*split_validation(data, validation), None)
+
+
+def split_validation(data: Any, validation: Any) -> tuple[Dataset, Dataset | None]:
+    """Return training and validation views.
+
+    `validation` is a data set, a fraction (the last part of the split) or None.
+    """
+    if isinstance(data, (str, os.PathLike)):
+        data = Dataset(data)
+    if not isinstance(data, Dataset):
+        raise InputError(
+            f"data must be a cerebro.Dataset, not {type(data).__name__}: write one with "
+            "cerebro.shard(rows, folder), or give search() arrays as (x, y) or by name, a table or "
+            "a PyTorch dataset"
+        )
+    if isinstance(validation, (str, os.PathLike)):
+        validation = Dataset(validation)
+    if validation is None or isinstance(validation, Dataset):
+        return data, validation
+    if isinstance(validation, (float, np.floating)) and 0 < validation < 1:
+        share = float(validation)
+        train, held_out = data.split(1 - share, share)
+        return train, held_out
+    raise InputError(
+        f"validation must be a cerebro.Dataset, a fraction between 0 and 1, a cerebro.KFold, or "
+        f"None, not {validation!r}"
+    )
+
+
+def check_columns(train: Dataset, validation: Dataset | None) -> None:
+    """A model that trains on one must be able to read the other."""
+    if validation is None:
+        return
+    missing = sorted(set(train.columns) - set(validation.columns))
+    if missing:
+        raise InputError(
+            f"validation ({validation.path}) lacks the training data's column(s) "
+            f"{', '.join(missing)}"
+        )
+    if validation.num_rows == 0:
+        raise InputError(f"validation ({validation.path}) has no rows")
+    other = other_classes(train, validation)
+    if other is not None:
+        raise InputError(f"validation ({validation.path}): {other}")
+
+
+def other_classes(train: Dataset, data: Dataset) -> str | None:
+    """Name a column whose codes mean other classes than in the training data; None if none does.
+
+    Of data sets that were written apart, each has numbered the names that it has.
+    """
+    for name, ours in train.classes.items():
+        theirs = data.classes.get(name)
+        for number, (here, there) in enumerate(zip(ours or (), theirs or (), strict=False)):
+            if here != there:
+                return (
+                    f"class {number} of column {name!r} is {there!r} here and {here!r} in the "
+                    "training data: write all rows as one data set and split that, or give "
+                    "numbers instead of names"
+                )
+    return None

@@ -1,0 +1,463 @@
+"""Models in JAX: a function, its parameters and an optimizer of optax's kind, made ready to hop.
+
+:class:`Model` trains exactly as this loop does::
+
+    @jax.jit
+    def step(params, state, batch):
+        objective = lambda params: loss_function(apply(params, batch["x"]), batch["y"])
+        loss, gradients = jax.value_and_grad(objective)(params)
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state, loss
+
+bit for bit, and adds what a model needs to move between workers: a state with everything that
+later training depends on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cerebro.errors import InputError, StateError
+from cerebro.jax import program as _jax_program
+from cerebro.jax import state as _jax_state
+from cerebro.machine.devices import build_device, is_gpu
+from cerebro.model import (
+    Batch,
+    Columns,
+    Means,
+    check_metrics,
+    column_names,
+    named_functions,
+    rows_of_all,
+)
+
+_PREDICT_ROWS = 256
+
+
+class Model:
+    """A function of parameters and inputs, with its optimizer and loss.
+
+    Parameters
+    ----------
+    apply
+        ``apply(params, *inputs) -> outputs``. Where its signature names them it is also given
+        ``train=`` (a bool), ``key=`` (a random key, in training another one each step) and
+        ``variables=`` (see there).
+    params
+        What is trained: any tree of floating-point arrays. They are copied.
+    optimizer
+        Has optax's methods ``init(params)`` and ``update(gradients, state, params) -> (updates,
+        state)``.
+    loss
+        ``loss(outputs, target) -> 0-d array``, the mean over the batch's rows. None: the outputs
+        have it, as ``outputs.loss`` or ``outputs["loss"]``.
+    metrics
+        ``metric(outputs, target)`` by name: a 0-d array (a mean over the rows) or ``(mean,
+        weight)``. Computed on every training and validation batch, in training on the outputs
+        before the update.
+    epoch_metrics
+        ``metric(outputs, targets)`` by name, for what is no mean over batches (AUC, F1):
+        computed once per validation pass on all its outputs and targets, which are NumPy arrays
+        then.
+    inputs
+        What `apply` is called with: a column, a list of columns (positional) or a mapping of
+        keywords to columns.
+    target
+        What loss and metrics compare with: a column, a list (a tuple of arrays), a mapping (a
+        dict of arrays), or None: loss and metrics are called with the outputs alone.
+    step
+        ``step(params, batch) -> {"loss": ..., metric: ...}`` replaces `apply`, `inputs`, `target`,
+        `loss` and `metrics`, in training and in validation. It may take ``train=``, ``key=`` and
+        ``variables=``. With `apply` given as well, predictions are its outputs; else None.
+    variables
+        What training changes beside the parameters, such as the statistics of batch norm: a tree
+        of arrays. Then `apply` (or `step`) takes them as ``variables=`` and returns in training
+        ``(outputs, new variables)``; new ones returned in evaluation are not used.
+    seed
+        Of the keys: in step number ``n``, from 0, ``key=`` is ``jax.random.fold_in(
+        jax.random.key(seed), n)``; in evaluation it is always ``jax.random.key(seed)``. None: the
+        trial's, ``info.seed``.
+
+    Notes
+    -----
+    A step is one compiled program; parameters and the optimizer's state are replaced in it, in
+    place where that is possible. It is compiled for each shape of a batch: also for a shorter
+    last one. Functions are compiled, so they must be pure, as always in JAX.
+
+    Raises
+    ------
+    InputError
+        If an argument is of no use, saying which and why.
+
+    Examples
+    --------
+    >>> def build(config, info):
+    ...     net = Net()                                      # a flax.linen.Module
+    ...     params = net.init(jax.random.key(info.seed), jnp.zeros((1, 64)))
+    ...     optimizer = optax.adam(config["lr"])
+    ...     return cerebro.jax.Model(net.apply, params, optimizer=optimizer, loss=cross_entropy)
+    """
+
+    framework = "jax"
+
+    def __init__(
+        self,
+        apply: Callable[..., Any] | None,
+        params: Any,
+        *,
+        optimizer: Any,
+        loss: Callable[..., Any] | None = None,
+        metrics: Mapping[str, Callable[..., Any]] | None = None,
+        epoch_metrics: Mapping[str, Callable[..., Any]] | None = None,
+        inputs: Columns = "x",
+        target: Columns | None = "y",
+        step: Callable[..., Mapping[str, Any]] | None = None,
+        variables: Any = None,
+        seed: int | None = None,
+    ) -> None:
+        self._apply, self._loss, self._step = apply, loss, step
+        self._optimizer = optimizer
+        self._metrics = named_functions("metrics", metrics)
+        self._epoch_metrics = named_functions("epoch_metrics", epoch_metrics)
+        self._inputs, self._target = inputs, target
+        self._has_variables = variables is not None
+        self._seed = seed
+        self._check_arguments()
+        self._device = _device()
+        self._on_host = self._device.platform == "cpu"
+        self._key = self._make_key(0 if seed is None else seed)
+        params = _jax_state.owned("params", params, self._device)
+        _check_params(params)
+        state = _jax_state.owned("the optimizer's state", optimizer.init(params), self._device)
+        variables = _jax_state.owned("variables", variables, self._device)
+        steps = jax.device_put(np.uint32(0), self._device)
+        self._carry = _jax_program.Carry((params, state, variables, steps))
+        self._program = _jax_program.program_of(self._recipe())
+
+    def _check_arguments(self) -> None:
+        functions = {"apply": self._apply, "loss": self._loss, "step": self._step}
+        for name, value in functions.items():
+            if value is not None and not callable(value):
+                raise InputError(f"{name} must be callable, not {value!r}")
+        if self._apply is None and self._step is None:
+            raise InputError("apply must be callable, not None: only step= replaces it")
+        for method in ("init", "update"):
+            if not callable(getattr(self._optimizer, method, None)):
+                raise InputError(
+                    f"optimizer must have init(params) and update(gradients, state, params), as "
+                    f"optax's have, not be {self._optimizer!r}"
+                )
+        column_names("inputs", self._inputs)
+        column_names("target", self._target)
+        check_metrics(self._loss, self._step, self._metrics, self._epoch_metrics)
+        if self._seed is not None and (
+            isinstance(self._seed, bool) or not isinstance(self._seed, (int, np.integer))
+        ):
+            raise InputError(f"seed must be a whole number or None, not {self._seed!r}")
+        name, function, filled = (
+            ("apply", self._apply, 1) if self._step is None else ("step", self._step, 2)
+        )
+        if self._has_variables and "variables" not in _jax_program.taken(function, filled):
+            raise InputError(f"variables= is given, but {name} has no argument of that name")
+
+    def _recipe(self) -> _jax_program.Recipe:
+        return _jax_program.Recipe(
+            apply=self._apply,
+            step=self._step,
+            loss=self._loss,
+            metrics=tuple(self._metrics.items()),
+            optimizer=self._optimizer,
+            inputs=_jax_program.pairs_of(self._inputs),
+            target=None if self._target is None else _jax_program.pairs_of(self._target),
+            one_target=isinstance(self._target, str),
+            has_variables=self._has_variables,
+            keeps_outputs=bool(self._epoch_metrics),
+        )
+
+    def _make_key(self, seed: int) -> Any:
+        return jax.device_put(jax.random.key(seed), self._device)
+
+    def bind_info(self, info: Any) -> None:
+        """Take the seed from the trial where none was given."""
+        if self._seed is None:
+            self._key = self._make_key(info.seed)
+
+    @property
+    def params(self) -> Any:
+        """The parameters as they are now, in the structure that they were given in."""
+        return self._carry.lend(0)
+
+    @property
+    def optimizer_state(self) -> Any:
+        """The optimizer's state as it is now."""
+        return self._carry.lend(1)
+
+    @property
+    def variables(self) -> Any:
+        """The variables as they are now; None if there are none."""
+        return self._carry.lend(2)
+
+    # --- training and evaluation ----------------------------------------------
+
+    def train_batch(self, batch: Batch) -> dict[str, Any]:
+        """Train on one batch.
+
+        Parameters
+        ----------
+        batch
+            Arrays by column, of JAX or anything that it takes.
+
+        Returns
+        -------
+        dict
+            The loss and the metrics: 0-d arrays, which may not be computed yet.
+        """
+        batch = self._placed(batch)
+        tree, values = self._program.train(self._carry.take(self._device), self._key, batch)
+        self._carry = _jax_program.Carry(tree)
+        return values  # type: ignore[no-any-return]
+
+    def eval_batch(self, batch: Batch) -> dict[str, Any]:
+        """Return loss and metrics of one batch; the model stays as it is."""
+        return self._program.evaluate(*self._now(), self._placed(batch))  # type: ignore[no-any-return]
+
+    @property
+    def evaluates_whole(self) -> bool:
+        """Whether validation needs :meth:`evaluate` rather than :meth:`eval_batch`."""
+        return bool(self._epoch_metrics)
+
+    def evaluate(self, data: Any, *, batch_size: int = _PREDICT_ROWS) -> dict[str, float]:
+        """Return loss, metrics and epoch metrics over all rows.
+
+        Parameters
+        ----------
+        data
+            A :class:`cerebro.Dataset`, a mapping of columns to arrays, or an iterable of batches.
+        batch_size
+            Rows per batch, where `data` is no iterable of batches.
+
+        Returns
+        -------
+        dict
+            Means weighted by rows (or by what a metric says), summed in float64.
+        """
+        means = Means(_floats)
+        kept: list[tuple[Any, Any]] = []
+        for batch in self._batches(data, batch_size):
+            values, *both = self._program.measure(*self._now(), self._placed(batch))
+            means.add(batch, values)
+            if self._epoch_metrics:
+                kept.append(jax.tree.map(np.asarray, tuple(both)))
+        result = means.take()
+        if self._epoch_metrics:
+            outputs, targets = (_joined(list(parts)) for parts in zip(*kept, strict=True))
+            arguments = (outputs,) if self._target is None else (outputs, targets)
+            for name, metric in self._epoch_metrics.items():
+                found = metric(*arguments)
+                result[name] = float(found[0] if isinstance(found, tuple) else found)
+        return result
+
+    def predict_batch(self, batch: Batch) -> Any:
+        """Return the outputs for a batch, as `apply` gives them with ``train=False``."""
+        if self._apply is None:
+            raise InputError("there are no outputs to predict with: give apply beside step")
+        return self._program.predict(*self._now(), self._placed(batch))
+
+    def predict(self, data: Any, *, batch_size: int = _PREDICT_ROWS) -> Any:
+        """Return the outputs for all rows, in the order of the rows.
+
+        Parameters
+        ----------
+        data
+            A :class:`cerebro.Dataset`, a mapping of columns to arrays, an array of the input
+            column, or an iterable of batches.
+        batch_size
+            Rows per batch, where `data` is no iterable of batches.
+
+        Returns
+        -------
+        ndarray
+            NumPy's, shape (rows, ...); in the structure of the outputs where there are several. A
+            list of the batches' outputs where their shapes differ by more than rows.
+        """
+        outputs = [
+            jax.tree.map(np.asarray, self.predict_batch(batch))
+            for batch in self._batches(data, batch_size)
+        ]
+        if not outputs:
+            raise InputError("there are no rows to predict")
+        return _joined(outputs)
+
+    def _now(self) -> tuple[Any, Any, Any]:
+        params, _, variables, _ = self._carry.tree
+        return params, variables, self._key
+
+    # --- state ----------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state: ``params``, ``optimizer``, ``step``, ``key`` and any ``variables``.
+
+        Arrays are NumPy's, in dictionaries of the names that lead to them; nothing that is in
+        host memory is copied.
+        """
+        params, optimizer, variables, steps = self._carry.tree
+        state = {
+            "params": _jax_state.to_state(params),
+            "optimizer": _jax_state.to_state(optimizer),
+            "step": _jax_state.to_host(steps),
+            "key": _jax_state.to_host(self._key),
+        }
+        if self._has_variables:
+            state["variables"] = _jax_state.to_state(variables)
+        return state
+
+    def weights(self) -> dict[str, Any]:
+        """Return what a trained model needs: ``params`` and any ``variables`` of the state."""
+        state = self.state_dict()
+        return {name: state[name] for name in ("params", "variables") if name in state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a state of an equally built model; its arrays are copied, not kept.
+
+        Raises
+        ------
+        StateError
+            If the state is another model's, naming the array; the model stays as it was.
+        """
+        known = {"params", "optimizer", "step", "key"} | (
+            {"variables"} if self._has_variables else set()
+        )
+        differ = known ^ state.keys()
+        if differ:
+            name = min(differ)
+            raise StateError(
+                f"the state has {'no' if name in known else 'a'} {name!r}, unlike the model that "
+                f"build made: {_jax_state.HINT}"
+            )
+        params, optimizer, variables, steps = self._carry.tree
+        mine = {"params": params, "optimizer": optimizer, "variables": variables}
+        loaded = {
+            name: _jax_state.from_state(
+                name, tree, state.get(name), self._device, retyped=name == "optimizer"
+            )
+            for name, tree in mine.items()
+        }
+        rest = _jax_state.from_state(
+            "the model",
+            {"step": steps, "key": self._key},
+            {"step": state["step"], "key": state["key"]},
+            self._device,
+        )
+        tree = (loaded["params"], loaded["optimizer"], loaded["variables"], rest["step"])
+        self._carry = _jax_program.Carry(tree)
+        self._key = rest["key"]
+
+    def load_clone(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        """Go on from another trial's state with this trial's hyper-parameters.
+
+        Parameters, moments, variables and the number of steps are the parent's. What the
+        optimizer was made with stays as `build` made it from `config`: the settings of optax's
+        optimizers are no part of their state, and those of `optax.inject_hyperparams` are kept.
+        So is the key, so that the clone draws other random numbers than its parent.
+        """
+        own = self.state_dict()
+        optimizer = _with_own_settings(state.get("optimizer", {}), own["optimizer"])
+        self.load_state_dict({**state, "optimizer": optimizer, "key": own["key"]})
+
+    def __repr__(self) -> str:
+        count = sum(leaf.size for leaf in jax.tree.leaves(self._carry.tree[0]))
+        function = self._apply if self._step is None else self._step
+        name = getattr(function, "__qualname__", type(function).__name__)
+        return f"cerebro.jax.Model({name}, {count:,} parameters)"
+
+    # --- data -----------------------------------------------------------------
+
+    def _batches(self, data: Any, batch_size: int) -> Iterable[Batch]:
+        if isinstance(data, (jax.Array, np.ndarray)):
+            if not isinstance(self._inputs, str):
+                raise InputError("give a mapping of columns to arrays: the model has several")
+            data = {self._inputs: data}
+        if isinstance(data, Mapping):
+            return _sliced(data, batch_size)
+        if hasattr(data, "in_order"):
+            batches: Iterable[Batch] = data.in_order(batch_size, "jax")
+            return batches
+        if not isinstance(data, Iterable):
+            raise InputError(f"{data!r} is no data set, mapping of arrays or iterable of batches")
+        return data
+
+    def _placed(self, batch: Batch) -> Batch:
+        """Return the batch on the model's device, itself if it is there.
+
+        Arrays of the loader's are bound to the device that they are on; others are bound too, or
+        the steps would be compiled for both kinds.
+        """
+        if self._on_host and all(isinstance(v, jax.Array) and v.committed for v in batch.values()):
+            return batch
+        return jax.device_put(batch, self._device)  # type: ignore[no-any-return]
+
+
+def _device() -> Any:
+    """Return where a model that is being built shall be: JAX's name for the trial's device.
+
+    A JAX that knows no GPU computes where it does by default.
+    """
+    name = build_device()
+    if name == "cpu":
+        return jax.devices("cpu")[0]
+    if name is not None and is_gpu(name):
+        try:
+            return jax.devices("cuda")[int(name.partition(":")[2] or 0)]
+        except RuntimeError:
+            pass
+    return next(iter(jnp.zeros(()).devices()))
+
+
+def _check_params(params: Any) -> None:
+    named = _jax_state.named_leaves(params)
+    if not named:
+        raise InputError("params has no arrays: there is nothing to train")
+    for path, leaf in named:
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            raise InputError(
+                f"params has {leaf.dtype} at {'/'.join(path)}, but only floating-point numbers "
+                "are trained: put it into variables"
+            )
+
+
+def _sliced(columns: Mapping[str, Any], batch_size: int) -> Iterator[Batch]:
+    arrays = {name: np.asarray(column) for name, column in columns.items()}
+    for start in range(0, rows_of_all(arrays), batch_size):
+        yield {name: array[start : start + batch_size] for name, array in arrays.items()}
+
+
+def _floats(values: list[Any]) -> list[float]:
+    return [float(value) for value in jax.device_get(values)]
+
+
+def _joined(parts: list[Any]) -> Any:
+    """Join the batches' outputs along their rows; a plain list where they do not fit."""
+    trees = [jax.tree.flatten(part) for part in parts]
+    joined = []
+    for leaves in zip(*(leaves for leaves, _ in trees), strict=True):
+        if leaves[0].ndim == 0 or any(leaf.shape[1:] != leaves[0].shape[1:] for leaf in leaves):
+            return parts
+        joined.append(np.concatenate(leaves))
+    return jax.tree.unflatten(trees[0][1], joined)
+
+
+def _with_own_settings(state: Any, own: Any) -> Any:
+    """Return an optimizer's state, but with the settings of `optax.inject_hyperparams` of `own`."""
+    if not isinstance(state, Mapping) or not isinstance(own, Mapping):
+        return state
+    return {
+        name: own[name]
+        if name == "hyperparams" and name in own
+        else _with_own_settings(value, own.get(name))
+        for name, value in state.items()
+    }

@@ -1,0 +1,315 @@
+"""The compiled steps of a JAX model: training, evaluation and prediction, one program each.
+
+A model that is built again makes them again. They are shared, in one process, by models of the
+very same functions and optimizer, and compiled once for each shape of a batch.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from cerebro.errors import InputError
+from cerebro.jax.state import is_key, named_leaves, owned
+from cerebro.model import Batch, Columns, check_batch, loss_of
+
+Pairs = tuple[tuple[str | None, str], ...]
+
+MAX_PROGRAMS = 16
+"""That are kept for models to come."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a program is made of: programs of equal recipes are the same."""
+
+    apply: Callable[..., Any] | None
+    step: Callable[..., Any] | None
+    loss: Callable[..., Any] | None
+    metrics: tuple[tuple[str, Callable[..., Any]], ...]
+    optimizer: Any
+    inputs: Pairs
+    """(keyword, column); the keyword of positional ones is None."""
+    target: Pairs | None
+    one_target: bool
+    has_variables: bool
+    keeps_outputs: bool
+    """Whether evaluation returns outputs and targets as well."""
+
+
+def pairs_of(columns: Columns) -> Pairs:
+    """Return the columns that a model is called with as pairs (keyword, column)."""
+    if isinstance(columns, str):
+        return ((None, columns),)
+    if isinstance(columns, Mapping):
+        return tuple(columns.items())
+    return tuple((None, name) for name in columns)
+
+
+def taken(function: Callable[..., Any] | None, filled: int) -> frozenset[str]:
+    """Return which of ``train``, ``key`` and ``variables`` a function takes by name.
+
+    Parameters
+    ----------
+    function
+        Where nobody knows what it takes, it takes none of them; nor does None.
+    filled
+        How many of its arguments are given by position.
+    """
+    if function is None:
+        return frozenset()
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return frozenset()
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    places = [p.name for p in parameters if p.kind in by_position][:filled]
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    names = {p.name for p in parameters if p.kind in by_name} - set(places)
+    return frozenset(names & {"train", "key", "variables"})
+
+
+class Carry:
+    """What training replaces: (parameters, optimizer's state, variables, steps).
+
+    A training step uses up the arrays that it is given, unless somebody else has them.
+    """
+
+    def __init__(self, tree: Any) -> None:
+        self.tree = tree
+        self._is_lent = False
+
+    def lend(self, part: int) -> Any:
+        """Return a part that is to stay usable."""
+        self._is_lent = True
+        return self.tree[part]
+
+    def take(self, device: Any) -> Any:
+        """Return the tree to be used up: a copy of it if it is lent."""
+        return owned("the model", self.tree, device) if self._is_lent else self.tree
+
+
+class Program:
+    """The compiled steps of one recipe.
+
+    ``train(tree, key, batch)`` returns the new tree of a `Carry` and the metrics; the old one is
+    used up. ``evaluate``, ``measure`` (metrics,
+    outputs and targets) and ``predict`` are called with (parameters, variables, key, batch).
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._optimizer_takes_value = _takes_value(recipe.optimizer.update)
+        positional = sum(keyword is None for keyword, _ in recipe.inputs)
+        self._apply_takes = taken(recipe.apply, 1 + positional)
+        self._apply_takes -= {keyword for keyword, _ in recipe.inputs}
+        self._step_takes = taken(recipe.step, 2)
+        self.train = jax.jit(self._train, donate_argnums=0)
+        self.evaluate = jax.jit(lambda *arguments: self._measure(*arguments)[0])
+        self.measure = jax.jit(self._measure)
+        self.predict = jax.jit(self._predict)
+
+    def _train(self, carry: Any, key: Any, batch: Batch) -> Any:
+        params, state, variables, steps = carry
+        step_key = jax.random.fold_in(key, steps)
+
+        def objective(params: Any) -> tuple[Any, Any]:
+            loss, *rest = self._objective(params, variables, step_key, batch, True)
+            return loss[0] if isinstance(loss, tuple) else loss, (loss, *rest)
+
+        (value, rest), gradients = jax.value_and_grad(objective, has_aux=True)(params)
+        loss, more, outputs, target, new_variables = rest
+        extra = {"value": value} if self._optimizer_takes_value else {}
+        updates, new_state = self._recipe.optimizer.update(gradients, state, params, **extra)
+        carry = (
+            _like("the optimizer changes params", _updated(params, updates), params),
+            _like("the optimizer changes its state", new_state, state, retyped=True),
+            _like("training changes variables", new_variables, variables),
+            steps + 1,
+        )
+        return carry, self._values(loss, more, outputs, target)
+
+    def _measure(self, params: Any, variables: Any, key: Any, batch: Batch) -> Any:
+        loss, more, outputs, target, _ = self._objective(params, variables, key, batch, False)
+        values = self._values(loss, more, outputs, target)
+        return (values, outputs, target) if self._recipe.keeps_outputs else (values, None, None)
+
+    def _predict(self, params: Any, variables: Any, key: Any, batch: Batch) -> Any:
+        check_batch(batch, _columns(self._recipe.inputs), None)
+        return self._outputs(params, variables, key, batch, False)[0]
+
+    # --- one pass forward -------------------------------------------------------
+
+    def _objective(
+        self, params: Any, variables: Any, key: Any, batch: Batch, train: bool
+    ) -> tuple[Any, dict[str, Any], Any, Any, Any]:
+        """Return loss, other metrics, outputs, target and new variables."""
+        recipe = self._recipe
+        if recipe.step is not None:
+            extra = _chosen(self._step_takes, variables, key, train)
+            returned, variables = self._parted(
+                recipe.step(params, batch, **extra), variables, train, "step", "metrics"
+            )
+            if not isinstance(returned, Mapping) or "loss" not in returned:
+                raise InputError(f"step must return a dict with 'loss', not {returned!r}")
+            more = {name: value for name, value in returned.items() if name != "loss"}
+            return _as_loss("step's loss", returned["loss"]), more, None, None, variables
+        names = None if recipe.target is None else _columns(recipe.target)
+        check_batch(batch, _columns(recipe.inputs), names)
+        outputs, variables = self._outputs(params, variables, key, batch, train)
+        target = self._target(batch)
+        if recipe.loss is None:
+            loss = _as_loss("the outputs' loss", loss_of(outputs))
+        else:
+            loss = _as_loss("loss", self._called(recipe.loss, outputs, target))
+        return loss, {}, outputs, target, variables
+
+    def _outputs(self, params: Any, variables: Any, key: Any, batch: Batch, train: bool) -> Any:
+        recipe = self._recipe
+        assert recipe.apply is not None
+        positional = [batch[name] for keyword, name in recipe.inputs if keyword is None]
+        named = {keyword: batch[name] for keyword, name in recipe.inputs if keyword is not None}
+        extra = _chosen(self._apply_takes, variables, key, train)
+        returned = recipe.apply(params, *positional, **named, **extra)
+        return self._parted(returned, variables, train, "apply", "outputs")
+
+    def _parted(self, returned: Any, variables: Any, train: bool, who: str, what: str) -> Any:
+        """Part what a function returned into itself and the new variables.
+
+        In evaluation they may be there or not, and are not used.
+        """
+        if not self._recipe.has_variables:
+            return returned, variables
+        if isinstance(returned, tuple) and len(returned) == 2:
+            if train or _names(returned[1]) == _names(variables):
+                return returned
+        elif train:
+            raise InputError(
+                f"with variables= {who} must return ({what}, new variables) in training, not a "
+                f"{type(returned).__name__}"
+            )
+        return returned, variables
+
+    def _target(self, batch: Batch) -> Any:
+        recipe = self._recipe
+        if recipe.target is None:
+            return None
+        if recipe.one_target:
+            return batch[recipe.target[0][1]]
+        if recipe.target[0][0] is None:
+            return tuple(batch[name] for _, name in recipe.target)
+        return {keyword: batch[name] for keyword, name in recipe.target}
+
+    def _called(self, function: Callable[..., Any], outputs: Any, target: Any) -> Any:
+        return function(outputs) if self._recipe.target is None else function(outputs, target)
+
+    def _values(self, loss: Any, more: Mapping[str, Any], outputs: Any, target: Any) -> Any:
+        """Return the metrics by name: 0-d arrays, or pairs of them."""
+        values = {"loss": loss}
+        values |= {name: _as_metric(f"the metric {name!r}", v) for name, v in more.items()}
+        for name, metric in self._recipe.metrics:
+            value = self._called(metric, outputs, target)
+            values[name] = _as_metric(f"the metric {name!r}", value)
+        return values
+
+
+_programs: OrderedDict[Recipe, Program] = OrderedDict()
+
+
+def program_of(recipe: Recipe) -> Program:
+    """Return a recipe's program: one that was made before, if there is one."""
+    try:
+        program = _programs.pop(recipe, None)
+    except TypeError:  # of something that has no hash: not to be found again
+        return Program(recipe)
+    program = program or Program(recipe)
+    _programs[recipe] = program
+    if len(_programs) > MAX_PROGRAMS:
+        _programs.popitem(last=False)
+    return program
+
+
+def _chosen(names: frozenset[str], variables: Any, key: Any, train: bool) -> dict[str, Any]:
+    known = {"train": train, "key": key, "variables": variables}
+    return {name: value for name, value in known.items() if name in names}
+
+
+def _columns(pairs: Pairs) -> list[str]:
+    return [name for _, name in pairs]
+
+
+def _names(tree: Any) -> list[Any]:
+    return [path for path, _ in named_leaves(tree)]
+
+
+def _takes_value(update: Callable[..., Any]) -> bool:
+    """Whether an optimizer looks at the loss, as optax's `reduce_on_plateau` does."""
+    try:
+        parameters = inspect.signature(update).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(p.name == "value" or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+
+
+def _updated(params: Any, updates: Any) -> Any:
+    """Return parameters with their updates added, in the parameters' types."""
+    if jax.tree.structure(params) != jax.tree.structure(updates):
+        raise InputError("optimizer: update must return updates of the structure of params")
+    return jax.tree.map(lambda p, u: jnp.asarray(p + u).astype(p.dtype), params, updates)
+
+
+def _like(what: str, new: Any, old: Any, *, retyped: bool = False) -> Any:
+    """Return `new`, whose leaves must have the names and shapes of those of `old`, and the types.
+
+    Not all of optax's optimizers keep their states' types: moments of bfloat16 become float32 in
+    the first step where the settings are arrays. They may, with `retyped`.
+
+    Types that JAX calls weak are made ordinary ones, as they are after a hop.
+    """
+    fresh = dict(named_leaves(new))
+    named = named_leaves(old)
+    differ = fresh.keys() ^ {path for path, _ in named}
+    if differ:
+        raise InputError(f"{what}: {'/'.join(min(differ))} is not there before and after a step")
+    leaves = []
+    for path, before in named:
+        after = fresh[path]
+        if not is_key(before):
+            after = jnp.asarray(after)
+        if after.shape != before.shape or not (retyped or after.dtype == before.dtype):
+            raise InputError(
+                f"{what}: {'/'.join(path)} is {before.dtype} of shape {before.shape} before a "
+                f"step and {after.dtype} of shape {after.shape} after it"
+            )
+        leaves.append(after if is_key(before) else jax.lax.convert_element_type(after, after.dtype))
+    return jax.tree.unflatten(jax.tree.structure(old), leaves)
+
+
+def _as_loss(what: str, value: Any) -> Any:
+    loss = _as_metric(what, value)
+    dtype = (loss[0] if isinstance(loss, tuple) else loss).dtype
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise InputError(f"{what} must be a floating-point number, not {dtype}")
+    return loss
+
+
+def _as_metric(what: str, value: Any) -> Any:
+    """Return a metric as a 0-d array, or as a pair of them: the mean and its weight."""
+    if isinstance(value, tuple) and len(value) == 2:
+        return tuple(_as_metric(what, item) for item in value)
+    try:
+        array = jnp.asarray(value)
+    except (TypeError, ValueError):
+        raise InputError(f"{what} must be a number, not a {type(value).__name__}") from None
+    if array.shape != ():
+        raise InputError(
+            f"{what} must be one number, the mean over the batch's rows, not an array of shape "
+            f"{array.shape}"
+        )
+    return array

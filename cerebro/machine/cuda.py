@@ -1,0 +1,283 @@
+"""CUDA in this process: its runtime, found when it is first needed, and its devices.
+
+Nothing of CUDA is linked, brought along or opened by importing Cerebro. The runtime (12 or 13) is
+the one that a framework has loaded, else that of NVIDIA's wheels, else the system's: never a second
+one. ``CEREBRO_CUDART`` names one by its path, for odd installations and for tests.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cerebro.errors import InputError
+
+if TYPE_CHECKING:
+    import cerebro._core as _core
+
+OVERRIDE = "CEREBRO_CUDART"
+"""The variable with the path of the CUDA runtime to use."""
+
+CUDNN_OVERRIDE = "CEREBRO_CUDNN"
+"""The variable with the path of the cuDNN to use."""
+
+# Within NVIDIA's wheels; the first is CUDA 13's.
+WHEEL_FOLDERS = ("nvidia/cu13/lib", "nvidia/cuda_runtime/lib", "nvidia/cudnn/lib")
+SYSTEM_FOLDERS = ("/usr/local/cuda/lib64",)
+MPS_FOLDER = "/tmp/nvidia-mps"
+
+_log = logging.getLogger("cerebro.machine.cuda")
+
+
+def folders() -> list[str]:
+    """Return the folders in which CUDA's libraries may be, the best first.
+
+    Those of NVIDIA's wheels, of this environment, of ``CUDA_HOME`` and ``CUDA_PATH``, of
+    ``LD_LIBRARY_PATH`` and the usual place; only those that exist.
+    """
+    found = [Path(entry or ".") / inner for entry in sys.path for inner in WHEEL_FOLDERS]
+    found.append(Path(sys.prefix) / "lib")
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        if os.environ.get(name):
+            found += [Path(os.environ[name]) / "lib64", Path(os.environ[name]) / "lib"]
+    found += [Path(p) for p in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if p]
+    found += [Path(folder) for folder in SYSTEM_FOLDERS]
+    return [str(folder.absolute()) for folder in dict.fromkeys(found) if folder.is_dir()]
+
+
+def preferred() -> int:
+    """Return the CUDA (12 or 13) that the framework here is made for; 0: either will do.
+
+    A framework that is not loaded yet would bring its own runtime as a second one.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and getattr(torch, "version", None) is not None and torch.version.cuda:
+        return _major(torch.version.cuda)
+    try:
+        tagged = re.search(r"\+cu(\d\d)", metadata.version("torch"))
+        if tagged is not None:
+            return int(tagged[1])
+        for line in metadata.requires("torch") or []:
+            needed = re.match(r"nvidia-cuda-runtime-cu(\d+)|cuda-toolkit\b.*?==(\d+)", line)
+            if needed is not None:
+                return int(needed[1] or needed[2])
+    except metadata.PackageNotFoundError:
+        pass
+    for major in (13, 12):
+        try:
+            metadata.version(f"jax-cuda{major}-plugin")
+        except metadata.PackageNotFoundError:
+            continue
+        return major
+    return 0
+
+
+def _major(version: str | None) -> int:
+    """Of ``"12.8"``, 12."""
+    found = re.match(r"\d+", version or "")
+    return 0 if found is None else int(found[0])
+
+
+def open_runtime() -> dict[str, Any]:
+    """Find this process's CUDA runtime, once.
+
+    Returns
+    -------
+    dict
+        Its ``path``, its ``version`` and that of the ``driver``: 12080 is 12.8.
+
+    Raises
+    ------
+    DeviceError
+        If there is no driver, or no runtime that it can run; the message says what to install.
+    """
+    import cerebro._core as _core
+
+    path = os.environ.get(OVERRIDE) or None
+    return _core.cuda_open(folders(), prefer=preferred(), path=path)
+
+
+def describe_devices() -> list[dict[str, Any]]:
+    """Describe the GPUs that this process may use, in their order; makes no context.
+
+    Returns
+    -------
+    list of dict
+        ``name``, ``uuid``, ``capability`` (such as ``(9, 0)``), ``multiprocessors``, ``memory``
+        (bytes) and ``mps``.
+
+    Raises
+    ------
+    DeviceError
+        If there is none, or CUDA cannot be used here.
+    """
+    import cerebro._core as _core
+
+    open_runtime()
+    return _core.cuda_devices()
+
+
+def find_cudnn() -> dict[str, Any] | None:
+    """Return cuDNN 9's ``path``, ``version`` (91300 is 9.13.0) and ``cuda``; None without it.
+
+    Raises
+    ------
+    DeviceError
+        If it is there and does not load.
+    """
+    import cerebro._core as _core
+
+    return _core.cudnn_find(folders())
+
+
+def cudnn_path() -> str | None:
+    """Return the path of the cuDNN to use: what ``CEREBRO_CUDNN`` says, else the one found.
+
+    Raises
+    ------
+    DeviceError
+        If the one that is found does not load.
+    """
+    named = os.environ.get(CUDNN_OVERRIDE)
+    if named:
+        return named
+    found = find_cudnn()
+    return None if found is None else str(found["path"])
+
+
+@functools.cache
+def device(name: str) -> _core.Device:
+    """Return a device of this process, always the same one for a name.
+
+    See `share_pool` for where its memory is from.
+
+    Parameters
+    ----------
+    name
+        ``"cpu"`` (host memory) or ``"cuda:0"`` and so on.
+
+    Raises
+    ------
+    DeviceError
+        If CUDA cannot be used here.
+    InputError
+        If there is no such device.
+    """
+    import cerebro._core as _core
+
+    if name != "cpu":
+        open_runtime()
+    try:
+        opened = _core.Device(name)
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    if name != "cpu":
+        _opened.append(name)
+        _take_from_torch(opened)
+    return opened
+
+
+def share_pool(name: str) -> None:
+    """Have a GPU take its memory from PyTorch's allocator, if PyTorch is loaded by now.
+
+    So that two pools do not compete for it. To be called whenever memory is about to be asked for:
+    PyTorch may have been imported since the device was opened.
+    """
+    if name != "cpu":
+        _take_from_torch(device(name))
+
+
+def _take_from_torch(opened: _core.Device) -> None:
+    if _pooled.get(opened.name) is opened or "torch" not in sys.modules or not start_torch():
+        return
+    opened.set_allocator(_torch_allocate, _torch_release)
+    _pooled[opened.name] = opened
+
+
+_opened: list[str] = []
+_pooled: dict[str, _core.Device] = {}  # that take memory from PyTorch
+
+
+def describe_opened() -> dict[str, Any] | None:
+    """Describe the GPU that this process computes on itself, without a framework; None without one.
+
+    As `cerebro.machine.environment.cuda` does of PyTorch's.
+    """
+    if not _opened:
+        return None
+    about = describe_devices()[int(_opened[-1].partition(":")[2])]
+    cudnn = find_cudnn()
+    return {
+        "device": about["name"],
+        "capability": "{}.{}".format(*about["capability"]),
+        "multiprocessors": about["multiprocessors"],
+        "runtime": version_text(open_runtime()["version"]),
+        "cudnn": None if cudnn is None else cudnn["version"],
+    }
+
+
+def start_torch() -> bool:
+    """Have PyTorch start its part of CUDA; return whether it has one.
+
+    Its operations on tensors that it takes over through its C table fail before it has.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        return False
+    torch.cuda.init()
+    return True
+
+
+def _torch_allocate(nbytes: int, index: int) -> int:
+    """Take memory from PyTorch's pool of the default stream."""
+    import torch
+
+    try:
+        return int(torch.cuda.caching_allocator_alloc(nbytes, index, 0))
+    except torch.cuda.OutOfMemoryError as error:
+        raise MemoryError from error
+
+
+def _torch_release(address: int) -> None:
+    import torch
+
+    torch.cuda.caching_allocator_delete(address)
+
+
+def tell_unpinned(why: str) -> None:
+    """Log that host memory cannot be pinned here, once in a process.
+
+    Parameters
+    ----------
+    why
+        What the system said, the first time.
+    """
+    if not _unpinned:
+        _unpinned.append(why)
+        _log.warning(
+            "no pinned host memory (%s): batches that are streamed to the GPU and states of models "
+            "are copied through ordinary memory, which is slower and gives the same results. Allow "
+            "more locked memory: ulimit -l, in a container --ulimit memlock=-1",
+            why,
+        )
+
+
+_unpinned: list[str] = []
+
+
+def mps_runs() -> bool:
+    """Tell whether the Multi-Process Service's control daemon runs here, as its pipe says."""
+    folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or MPS_FOLDER
+    return (Path(folder) / "control").exists()
+
+
+def version_text(number: int) -> str:
+    """Return CUDA's ``12080`` as ``"12.8"``."""
+    return f"{number // 1000}.{number % 1000 // 10}"

@@ -1,0 +1,207 @@
+"""Whether a GPU can be trusted with batches: tried before its first use, in a process of its own.
+
+A device that fails a kernel may take its process with it, or never answer. So what is tried first
+is tried elsewhere: memory, streams and every kernel (`_core.Device.check`). What came of it is kept
+for this GPU, driver and versions of PyTorch, the CUDA runtime and Cerebro, in a file of its own
+below the user's cache folder. A file that cannot be read or written costs another check.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cerebro.errors import DeviceError, InputError, one_line
+from cerebro.machine import cuda
+from cerebro.machine.environment import package_version, version
+
+SECONDS = 60.0
+"""What a check may take; it needs about a second, most of it to start CUDA."""
+END_SECONDS = 5.0
+FOLDER = "CEREBRO_CACHE"
+"""The variable with the folder to keep verdicts in, instead of ``cerebro`` in the user's cache."""
+KERNEL_MODULE = Path("/proc/driver/nvidia/version")
+MOST_BYTES = 100_000  # of a verdict
+
+PROGRAM = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from cerebro.machine import device_check; device_check.main(sys.argv[2])"
+)
+
+
+def problem(name: str, *, anew: bool = False) -> str:
+    """Return what fails on a GPU, in one line; empty if nothing does.
+
+    Parameters
+    ----------
+    name
+        ``"cuda:0"`` and so on.
+    anew
+        Try it whatever is known, and keep what comes of it.
+
+    Raises
+    ------
+    DeviceError
+        If CUDA cannot be used in this process.
+    InputError
+        If there is no such GPU here.
+    """
+    of = identity(name)
+    path = _place(of)
+    known = None if anew else _read(path, of)
+    if known is not None:
+        return known
+    found, is_lasting = _try(name)
+    if is_lasting:
+        _write(path, of, found)
+    return found
+
+
+def identity(name: str) -> dict[str, Any]:
+    """What a verdict is about: this GPU, and all that computes on it."""
+    import cerebro._core as _core
+
+    runtime, devices = cuda.open_runtime(), cuda.describe_devices()
+    index = int(name.partition(":")[2])
+    if index >= len(devices):
+        raise InputError(
+            f"{name}: there are {len(devices)} CUDA devices, counted from 0, that this process may "
+            "use"
+        )
+    core = Path(str(_core.__file__)).stat()
+    return {
+        "gpu": devices[index]["name"],
+        "uuid": devices[index]["uuid"],
+        "driver": cuda.version_text(runtime["driver"]),
+        "kernel_module": _kernel_module(),
+        "runtime": cuda.version_text(runtime["version"]),
+        "torch": package_version("torch"),
+        "cerebro": version(),
+        "core": [core.st_size, core.st_mtime_ns],  # of a clone that is built again
+    }
+
+
+def _kernel_module() -> str:
+    """What the kernel's part of the driver says of itself; empty where it says nothing."""
+    try:
+        return one_line(KERNEL_MODULE.read_text(errors="replace").partition("\n")[0])
+    except OSError:
+        return ""
+
+
+# --- the file ------------------------------------------------------------------
+
+
+def folder() -> Path | None:
+    """Return where verdicts are kept; None where this user has no place for them."""
+    if named := os.environ.get(FOLDER):
+        return Path(named)
+    if named := os.environ.get("XDG_CACHE_HOME"):
+        return Path(named, "cerebro")
+    try:
+        return Path.home() / ".cache" / "cerebro"
+    except RuntimeError:
+        return None
+
+
+def _place(of: dict[str, Any]) -> Path | None:
+    digest = hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()
+    inside = folder()
+    return None if inside is None else inside / f"device-{digest[:20]}.json"
+
+
+def _read(path: Path | None, of: dict[str, Any]) -> str | None:
+    """The verdict that is kept; None if there is none that can be read."""
+    try:
+        if path is None or not path.is_file():
+            return None
+        with path.open("rb") as file:
+            kept = json.loads(file.read(MOST_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(kept, dict) or kept.get("of") != of:
+        return None
+    found = kept.get("problem")
+    return one_line(found) if isinstance(found, str) else None
+
+
+def _write(path: Path | None, of: dict[str, Any], found: str) -> None:
+    """Keep a verdict, whole or not at all: others may read or write it at the same time."""
+    if path is None:
+        return
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(prefix="device-", dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                json.dump({"of": of, "problem": found}, file)
+            Path(name).replace(path)
+        except OSError:
+            Path(name).unlink()
+
+
+# --- the process ---------------------------------------------------------------
+
+
+def _try(name: str) -> tuple[str, bool]:
+    """Run a check; return what fails, and whether that would be so another time."""
+    variables = dict(os.environ)
+    if path := cuda.open_runtime()["path"]:
+        variables[cuda.OVERRIDE] = path  # the one that is used here
+    folders = json.dumps([str(entry) for entry in sys.path if entry])
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, folders, name],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=variables,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        return f"{name}: its check cannot be started: {error}", False
+    try:
+        said, errors = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hold on to it
+            process.communicate(timeout=END_SECONDS)
+        return f"{name}: its check gave no answer within {SECONDS:g} seconds", False
+    try:
+        found, is_lasting = json.loads(said.splitlines()[-1])
+        return one_line(str(found)), bool(is_lasting)
+    except (ValueError, TypeError, IndexError):
+        return f"{name}: its check ended by {_end_of(process.returncode, errors)}", True
+
+
+def _end_of(status: int, errors: str) -> str:
+    """How a process ended that has said nothing."""
+    if status < 0:
+        try:
+            return signal.Signals(-status).name
+        except ValueError:
+            return f"signal {-status}"
+    last = errors.strip().rpartition("\n")[2]
+    return f"exit status {status}" + (f" ({one_line(last, 200)})" if last else "")
+
+
+def main(name: str) -> NoReturn:
+    """Try a GPU in this process, and print what fails and whether that lasts."""
+    found, is_lasting = "", True
+    try:
+        cuda.device(name).check()
+    except MemoryError as error:
+        found, is_lasting = str(error), False
+    except (DeviceError, InputError) as error:
+        found = str(error)
+    print(json.dumps([found, is_lasting]), flush=True)
+    os._exit(0)  # whatever the driver would do at the end

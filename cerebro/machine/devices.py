@@ -1,0 +1,379 @@
+"""Where models are trained: names of devices, which are here, and who works on which.
+
+Nothing here starts CUDA in the process that asks: what there is is found by a program of its
+own, once, and only where a driver is loaded. A worker of a GPU sees no other one
+(``CUDA_VISIBLE_DEVICES``), so that code that says ``.cuda()`` cannot go astray.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cerebro.errors import InputError, one_line
+from cerebro.machine.environment import installed
+from cerebro.machine.resources import usable_cores
+
+CPU = "cpu"
+ALL = "cuda"
+"""All GPUs, wherever they are: what the record of a run on other machines says."""
+IN_WORKER = "cuda:0"
+"""What a worker calls its GPU, the only one that it sees."""
+
+CUBLAS_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
+CUBLAS_WORKSPACE = ":4096:8"
+"""With which cuBLAS gives equal bits for equal inputs; it is read when CUDA starts."""
+
+FIND_SECONDS = 120.0
+SIGNS_OF_A_DRIVER = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg")
+PROGRAM = """
+import sys
+sys.path[:] = filter(None, sys.path)  # no file of the working directory that is called like these
+import json
+found, problem = [], ""
+try:
+    import torch
+    if torch.version.cuda is None:
+        problem = f"PyTorch {torch.__version__} is built without CUDA: install one that has it"
+    else:
+        for index in range(torch.cuda.device_count()):
+            its = torch.cuda.get_device_properties(index)
+            about = {
+                "device": its.name,
+                "capability": f"{its.major}.{its.minor}",
+                "multiprocessors": its.multi_processor_count,
+                "runtime": torch.version.cuda,
+                "cudnn": torch.backends.cudnn.version(),
+            }
+            found.append([its.name, its.total_memory, about])
+        if not found:
+            problem = "PyTorch finds no GPU that it can use"
+except Exception as error:
+    problem = f"PyTorch cannot use it: {error}"
+print(json.dumps([found, problem]))
+"""
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU of this machine.
+
+    Attributes
+    ----------
+    name
+        ``"cuda:0"`` and so on, in the order in which this process sees them.
+    label
+        What its maker calls it.
+    memory
+        Bytes, all of them.
+    visible
+        ``CUDA_VISIBLE_DEVICES`` of a process that is to see it alone.
+    about
+        What computes there, as `cerebro.machine.environment.cuda` says of a process that has
+        started CUDA; empty if it is not known.
+    """
+
+    name: str
+    label: str = ""
+    memory: int = 0
+    visible: str = ""
+    about: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The GPUs that can be used here, or why there is none."""
+
+    devices: tuple[Device, ...] = ()
+    problem: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        return [device.name for device in self.devices]
+
+
+def lookup() -> Found:
+    """Return the GPUs that this process may use."""
+    return _lookup(os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def has_driver() -> bool:
+    """Whether an NVIDIA driver is loaded; nothing is started to know it."""
+    return any(Path(sign).exists() for sign in SIGNS_OF_A_DRIVER)
+
+
+@functools.cache
+def _lookup(visible: str | None) -> Found:
+    if not has_driver():
+        return Found(problem="no NVIDIA driver is loaded")
+    if visible is not None and not visible.strip():
+        return Found(problem="CUDA_VISIBLE_DEVICES is empty")
+    if not installed("torch"):
+        return Found(problem="PyTorch is not installed, through which GPUs are used")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM],
+            capture_output=True,
+            text=True,
+            timeout=FIND_SECONDS,
+            check=True,
+        )
+        rows, problem = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        return Found(problem=f"looking for GPUs failed: {one_line(str(error), 200)}")
+    return Found(
+        tuple(
+            Device(f"cuda:{index}", str(label), int(memory), visible_alone(index, visible), *about)
+            for index, (label, memory, *about) in enumerate(rows)
+        ),
+        str(problem),
+    )
+
+
+def visible_alone(index: int, visible: str | None) -> str:
+    """Return ``CUDA_VISIBLE_DEVICES`` for one GPU of those that `visible` leaves."""
+    if visible is None:
+        return str(index)
+    return [name.strip() for name in visible.split(",")][index]
+
+
+def is_gpu(name: str) -> bool:
+    """Whether a device's name is that of a GPU."""
+    return name.startswith("cuda")
+
+
+def are_gpus(devices: Sequence[str]) -> bool:
+    """Whether models are trained on GPUs, which never are beside the CPU."""
+    return is_gpu(devices[0])
+
+
+def in_worker(devices: Sequence[str]) -> str:
+    """Return what a worker calls its device, where models are trained on these."""
+    return IN_WORKER if are_gpus(devices) else CPU
+
+
+# --- choosing ----------------------------------------------------------------
+
+
+def choose(devices: Any, found: Found | None = None) -> tuple[str, ...]:
+    """Return the names of the devices that ``devices=`` means, ``("cpu",)`` or GPUs.
+
+    Parameters
+    ----------
+    devices
+        ``"auto"`` (or None): all GPUs, the CPU where there is none; ``"cpu"``; ``"cuda"``: all
+        GPUs; ``"cuda:1"``; or a list of such.
+    found
+        What there is; default: `lookup` says.
+
+    Raises
+    ------
+    InputError
+        If it names no device, or one that is not here.
+    """
+    wanted = named(devices)
+    if wanted == [CPU]:
+        return (CPU,)
+    found = lookup() if found is None else found
+    if wanted == ["auto"]:
+        return tuple(found.names) or (CPU,)
+    if not found.devices:
+        raise InputError(
+            f"devices={devices!r}: no GPU can be used here ({found.problem}); give devices='auto' "
+            "or 'cpu', and `python -m cerebro doctor` says what is missing"
+        )
+    if wanted == ["cuda"]:
+        return tuple(found.names)
+    for name in wanted:
+        if name not in found.names:
+            raise InputError(
+                f"devices={devices!r}: there is no {name!r} here, only {', '.join(found.names)}"
+            )
+    return tuple(wanted)
+
+
+def named(devices: Any) -> list[str]:
+    """Return what ``devices=`` names, checked for its form alone.
+
+    Raises
+    ------
+    InputError
+        If it names no device, or one twice.
+    """
+    several = isinstance(devices, (list, tuple))
+    items = devices if several else ["auto" if devices is None else devices]
+    if not items:
+        raise InputError(
+            f"devices={devices!r} names no device: give 'auto', 'cpu', or GPUs such as 'cuda:0'"
+        )
+    names = [item if isinstance(item, str) else _torch_name(item) for item in items]
+    for name in names:
+        kind, colon, index = name.partition(":")
+        alone = kind in ("auto", CPU, "cuda") and not colon
+        one = kind == "cuda" and index.isascii() and index.isdigit()
+        if not (one or (alone and len(names) == 1)):
+            raise InputError(
+                f"devices must be 'auto', 'cpu', 'cuda', a GPU such as 'cuda:1' or a list of "
+                f"GPUs, not {devices!r}"
+            )
+    names = [f"cuda:{int(name[5:])}" if ":" in name else name for name in names]
+    if len(set(names)) < len(names):
+        raise InputError(f"devices={devices!r} must name each device once")
+    return names
+
+
+def _torch_name(item: Any) -> str:
+    """A ``torch.device`` by its name; anything else is none."""
+    named = type(item).__module__ == "torch" and type(item).__name__ == "device"
+    return str(item) if named else ""
+
+
+def mixed(devices: Sequence[str]) -> str | None:
+    """Say that GPUs are of different kinds, on which states differ in their last bits."""
+    if not are_gpus(devices):
+        return None
+    known = lookup().devices
+    labels = list(dict.fromkeys(device.label for device in known if device.name in devices))
+    if len(labels) < 2:
+        return None
+    return (
+        f"the GPUs are of different kinds ({', '.join(labels)}): a trial's states depend on which "
+        "of them train it; give devices= of one kind to have them exact"
+    )
+
+
+def recorded(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the devices that a run's record names; runs of the first version had the CPU."""
+    names = settings.get("devices")
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        return (CPU,)
+    return tuple(names) or (CPU,)
+
+
+def here(devices: Sequence[str]) -> tuple[str, ...]:
+    """Return where a run goes on that used these devices: on them, or what there is like them."""
+    if not are_gpus(devices):
+        return (CPU,)
+    found = lookup().names
+    return tuple(name for name in devices if name in found) or tuple(found) or (CPU,)
+
+
+def count_workers(
+    devices: Sequence[str],
+    workers: int | None,
+    workers_per_device: int | None,
+    threads: int,
+) -> int:
+    """Return how many workers there are: as asked, or by what the devices are.
+
+    Raises
+    ------
+    InputError
+        If the arguments contradict each other.
+    """
+    if not are_gpus(devices):
+        return max(1, usable_cores() // threads) if workers is None else workers
+    by_device = len(devices) * (workers_per_device or 1)
+    if workers is None:
+        return by_device
+    if workers_per_device is not None and workers != by_device:
+        raise InputError(
+            f"workers={workers} and workers_per_device={workers_per_device} on {len(devices)} "
+            f"device(s), which makes {by_device}: give one of them"
+        )
+    return workers
+
+
+def seats(devices: Sequence[str], workers: int) -> list[Device | None]:
+    """Return where each worker sits, the devices in turn; None: on the CPU.
+
+    Raises
+    ------
+    InputError
+        If a device is not here.
+    """
+    if not are_gpus(devices):
+        return [None] * workers
+    known = {device.name: device for device in lookup().devices}
+    for name in devices:
+        if name not in known:
+            raise InputError(f"there is no {name!r} here: give devices= that are")
+    return [known[devices[i % len(devices)]] for i in range(workers)]
+
+
+def variables(device: Device) -> dict[str, str]:
+    """What a worker's environment needs before CUDA starts in it."""
+    return {
+        "CUDA_VISIBLE_DEVICES": device.visible,
+        CUBLAS_VARIABLE: os.environ.get(CUBLAS_VARIABLE, CUBLAS_WORKSPACE),
+    }
+
+
+def computing_with(devices: Sequence[str]) -> Mapping[str, Any]:
+    """What computes on the first of these GPUs; empty if that is not known here."""
+    found = [device.about for device in lookup().devices if device.name == devices[0]]
+    return found[0] if found else {}
+
+
+def memory_of(devices: Sequence[str]) -> int:
+    """Bytes of the smallest of these GPUs."""
+    return min(device.memory for device in lookup().devices if device.name in devices)
+
+
+@contextmanager
+def using(device: str) -> Iterator[None]:
+    """Compute on a device in this process, which leaves its current one as it was.
+
+    What cuBLAS reads when it starts is set before.
+
+    Warns
+    -----
+    UserWarning
+        If CUDA has started without it.
+    """
+    if not is_gpu(device):
+        yield
+        return
+    import torch
+
+    if CUBLAS_VARIABLE not in os.environ:
+        if torch.cuda.is_initialized():
+            warnings.warn(
+                f"CUDA has started in this process without {CUBLAS_VARIABLE}={CUBLAS_WORKSPACE}, "
+                "which workers have: products of matrices may have other last bits than theirs. "
+                "Set it before anything is computed on a GPU to have the same",
+                stacklevel=4,
+            )
+        os.environ[CUBLAS_VARIABLE] = CUBLAS_WORKSPACE
+    with torch.cuda.device(device):
+        yield
+
+
+# --- what is being built where -----------------------------------------------
+
+_building: ContextVar[str | None] = ContextVar("cerebro_building", default=None)
+
+
+@contextmanager
+def building_on(device: str) -> Iterator[None]:
+    """Call a user's ``build`` with models made for this device."""
+    token = _building.set(device)
+    try:
+        yield
+    finally:
+        _building.reset(token)
+
+
+def build_device() -> str | None:
+    """The device that a model is being built for; None outside of Cerebro's own calls."""
+    return _building.get()

@@ -1,0 +1,165 @@
+"""Files that survive a loss of power: synced, renamed, and their folders synced.
+
+A row of the run store names a state; it may be written only when the state is durable under
+that name. Until a function here returns, nothing that it was given is safe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Iterable, Iterator
+
+from cerebro.machine.files import LinkError, open_plain
+
+if sys.platform == "darwin":
+    import fcntl
+
+_TRIES = 1000
+
+Path = str | os.PathLike[str]
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names added to or removed from a folder durable.
+
+    Raises
+    ------
+    OSError
+        Naming the folder. A file system that cannot sync folders (EINVAL) is believed.
+    """
+    with _says(f"cannot open folder {os.fspath(folder)}"):
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with _says(f"cannot sync folder {os.fspath(folder)}"):
+            _sync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(fd)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Put bytes in the place of a file in one durable step.
+
+    Readers see the old bytes or the new ones, also after a loss of power.
+
+    Raises
+    ------
+    OSError
+        The old file is untouched and nothing is left beside it. If only syncing the folder failed,
+        the new file is in place and may not be durable.
+    """
+    path = os.fspath(path)
+    fd, temporary = _make_temporary(path)
+    try:
+        with _says(f"cannot write {path}"), open(fd, "wb") as file:  # noqa: PTH123
+            file.write(data)
+            file.flush()
+            _sync(fd)
+        with _says(f"cannot replace {path}"):
+            os.replace(temporary, path)  # noqa: PTH105
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)  # noqa: PTH108
+        raise
+    sync_folder(_folder_of(path))
+
+
+def publish(files: Iterable[tuple[Path, Path]]) -> None:
+    """Make complete files durable under their final names.
+
+    All are synced, then all are renamed, then their folders are synced. The disk is told of all
+    files before the first is waited for, and one descriptor is enough for any number.
+
+    Parameters
+    ----------
+    files
+        The temporary and the final path of each; a file that has the final name is replaced.
+
+    Raises
+    ------
+    OSError
+        Naming what failed. If a file could not be synced, nothing was renamed, and that file is
+        lost: a second sync may succeed without the data. If a rename or the sync of a folder
+        failed, some files may have their final name, and none is known to be durable under it.
+    """
+    pairs = [(os.fspath(temporary), os.fspath(final)) for temporary, final in files]
+    if len(pairs) > 1:
+        for temporary, _ in pairs:
+            with _opened(temporary) as fd:
+                _begin_writing(fd)
+    for temporary, _ in pairs:
+        with _opened(temporary) as fd:
+            _sync(fd)
+    for temporary, final in pairs:
+        with _says(f"cannot rename {temporary} to {final}"):
+            os.replace(temporary, final)  # noqa: PTH105
+    for folder in dict.fromkeys(_folder_of(final) for _, final in pairs):
+        sync_folder(folder)
+
+
+def _begin_writing(fd: int) -> None:
+    """Have the disk begin to write a file, where the system can be told; the sync does the rest.
+
+    On Linux this also drops pages that are on the disk already. That costs a later reader
+    something, and a sync for each of many small files costs twice as much without it.
+    """
+    if sys.platform != "darwin":
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _sync(fd: int) -> None:
+    if sys.platform == "darwin":  # where fsync stops at the drive's cache
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+            return
+    os.fsync(fd)
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[int]:
+    with _says(f"cannot open {path}"):
+        fd = open_plain(path, os.O_RDONLY)
+    with _says(f"cannot sync {path} to disk"):
+        try:
+            yield fd
+        finally:
+            os.close(fd)  # NFS writes here, and tells of its failure only once
+
+
+def _make_temporary(path: str) -> tuple[int, str]:
+    """Open a new file beside `path`.
+
+    Its name holds the process, and a number for what other threads or a dead process with the
+    same id have left.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    for number in range(_TRIES):
+        temporary = f"{path}.tmp-{os.getpid()}-{number}"
+        with _says(f"cannot create {temporary}"):
+            try:
+                return os.open(temporary, flags, 0o666), temporary
+            except FileExistsError:
+                if number == _TRIES - 1:
+                    raise
+    raise AssertionError("unreachable")
+
+
+def _folder_of(path: str) -> str:
+    return os.path.dirname(path) or "."  # noqa: PTH120
+
+
+@contextlib.contextmanager
+def _says(what: str) -> Iterator[None]:
+    """Have an OSError say what failed, and of which file."""
+    try:
+        yield
+    except LinkError:
+        raise  # it says more
+    except OSError as error:
+        raise OSError(error.errno, f"{what}: {error.strerror}") from None

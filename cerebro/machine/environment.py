@@ -1,0 +1,332 @@
+"""What a run depends on besides its code and data: versions, CPU, threads, flags.
+
+The same configuration gives the same bits only on the same kind of machine, with
+the same library versions, instruction set and thread count. :func:`describe`
+writes these down for the run's record, :func:`differences` compares two records
+and ``python -m cerebro doctor`` prints them. torch is looked at only where it is
+imported already, so none of this costs an import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cerebro.machine.flags import torch_flags
+from cerebro.machine.installation import DISTRIBUTION
+from cerebro.machine.resources import usable_cores
+
+# Packages whose version can change the bits of a run, or what can be read.
+PACKAGES = (
+    "numpy",
+    "torch",
+    "torchvision",
+    "jax",
+    "jaxlib",
+    "optax",
+    "scikit-learn",
+    "scipy",
+    "mkl",
+    "pandas",
+    "pyarrow",
+    "pillow",
+    "cloudpickle",
+)
+
+# NVIDIA's libraries, whose packages can be exchanged without PyTorch's: another version is
+# another choice of kernels. And what brings them for JAX.
+CUDA_LIBRARIES = ("cublas", "cudnn", "cufft", "curand", "cusolver", "cusparse", "cuda-runtime")
+
+CUDA_PACKAGES = (
+    *(f"nvidia-{name}{cuda}" for name in CUDA_LIBRARIES for cuda in ("", "-cu12", "-cu13")),
+    *(f"jax-cuda{major}-plugin" for major in (12, 13)),
+)
+
+# Variables by which libraries choose other kernels or orders, and so other bits.
+VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "DNNL_DEFAULT_FPMATH_MODE",
+    "DNNL_MAX_CPU_ISA",
+    "GLIBC_TUNABLES",
+    "KMP_DETERMINISTIC_REDUCTION",
+    "LD_PRELOAD",
+    "MKL_CBWR",
+    "MKL_DEBUG_CPU_TYPE",
+    "MKL_DYNAMIC",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "NPY_DISABLE_CPU_FEATURES",
+    "NPY_ENABLE_CPU_FEATURES",
+    "NVIDIA_TF32_OVERRIDE",
+    "OMP_DYNAMIC",
+    "OMP_SCHEDULE",
+    "OMP_THREAD_LIMIT",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "ONEDNN_MAX_CPU_ISA",
+    "OPENBLAS_CORETYPE",
+    "PYTHONHASHSEED",
+    "XLA_FLAGS",
+)
+
+# Set to `threads` in workers; in the caller's process they are as they are.
+# The last one is XLA's, which reads it when JAX first computes in a process.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC")
+
+# What PyTorch's description of its own build says about its libraries.
+TORCH_LIBRARIES = {
+    "mkl": r"Math Kernel Library Version (\S+)",
+    "onednn": r"(?:MKL-DNN|oneDNN) v(\S+)",
+    "openmp": r"OpenMP (\S+)",
+    "lapack": r"LAPACK is enabled \((.*)\)",
+    "blas": r"BLAS_INFO=(\w+)",
+    "compiler": r"GCC (\S+)",
+}
+
+# Vector instruction sets, best first, as the kernel names them.
+INSTRUCTION_SETS = {
+    "amx_tile": "AMX",
+    "avx512f": "AVX-512",
+    "avx2": "AVX2",
+    "avx": "AVX",
+    "sse4_2": "SSE4.2",
+    "sve": "SVE",
+    "asimd": "NEON",
+}
+
+VECTOR_FEATURES = ("amx", "avx", "f16c", "fma", "sse4", "sve", "asimd", "bf16", "i8mm")
+
+
+def version() -> str:
+    """Return Cerebro's version."""
+    try:
+        return metadata.version(DISTRIBUTION)
+    except metadata.PackageNotFoundError:  # on the path without being installed
+        return "unknown"
+
+
+def package_version(name: str) -> str | None:
+    """Return the version of an installed package, or None. Imports nothing."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@functools.cache
+def cpu() -> dict[str, str]:
+    """Return the CPU's ``model``, its best vector ``instruction_set`` and all ``features``.
+
+    Features are the names of its vector and matrix instructions, with blanks between.
+    """
+    fields: dict[str, str] = {}
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            key, _, value = line.partition(":")
+            fields.setdefault(key.strip().lower(), value.strip())
+    except OSError:
+        pass
+    model = fields.get("model name") or platform.processor() or platform.machine()
+    flags = set((fields.get("flags") or fields.get("features") or "").split())
+    names = [name for flag, name in INSTRUCTION_SETS.items() if flag in flags]
+    return {
+        "model": model,
+        "instruction_set": names[0] if names else platform.machine(),
+        "features": " ".join(sorted(flag for flag in flags if flag.startswith(VECTOR_FEATURES))),
+    }
+
+
+@functools.cache
+def gpu() -> str | None:
+    """Return the GPUs' names and their driver's version, None without one. Starts no driver."""
+    names = []
+    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        with contextlib.suppress(OSError):
+            names += re.findall(r"^Model:\s*(.+?)\s*$", file.read_text(), re.MULTILINE)
+    if not names:
+        return None
+    driver = ""
+    with contextlib.suppress(OSError):
+        text = Path("/proc/driver/nvidia/version").read_text()
+        driver = "".join(re.findall(r"\b\d+\.\d+(?:\.\d+)?\b", text)[:1])
+    return f"{', '.join(names)} (driver {driver or 'unknown'})"
+
+
+@functools.cache
+def numpy_blas() -> str:
+    """Return the name and version of the library that NumPy multiplies matrices with."""
+    try:
+        config: Any = np.show_config(mode="dicts")
+        blas = config["Build Dependencies"]["blas"]
+        return f"{blas['name']} {blas.get('version', '')}".strip()
+    except (TypeError, KeyError):  # before NumPy 1.25 it could only be printed
+        return "unknown"
+
+
+def torch_libraries() -> dict[str, str]:
+    """Return the versions of the libraries in PyTorch; empty while it is not imported."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "__config__"):
+        return {}
+    text = torch.__config__.show()
+    found = {name: re.search(pattern, text) for name, pattern in TORCH_LIBRARIES.items()}
+    return {name: match[1].rstrip(",") for name, match in found.items() if match is not None}
+
+
+def _torch_capability() -> str | None:
+    torch = sys.modules.get("torch")
+    return None if torch is None else str(torch.backends.cpu.get_cpu_capability())
+
+
+def cuda() -> dict[str, Any] | None:
+    """Return what CUDA computes with in this process; None where it has not started."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    its = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return {
+        "device": its.name,
+        "capability": f"{its.major}.{its.minor}",
+        "multiprocessors": its.multi_processor_count,
+        "runtime": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+    }
+
+
+def jax_backend() -> str | None:
+    """Return what JAX computes on in this process, such as "gpu"; None where it has not started."""
+    jax = sys.modules.get("jax")
+    bridge = sys.modules.get("jax._src.xla_bridge")  # to ask JAX itself would start it
+    has_started = getattr(bridge, "backends_are_initialized", None)
+    if jax is None or has_started is None or not has_started():
+        return None
+    return str(jax.default_backend())
+
+
+def uses_gpu(record: Mapping[str, Any]) -> bool:
+    """Whether a process computes on a GPU, by what `describe` says of it."""
+    return "cuda" in record or record.get("jax_backend") in ("gpu", "cuda", "rocm")
+
+
+def _versions(names: Iterable[str]) -> dict[str, str]:
+    found = {name: package_version(name) for name in names}
+    return {name: version for name, version in found.items() if version is not None}
+
+
+def describe(threads: int | None = None, device: str = "cpu") -> dict[str, Any]:
+    """Describe this process for a run's record.
+
+    Parameters
+    ----------
+    threads
+        Compute threads per worker of the run.
+    device
+        What computes: "cpu", or any other name for a GPU.
+
+    Returns
+    -------
+    dict
+        JSON-able: ``cerebro python packages system libc cpu gpu device cuda cuda_packages
+        jax_backend cores threads blas torch torch_capability torch_libraries variables``;
+        ``cuda`` and ``jax_backend`` only where they have started.
+    """
+    more: dict[str, Any] = {}
+    if device != "cpu":
+        more["cuda_packages"] = _versions(CUDA_PACKAGES)
+        if (started := cuda()) is not None:
+            more["cuda"] = started
+    if (backend := jax_backend()) is not None:
+        more["jax_backend"] = backend
+    return {
+        "cerebro": version(),
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "packages": _versions(PACKAGES),
+        "system": f"{platform.system()} {platform.machine()}",
+        "libc": " ".join(platform.libc_ver()).strip(),
+        "cpu": dict(cpu()),
+        "gpu": gpu(),
+        "device": "cpu" if device == "cpu" else "cuda",
+        **more,
+        "cores": usable_cores(),
+        "threads": threads,
+        "blas": numpy_blas(),
+        "torch": torch_flags(),
+        "torch_capability": _torch_capability(),
+        "torch_libraries": torch_libraries(),
+        "variables": _variables(threads),
+    }
+
+
+def variables() -> dict[str, str]:
+    """Return those of `VARIABLES` that are set in this process."""
+    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
+
+
+def _variables(threads: int | None) -> dict[str, str]:
+    """The variables that are set; those about threads only where they say something else."""
+    found = variables()
+    for name in THREAD_VARIABLES:
+        value = os.environ.get(name)
+        if value is not None and threads is not None and value != str(threads):
+            found[name] = value
+    return found
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Name what differs between two records and could change a run's bits.
+
+    Returns
+    -------
+    list of str
+        One line each, such as ``"packages.torch was 2.12.0, is 2.13.0"``; the number of
+        cores is left out, for it changes nothing, and so is what an older record lacks.
+    """
+    both = before.keys() & now.keys()
+    old, new = ({k: v for k, v in record.items() if k in both} for record in (before, now))
+    old, new = _flat(old), _flat(new)
+    lines = []
+    for key in sorted(old.keys() | new.keys()):
+        if key == "cores" or old.get(key) == new.get(key):
+            continue
+        if key.startswith("torch") and (old.get(key) is None or new.get(key) is None):
+            continue  # torch was not imported yet on one side: nothing is known
+        if key == "cpu.features" and key in old and key in new:
+            lines.append(_features_differ(str(old[key]), str(new[key])))
+        else:
+            lines.append(f"{key} was {old.get(key, 'absent')}, is {new.get(key, 'absent')}")
+    return lines
+
+
+def _features_differ(before: str, now: str) -> str:
+    """Name the CPU's instructions that have come and gone."""
+    old, new = set(before.split()), set(now.split())
+    parts = [("without", sorted(old - new)), ("with", sorted(new - old))]
+    said = "; ".join(f"{word} {' '.join(names)}" for word, names in parts if names)
+    return f"cpu.features differ: now {said}"
+
+
+def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in record.items():
+        if isinstance(value, Mapping):
+            flat.update(_flat(value, f"{prefix}{key}."))
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def installed(module: str) -> bool:
+    """Tell whether a module could be imported, without importing it."""
+    try:
+        return util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False

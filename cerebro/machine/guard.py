@@ -1,0 +1,263 @@
+"""Refuses to train where code is only imported, or inside of a worker.
+
+A script needs no main guard, because workers are sent its ``build`` by value. When ``build`` is
+found by its name instead, the script is imported, and the search that it calls would search
+again, in every worker of every search. So while something is being found (`finding`), and in a
+worker for all of its life (`enter_worker`), whatever trains is refused (`refuse`).
+
+A refused call ends the import that it is reached in. Where the module has by then what is sought
+in it, the import counts as done: the module is what it is above the call. Otherwise the user is
+told what to do. Code that catches the refusal goes on, but has no run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import FrameType, ModuleType
+from typing import Any
+
+from cerebro.errors import InputError
+from cerebro.machine.imports import PACKAGE, is_installed
+
+VARIABLE = "CEREBRO_IN_WORKER"
+"""Set in workers' environment, and so in that of every process that is started in one."""
+
+CURE = 'put it under `if __name__ == "__main__":`'
+
+BUILD = ("build",)
+"""What a module that is only imported on the way is expected to have."""
+
+_OWN = str(PACKAGE) + os.sep
+
+
+class Stopped(BaseException):
+    """A call that trains was reached while its module was imported.
+
+    Not an Exception, so that a script's own ``except Exception`` does not take it for a search
+    that failed. It never leaves `finding`, nor the outermost import of a worker.
+    """
+
+    def __init__(self, call: str, where: str) -> None:
+        super().__init__(f"{where}: {call} is called while the file is imported")
+        self.call = call
+        self.where = where
+
+    def refusal(self, missing: Sequence[str] = ()) -> InputError:
+        """What the user is told where the import cannot stop at the call."""
+        before = ""
+        if missing:
+            before = f", before {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} set"
+        return InputError(f"{self}{before}: {CURE}")
+
+
+class _Finding:
+    """Something that is being found, or a trial that runs."""
+
+    def __init__(self, target: str | None, names: tuple[str, ...], *, is_trial: bool) -> None:
+        self.target = target
+        self.names = names
+        self.is_trial = is_trial
+        self.thread = threading.get_ident()
+        self.others = frozenset(sys._current_frames()) - {self.thread}
+
+    def includes_this_thread(self) -> bool:
+        """Whether this thread finds it, or has been started meanwhile: by what is imported.
+
+        Beside a trial there may be new threads with searches that are none of its business.
+        """
+        here = threading.get_ident()
+        return here == self.thread if self.is_trial else here not in self.others
+
+
+class _Here(threading.local):
+    """What this thread is doing."""
+
+    def __init__(self) -> None:
+        self.imports = 0  # of users' modules, one within another
+        self.found: list[_Finding] = []
+
+
+_here = _Here()
+_lock = threading.Lock()
+_findings: list[_Finding] = []
+_stops: dict[str, Stopped] = {}
+_in_worker = bool(os.environ.get(VARIABLE))
+
+
+def enter_worker() -> None:
+    """Refuse from now on, in this process and those that it starts: it is a worker."""
+    global _in_worker
+    _in_worker = True
+    os.environ[VARIABLE] = "1"
+    _watch_imports()
+
+
+def finding(*names: str, target: str | None = None) -> AbstractContextManager[None]:
+    """Refuse what trains in the block, which imports a user's code to find something in it.
+
+    Parameters
+    ----------
+    names
+        What is sought, ``build`` by default: an import that has it stops at a refused call.
+    target
+        The module, or the path of the file, that is to have it. Other modules that are imported
+        on the way are to have ``build``.
+
+    Raises
+    ------
+    InputError
+        If something was called that trains, before what is sought was there.
+    """
+    return _refusing(_Finding(target, names or BUILD, is_trial=False))
+
+
+def in_trial() -> AbstractContextManager[None]:
+    """Refuse what trains in the block: it runs a trial, or the user's ``build``."""
+    return _refusing(_Finding(None, BUILD, is_trial=True))
+
+
+@contextmanager
+def _refusing(found: _Finding) -> Iterator[None]:
+    imports, _here.imports = _here.imports, 0
+    _here.found.append(found)
+    with _lock:
+        _findings.append(found)
+        _watch_imports()
+    try:
+        yield
+    except Stopped as stop:
+        raise stop.refusal() from None
+    finally:
+        with _lock:
+            _findings.remove(found)
+        _here.found.remove(found)
+        _here.imports = imports
+
+
+def refuse(call: str) -> None:
+    """Do nothing where a run may be started; whatever starts one asks first.
+
+    Parameters
+    ----------
+    call
+        What is about to train, as users call it.
+
+    Raises
+    ------
+    InputError
+        Saying what to do.
+    Stopped
+        In an import, which is decided on by what imports.
+    """
+    ours = [found for found in list(_findings) if found.includes_this_thread()]
+    spawned = _is_spawned()
+    if not (ours or spawned or _in_worker):
+        return
+    if not (_here.imports or spawned or any(not found.is_trial for found in ours)):
+        raise InputError(
+            f"{call} is called inside of a trial, which cannot start a run: call it outside of "
+            "build and of what build returns"
+        )
+    place = _statement()
+    stop = Stopped(call, f"{place.f_code.co_filename}, line {place.f_lineno}")
+    if _here.imports:
+        raise stop
+    raise stop.refusal()
+
+
+def stopped_at(module: ModuleType) -> Stopped | None:
+    """Return the call at which a module's import stopped; None if it did not."""
+    return _stops.get(module.__name__)
+
+
+def stoppable(spec: ModuleSpec | None) -> ModuleSpec | None:
+    """Let the import of a user's file stop at a refused call."""
+    loader = None if spec is None else spec.loader
+    if spec is not None and type(loader) is SourceFileLoader and not is_installed(loader.path):
+        spec.loader = _StoppableLoader(loader.name, loader.path)
+    return spec
+
+
+def _statement() -> FrameType:
+    """The statement of a user's module that the call comes from, or in a thread the call."""
+    outside: list[FrameType] = []
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((_OWN, "<frozen ")):
+            outside.append(frame)
+            if frame.f_code.co_name == "<module>":
+                return frame
+        frame = frame.f_back
+    return outside[0] if outside else sys._getframe(2)
+
+
+def _is_spawned() -> bool:
+    """Whether this is a child of multiprocessing's that imports its parent's script."""
+    module = sys.modules.get("multiprocessing.process")
+    return module is not None and getattr(module.current_process(), "_inheriting", False)
+
+
+class _StoppableLoader(SourceFileLoader):
+    """Decides what becomes of an import in which something was refused."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Execute the module, as far as it gets."""
+        _here.imports += 1
+        try:
+            super().exec_module(module)
+        except Stopped as stop:
+            missing = [name for name in self._sought(module) if not hasattr(module, name)]
+            if missing and _here.imports > 1:
+                raise  # a module that imports this one may have what is sought
+            if missing:
+                raise stop.refusal(missing) from None
+            _stops[module.__name__] = stop
+            _explain_what_is_missing(module, stop)
+        finally:
+            _here.imports -= 1
+
+    def _sought(self, module: ModuleType) -> tuple[str, ...]:
+        found = _here.found[-1] if _here.found else None
+        if found is not None and found.target in (module.__name__, self.path):
+            return found.names
+        return BUILD
+
+
+def _explain_what_is_missing(module: ModuleType, stop: Stopped) -> None:
+    """Have a module that stopped say why it lacks what is asked for."""
+
+    def missing(name: str) -> Any:
+        raise AttributeError(f"module {module.__name__!r} has no {name!r}: {stop}; {CURE}")
+
+    vars(module).setdefault("__getattr__", missing)
+
+
+class _Finder:
+    """Finds what Python's own finder of files does, and lets imports of users' files stop."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return what is known of a module."""
+        if not (_findings or _in_worker):
+            return None
+        return stoppable(PathFinder.find_spec(name, path, target))
+
+
+_finder = _Finder()
+
+
+def _watch_imports() -> None:
+    """Have imports watched from now on; another thread's must find all finders that it began with.
+
+    So this one is never taken away again.
+    """
+    if _finder not in sys.meta_path:
+        at = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else 0
+        sys.meta_path.insert(at, _finder)

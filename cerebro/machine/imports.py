@@ -1,0 +1,108 @@
+"""Python files this process has imported: whether they have changed, and which hide a library.
+
+A worker that stays warm from one run to the next keeps its imported modules. If the
+user has edited one of them since, or means another file by the same name, the worker
+would train with the wrong code.
+
+Python looks for modules in the folder of the script first. What then goes wrong, goes wrong
+deep inside of something else; so the file is named.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import sysconfig
+from collections.abc import Mapping
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent.parent
+"""The folder of Cerebro itself: lines of files below it are not the user's."""
+
+_INSTALLED = tuple(
+    os.path.join(sysconfig.get_path(name), "")  # noqa: PTH118
+    for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+
+sent_whole: set[str] = set()
+"""Modules that no worker could import by their names: their code is sent."""
+
+_PROGRAMS = ("__main__", "__mp_main__")  # every process has its own
+
+Sources = dict[tuple[str, str], int]
+"""Module name and file to the file's time of change in ns."""
+
+
+def is_installed(file: str) -> bool:
+    """Whether a file is the standard library's or an installed package's."""
+    return file.startswith(_INSTALLED)
+
+
+def note_imported(times: Sources) -> None:
+    """Add the modules imported by now.
+
+    Those that `times` has already keep the time at which they were first seen. Left out
+    are the standard library and installed packages, which nobody edits in passing.
+    """
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str) or is_installed(file) or name in _PROGRAMS:
+            continue
+        if (name, file) not in times:
+            times[name, file] = _changed_at(file)
+
+
+def are_current(times: Mapping[tuple[str, str], int]) -> bool:
+    """Whether this process would import the same files by these names, unchanged."""
+    return all(
+        _changed_at(file) == time and ("." in name or not _is_another(name, file))
+        for (name, file), time in times.items()
+    )
+
+
+def _is_another(name: str, file: str) -> bool:
+    """Whether a module of this name comes from another file here."""
+    here = getattr(sys.modules.get(name), "__file__", None)
+    if here is None:
+        spec = PathFinder.find_spec(name)
+        here = None if spec is None else spec.origin
+    return here is not None and here != file
+
+
+def _changed_at(file: str) -> int:
+    """Time of a file's last change in ns; -1 where there is none."""
+    try:
+        return os.stat(file).st_mtime_ns  # noqa: PTH116
+    except OSError:
+        return -1
+
+
+LIBRARIES = (
+    *("cloudpickle", "jax", "matplotlib", "numpy", "optuna", "pandas", "PIL", "pyarrow", "ray"),
+    *("optax", "rich", "safetensors", "scipy", "sklearn", "torch", "torchvision"),
+)
+"""All of them packages: a single file is something else."""
+
+
+def refuse_shadow(library: str) -> None:
+    """Raise ImportError if a file would be imported in the place of a library."""
+    spec = importlib.util.find_spec(library)
+    if spec is not None and spec.submodule_search_locations is None:
+        raise ImportError(_said(str(spec.origin), library))
+
+
+def imported_shadows() -> str:
+    """Name the files that were imported in the place of libraries; empty if none was."""
+    said = []
+    for library in LIBRARIES:
+        module = sys.modules.get(library)
+        file = getattr(module, "__file__", None)
+        if file is not None and not hasattr(module, "__path__"):
+            said.append(_said(file, library))
+    return "; ".join(said)
+
+
+def _said(file: str, library: str) -> str:
+    return f"{file} is found in the place of the library {library}: rename it"

@@ -1,0 +1,114 @@
+"""The cores and the memory of this machine that this process may use."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+GROUPS = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Memory of a process, in bytes."""
+
+    resident: int
+    """All of it that is in memory, mapped files too."""
+    private: int
+    """Without mapped files, which the system may take back whenever it needs to."""
+
+
+def usage(process: str = "self") -> Usage | None:
+    """Return what a process uses now; None where the system does not say (not Linux)."""
+    try:
+        file = os.open(f"/proc/{process}/statm", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        words = os.read(file, 200).split()
+    finally:
+        os.close(file)
+    resident, shared = int(words[1]), int(words[2])
+    return Usage(resident * PAGE_BYTES, max(0, resident - shared) * PAGE_BYTES)
+
+
+def kills(groups: Path = GROUPS, proc: Path = Path("/proc")) -> int:
+    """How many processes the kernel's out-of-memory killer has killed around this one.
+
+    Those of this process's control group where it has one, else of the machine;
+    0 where nobody counts them.
+    """
+    for file in _counters(groups, proc):
+        try:
+            lines = file.read_text().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            name, _, number = line.partition(" ")
+            if name == "oom_kill" and number.isdigit():
+                return int(number)
+    return 0
+
+
+def _counters(groups: Path, proc: Path) -> list[Path]:
+    """Files that may hold the count, the closest first."""
+    try:
+        lines = (proc / "self/cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    found = []
+    for line in lines:
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        inside = path.lstrip("/")
+        if number == "0":  # version 2
+            found.append(groups / inside / "memory.events")
+        elif "memory" in controllers.split(","):
+            found.append(groups / "memory" / inside / "memory.oom_control")
+            # In a container the path is often that of the host, and the group is the root.
+            found.append(groups / "memory" / "memory.oom_control")
+    return [*found, groups / "memory.events", proc / "vmstat"]
+
+
+def usable_cores() -> int:
+    """Count the cores this process may use: its affinity, and its container's quota."""
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS
+        cores = os.cpu_count() or 1
+    quota = _cgroup_cores()
+    return max(1, min(cores, math.ceil(quota)) if quota is not None else cores)
+
+
+def _cgroup_cores() -> float | None:
+    try:
+        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return None if limit == "max" else int(limit) / int(period)
+    except (OSError, ValueError):
+        return None
+
+
+def available_memory() -> int:
+    """Memory that could be used now, in bytes: the machine's, and what a container may take."""
+    available = 4 << 30
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        return available if limit == "max" else max(0, min(available, int(limit) - used))
+    except (OSError, ValueError):
+        return available
+
+
+def free_memory() -> int:
+    """Bytes of memory in this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

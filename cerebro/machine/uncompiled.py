@@ -1,0 +1,44 @@
+"""What is said where the C core does not load, mostly a checkout in which it was never built."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+from cerebro.machine.imports import PACKAGE
+
+
+def refuse_uncompiled(folder: Path = PACKAGE) -> None:
+    """Raise ImportError if there is no core for this Python; end a command with one line.
+
+    A core that is there and does not load has its own message.
+    """
+    if any((folder / f"_core{suffix}").exists() for suffix in EXTENSION_SUFFIXES):
+        return
+    text = explanation(folder)
+    if _is_command():
+        raise SystemExit(f"error: {text}")
+    raise ImportError(text, name="cerebro._core") from None
+
+
+def explanation(folder: Path) -> str:
+    """Say what is missing, and the command that makes it."""
+    others = sorted(file.name for file in folder.glob("_core.*") if file.suffix in (".so", ".pyd"))
+    missing = f"has no compiled core for this Python {sys.version_info[0]}.{sys.version_info[1]}"
+    if others:
+        missing += f" (there is {', '.join(others)})"
+    root = folder.parent
+    if (root / "setup.py").exists() and (root / "csrc").is_dir():
+        return f"{folder} {missing}: build it with `{sys.executable} -m pip install -e {root}`"
+    return f"{folder} {missing}: install Cerebro again with {sys.executable} -m pip"
+
+
+def _is_command() -> bool:
+    """Whether this process is Cerebro's command: nobody is there to catch an exception."""
+    program, *_ = sys.argv or [""]
+    if program == "-m":  # as long as Python looks for the module
+        at = sys.orig_argv.index("-m") if "-m" in sys.orig_argv else len(sys.orig_argv)
+        return sys.orig_argv[at + 1 : at + 2] == ["cerebro"]
+    return os.path.basename(program) == "cerebro"  # noqa: PTH119

@@ -1,0 +1,336 @@
+"""What a model is: its methods, what `build` is told, its columns and its metrics.
+
+What models of several frameworks have in common; no framework is imported here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, Protocol
+
+from cerebro.errors import InputError
+
+FRAMEWORKS = ("torch", "numpy", "jax", "dlpack")
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a model may want to know about the search that trains it.
+
+    Attributes
+    ----------
+    epochs
+        How many epochs the trial trains at most.
+    steps_per_epoch
+        Training batches per epoch.
+    total_steps
+        Training batches in all: ``epochs * steps_per_epoch``.
+    batch_size
+        Rows per training batch.
+    trial
+        The trial's number.
+    seed
+        The seed that `random`, NumPy and torch were seeded with before `build`.
+    device
+        Where batches of PyTorch's tensors arrive: "cpu", or a GPU such as "cuda:0".
+    columns
+        The data's columns by name.
+    classes
+        The names of the classes by column; None for columns without, such as integer labels: see
+        `num_classes`.
+    data
+        The training data, a :class:`cerebro.Dataset`.
+    fold
+        Which fold of its configuration the trial is, from 0; None in a search without folds.
+    """
+
+    epochs: int
+    steps_per_epoch: int
+    total_steps: int
+    batch_size: int
+    trial: int
+    seed: int
+    device: str = "cpu"
+    columns: Mapping[str, Any] | None = None
+    classes: Mapping[str, Any] | None = None
+    data: Any = None
+    fold: int | None = None
+
+    def num_classes(self, column: str = "y") -> int:
+        """Return how many classes a label column has, named or numbered.
+
+        See `cerebro.Dataset.num_classes`.
+        """
+        return int(self.data.num_classes(column))
+
+
+class Model(Protocol):
+    """The methods that every model has.
+
+    Metric values are floats or 0-d tensors, means over the batch's rows, or
+    pairs ``(mean, weight)``. Optional, and called where they exist:
+
+    ``framework``
+        What batches are made of: "torch", "numpy", "jax" or "dlpack" (default).
+    ``cpu_only``
+        True if it never computes on a GPU: with ``devices="auto"`` a search is on the CPU then.
+    ``loads_in_place``
+        True if a state may be copied into the tensors that `state_dict` returns
+        (they are the model's own and nobody else's), which spares new memory.
+    ``bind_info(info)``
+        Once, after `build`.
+    ``begin_epoch(epoch)``, ``end_epoch(epoch, metrics)``
+        Around an epoch (from 0); the second after validation, before the epoch's
+        state is hashed.
+    ``end_unit()``
+        After the last training batch of a unit, before its state is taken.
+    ``evaluate(batches) -> dict``
+        Instead of `eval_batch` for a whole validation pass.
+    ``predict_batch(batch)``
+        The outputs for a batch.
+    ``load_clone(state, config)``
+        Instead of `load_state_dict` when the state is another trial's.
+    """
+
+    def train_batch(self, batch: dict[str, Any]) -> Mapping[str, Any] | None:
+        """Train on one batch and return its metrics."""
+        ...
+
+    def eval_batch(self, batch: dict[str, Any]) -> Mapping[str, Any]:
+        """Return the metrics of one batch without changing the model."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that later training depends on: tensors, arrays and JSON."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a state; tensors in it are copied, not kept."""
+        ...
+
+
+_REQUIRED = {
+    "train_batch": "train_batch(batch) -> dict | None",
+    "eval_batch": "eval_batch(batch) -> dict",
+    "state_dict": "state_dict() -> dict",
+    "load_state_dict": "load_state_dict(state)",
+}
+
+
+def check_model(model: object) -> None:
+    """Raise InputError if `model` lacks a method that Cerebro needs.
+
+    The message names what `build` returned and the first missing method.
+    """
+    if model is None:
+        raise InputError(
+            "build returned None; return a model, such as cerebro.torch.Model(...). A function "
+            "that trains by itself, as for Ray Tune or Optuna, is to return its model instead"
+        )
+    kind = f"{type(model).__module__}.{type(model).__qualname__}"
+    if is_keras(model):
+        raise InputError(f"build returned a {kind}: {NO_KERAS}")
+    for name, signature in _REQUIRED.items():
+        if name == "eval_batch" and callable(getattr(model, "evaluate", None)):
+            continue
+        if not callable(getattr(model, name, None)):
+            raise InputError(
+                f"build returned a {kind}, which has no {name} method: a model needs {signature}"
+                f"{_hint(model)}"
+            )
+    framework = framework_of(model)
+    if framework not in FRAMEWORKS:
+        raise InputError(
+            f"build returned a {kind} with framework={framework!r}; it must be one of "
+            f"{', '.join(FRAMEWORKS)}"
+        )
+
+
+NO_KERAS = (
+    "Keras is not supported yet (its layers would not be told when they train, so that dropout did "
+    "nothing): make the network with torch.nn and its optimizer with torch.optim"
+)
+
+
+def is_keras(value: object) -> bool:
+    """Whether an object's class, or one that this is derived from, is Keras's."""
+    packages = {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
+    return not packages.isdisjoint(("keras", "tf_keras"))
+
+
+def _hint(model: object) -> str:
+    if hasattr(model, "parameters") and hasattr(model, "forward"):
+        return "; wrap the network: cerebro.torch.Model(net, optimizer=..., loss=...)"
+    if hasattr(model, "partial_fit"):
+        return "; wrap the estimator: cerebro.sklearn.Model(estimator)"
+    if hasattr(model, "apply") and hasattr(model, "init"):
+        return "; wrap the module: cerebro.jax.Model(net.apply, params, optimizer=..., loss=...)"
+    if isinstance(model, tuple):
+        return "; return one object, such as cerebro.torch.Model(net, optimizer=..., loss=...)"
+    return ""
+
+
+def framework_of(model: object) -> str:
+    """Return what the model's batches are made of: its `framework`, "dlpack" if it has none."""
+    return getattr(model, "framework", "dlpack")
+
+
+def is_cpu_only(model: object) -> bool:
+    """Return whether the model says that it never computes on a GPU."""
+    return bool(getattr(model, "cpu_only", False))
+
+
+def whole_pass(model: object) -> Callable[[Iterable[dict[str, Any]]], Mapping[str, Any]] | None:
+    """Return `model.evaluate` if validation must go through it, else None.
+
+    A model that has `evaluate` may say ``evaluates_whole = False``: batch by
+    batch then gives the same metrics.
+    """
+    evaluate = getattr(model, "evaluate", None)
+    if callable(evaluate) and getattr(model, "evaluates_whole", True):
+        return evaluate  # type: ignore[no-any-return]
+    return None
+
+
+Batch = dict[str, Any]
+
+Columns = str | Sequence[str] | Mapping[str, str]
+
+
+def column_names(what: str, columns: Any) -> list[str]:
+    """Return the columns that the argument `what` names.
+
+    Raises
+    ------
+    InputError
+        If it is no column's name, list or mapping.
+    """
+    if isinstance(columns, str):
+        return [columns]
+    if columns is None and what == "target":
+        return []
+    names: list[Any] = []
+    if isinstance(columns, Mapping):
+        names = list(columns.values())
+    elif isinstance(columns, (list, tuple)):
+        names = list(columns)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise InputError(f"{what} must be a column's name, a list or a mapping, not {columns!r}")
+    return names
+
+
+def make_getter(columns: Columns) -> Callable[[Batch], Any]:
+    """Return the function that takes columns from a batch: one, a tuple, or a dict."""
+    if isinstance(columns, str):
+        return itemgetter(columns)
+    if isinstance(columns, Mapping):
+        pairs = list(columns.items())
+        return lambda batch: {key: batch[column] for key, column in pairs}
+    names = list(columns)
+    if len(names) == 1:
+        return lambda batch: (batch[names[0]],)
+    return itemgetter(*names)
+
+
+def check_batch(batch: Any, inputs: Columns, target: Columns | None) -> None:
+    """Raise InputError if a batch lacks a column that a model's arguments name."""
+    wanted = [("inputs", name) for name in column_names("inputs", inputs)]
+    wanted += [("target", name) for name in column_names("target", target)]
+    for what, name in wanted:
+        if isinstance(batch, Mapping) and name not in batch:
+            raise InputError(
+                f"{what} names the column {name!r}, but the data has {', '.join(batch)}"
+            ) from None
+
+
+def loss_of(output: Any) -> Any:
+    """Return the loss that a network has computed: ``output.loss`` or ``output["loss"]``."""
+    loss = getattr(output, "loss", None)
+    if loss is None and isinstance(output, Mapping):
+        loss = output.get("loss")
+    if loss is None:
+        raise InputError(
+            f"loss=None takes the loss from the network's output, but a {type(output).__name__} "
+            "has none: give loss, or make the network compute it"
+        )
+    return loss
+
+
+def named_functions(what: str, functions: Any) -> dict[str, Callable[..., Any]]:
+    """Check a mapping of names to functions; None is an empty one."""
+    if functions is None:
+        return {}
+    if not isinstance(functions, Mapping) or not all(callable(f) for f in functions.values()):
+        raise InputError(f"{what} must be a mapping of names to functions, not {functions!r}")
+    return dict(functions)
+
+
+def check_metrics(
+    loss: Any, step: Any, metrics: Mapping[str, Any], whole: Mapping[str, Any]
+) -> None:
+    """Refuse metrics that no step returns outputs for, and two of one name."""
+    if step is not None and (loss is not None or metrics):
+        raise InputError("step replaces loss and metrics: return them from step instead")
+    if step is not None and whole:
+        raise InputError("epoch_metrics need outputs, which step does not return: give loss")
+    both = metrics.keys() & whole.keys()
+    if both or "loss" in {**metrics, **whole}:
+        raise InputError(f"two metrics are called {next(iter(both), 'loss')!r}")
+
+
+def rows_of_all(columns: Mapping[str, Any]) -> int:
+    """Return the rows that all columns have.
+
+    Raises
+    ------
+    InputError
+        If they differ.
+    """
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise InputError(f"the columns have different numbers of rows: {lengths}")
+    return next(iter(lengths.values()), 0)
+
+
+class Means:
+    """Means of metrics over batches, summed in float64 in their order.
+
+    Parameters
+    ----------
+    floats
+        Reads a list of numbers, wherever they are: once, when all batches are there.
+    """
+
+    def __init__(self, floats: Callable[[list[Any]], list[float]]) -> None:
+        self._floats = floats
+        self._pairs: dict[str, list[tuple[Any, Any]]] = {}
+
+    def add(self, batch: Batch, values: Mapping[str, Any]) -> None:
+        """Add a batch's metrics: means over its rows, or ``(mean, weight)``."""
+        rows = len(next(iter(batch.values())))
+        for name, value in values.items():
+            pair = value if isinstance(value, tuple) else (value, rows)
+            self._pairs.setdefault(name, []).append(pair)
+
+    def take(self) -> dict[str, float]:
+        """Return the means by name.
+
+        Raises
+        ------
+        InputError
+            If there was no batch.
+        """
+        if not self._pairs:
+            raise InputError("there are no rows to evaluate")
+        return {name: self._mean(pairs) for name, pairs in self._pairs.items()}
+
+    def _mean(self, pairs: Sequence[tuple[Any, Any]]) -> float:
+        total = weights = 0.0
+        means, counts = (self._floats(list(numbers)) for numbers in zip(*pairs, strict=True))
+        for value, weight in zip(means, counts, strict=True):
+            total += value * weight
+            weights += weight
+        return total / weights if weights else math.nan

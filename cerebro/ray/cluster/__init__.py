@@ -1,0 +1,1 @@
+"""A Ray cluster behind a search: nodes, shards and states on them. Internal."""

@@ -1,0 +1,363 @@
+"""What runs on a node: an actor that watches over one worker process.
+
+The process is the same as on one machine, with all that protects it there: beats, the
+limit of a unit's time, redirected output, its end with its parent. The actor carries
+tasks to it and states to and from the object store. It is cheap: it imports neither
+PyTorch nor the user's code, and a crash of a trial is not a crash of it.
+
+Every unit carries the trial's dispatch number, which only grows. A call that comes late
+or twice is refused by it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cerebro._core as _core
+from cerebro.data import Dataset
+from cerebro.data.manifest import read_manifest
+from cerebro.data.placed import PlacedDataset
+from cerebro.data.validation import Folds
+from cerebro.errors import (
+    CerebroError,
+    CorruptDataError,
+    DeviceError,
+    InputError,
+    WorkerError,
+    text_of,
+)
+from cerebro.executors.local import LocalExecutor
+from cerebro.machine import devices, environment, resources
+from cerebro.machine.devices import Device, is_gpu
+from cerebro.machine.resources import available_memory
+from cerebro.ray.cluster.cache import Cache, cache_folder
+from cerebro.ray.cluster.messages import Answer, Begin, DataAt, NodeReport, StateIn
+from cerebro.ray.cluster.sent import Sent
+from cerebro.ray.cluster.states import StateGone, StoreFull, fetch
+from cerebro.run.states import CloneOf, KeptState, remove_slots, slots_stem
+from cerebro.worker.messages import CheckDone, Event, Job, RunContext, Task, UnitDone, UnitFailed
+
+MAX_LOG_BYTES = 1 << 20
+"""Of what a unit has printed; more is left out in the middle."""
+
+
+class LateCall(Exception):
+    """A task that a later one has overtaken."""
+
+
+class WorkerActor:
+    """One worker on a node; see the module's text."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._cache: Cache | None = None
+        self._local: LocalExecutor | None = None
+        self._inner = -1  # the process's number in the local executor
+        self._trouble = "the worker was given nothing to begin with"
+        self._data_trouble = False
+        self._dispatched: dict[int, int] = {}
+        self._made: dict[int, int] = {}  # positions of the states in the slots here
+        self._slots: dict[int, _core.Slots] = {}
+        self._gone: set[str] = set()
+        self._shares_run = True
+        self._folder = Path()
+
+    # --- before a run ------------------------------------------------------
+
+    def report(
+        self,
+        threads: int,
+        token: tuple[str, str],
+        data: Sequence[tuple[Sequence[str], str]],
+        on_gpu: bool = False,
+    ) -> NodeReport:
+        """Say what node this is.
+
+        Parameters
+        ----------
+        token
+            A file that the coordinator has made beside the run's folder, and its text.
+        data
+            For each data set the paths where it may be, and its checksum.
+        on_gpu
+            Whether the worker is to use a GPU, which is then looked for.
+        """
+        import ray
+
+        gpu = no_gpu = ""
+        if on_gpu:
+            try:
+                gpu = given_gpu().label
+            except DeviceError as error:
+                no_gpu = text_of(error)
+        return NodeReport(
+            node=ray.get_runtime_context().get_node_id(),
+            host=os.uname().nodename,
+            place=self._the_cache.place,
+            pid=os.getpid(),
+            cores=resources.usable_cores(),
+            environment=environment.describe(threads),
+            reads_run=_has_text(*token),
+            at=tuple(_find_data(paths, checksum) for paths, checksum in data),
+            gpu=gpu,
+            no_gpu=no_gpu,
+        )
+
+    def begin_data(self, manifest: bytes) -> list[int]:
+        """Take in a data set's manifest; return the shards that are in the cache."""
+        with self._lock:
+            return self._the_cache.begin(manifest)
+
+    def receive(self, checksum: str, shard: int, name: str, offset: int, piece: Any) -> None:
+        """Take in a piece of a shard's file."""
+        with self._lock:
+            self._the_cache.receive(checksum, shard, name, offset, piece)
+
+    def finish(self, checksum: str, shard: int) -> None:
+        """Check a shard that has come, and let it be used."""
+        with self._lock:
+            self._the_cache.finish(checksum, shard)
+
+    def forget_damaged(self, checksum: str, shards: Sequence[int]) -> None:
+        """Delete those of some shards that are not what they were."""
+        self._the_cache.forget_damaged(checksum, shards)
+
+    def data_folders(self, checksums: Sequence[str]) -> list[str]:
+        """Where the cache has data sets."""
+        return [str(self._the_cache.data(checksum)) for checksum in checksums]
+
+    def begin(self, begin: Begin) -> None:
+        """Start the worker process; what goes wrong is told by the tasks that follow."""
+        try:
+            self._begin(begin)
+        except Exception as error:
+            self._trouble = text_of(error)
+            self._data_trouble = isinstance(error, CorruptDataError)
+
+    def _begin(self, begin: Begin) -> None:
+        for entry in begin.path:  # the coordinator's imports, where they are the same here
+            if entry not in sys.path and os.path.exists(entry):  # noqa: PTH110
+                sys.path.append(entry)
+        sys.argv[:] = begin.argv
+        with contextlib.suppress(OSError):
+            os.chdir(begin.directory)
+        for data in (begin.train, begin.validation):
+            if data is not None and data.in_parts:
+                self._the_cache.use(Path(data.spec["path"]).name)
+        self._folder = self._the_cache.scratch()
+        self._shares_run = begin.shares_run
+        threads = int(begin.settings["threads"])
+        settings = dict(begin.settings)
+        for name, own in (("state_dir", "slots"), ("epoch_dir", "epochs"), ("log_dir", "trials")):
+            if name == "state_dir" or not begin.shares_run:
+                (self._folder / own).mkdir(exist_ok=True)
+                settings[name] = str(self._folder / own)
+        settings |= {
+            "live_bytes": available_memory() // (2 * begin.workers_here),
+            "loader_threads": int(resources.usable_cores() > begin.workers_here * threads),
+        }
+        train = _open_data(begin.train)
+        context = RunContext(
+            build=Sent(begin.build),
+            train=train,
+            validation=None if begin.validation is None else _open_data(begin.validation),
+            folds=None if begin.folds is None else Folds.from_json(train, begin.folds),
+            **settings,
+        )
+        self._log_dir, self._state_dir = Path(context.log_dir), Path(context.state_dir)
+        seat = None
+        if is_gpu(context.device):
+            gpu = given_gpu()
+            seat = replace(gpu, memory=int(gpu.memory * begin.gpu_share))
+        self._local = LocalExecutor(1, threads, fresh=True, seats=[seat])
+        (self._inner,) = self._local.start(context)
+
+    # --- units -------------------------------------------------------------
+
+    def run(self, task: Job, state: StateIn | None) -> tuple[Answer, Any]:
+        """Carry out a task; returns what came of it, and the packed state that it left.
+
+        Raises
+        ------
+        WorkerError
+            If there is no process to carry it out.
+        LateCall
+            If a later task of the same trial has been here.
+        """
+        if self._local is None and self._data_trouble:
+            return Answer(_no_data(task, self._trouble)), None
+        if self._local is None:
+            raise WorkerError(self._trouble)
+        if not isinstance(task, Task):
+            return Answer(self._carry_out(task)), None
+        if task.dispatch <= self._dispatched.get(task.trial, -1):
+            raise LateCall(f"dispatch {task.dispatch} of trial {task.trial} comes too late")
+        self._dispatched[task.trial] = task.dispatch
+        for trial in task.ended:
+            self._forget(trial)
+        fetched = 0
+        if state is not None and self._made.get(task.trial) != task.position:
+            try:
+                packed = fetch(state.refs[0], state.node, self._gone)
+            except (StateGone, StoreFull) as error:
+                return Answer(None, str(error), is_full=isinstance(error, StoreFull)), None
+            fetched = len(packed)
+            task = self._with_state(task, state, packed)
+            del packed  # the object store may have its memory back
+        event = self._carry_out(task)
+        packed = None
+        if isinstance(event, UnitDone):
+            packed = self._packed(task)
+            self._made[task.trial] = task.position + 1
+        elif isinstance(event, UnitFailed) and event.kind == "data":
+            del self._dispatched[task.trial]  # it is sent again when the data are here
+        return Answer(event, log=self._take_log(task.trial), fetched=fetched), packed
+
+    def restart(self) -> None:
+        """Start another process in place of one that was lost."""
+        if self._local is not None:
+            try:
+                self._inner = self._local.replace(self._inner)
+            except CerebroError as error:
+                self._local, self._trouble = None, text_of(error)
+
+    def cancel(self) -> None:
+        """Stop the unit that runs at its next batch."""
+        if self._local is not None:
+            with contextlib.suppress(KeyError):
+                self._local.cancel(self._inner)
+
+    def node_is_gone(self, node: str) -> None:
+        """Wait no longer for states that were made on a node."""
+        self._gone.add(node)
+
+    def ping(self) -> int:
+        """Answer: this actor lives."""
+        return os.getpid()
+
+    def end(self) -> None:
+        """End the process and remove what it has left."""
+        if self._local is not None:
+            self._local.close(kill=True)
+            self._local = None
+        for trial in list(self._slots):
+            self._forget(trial)
+        if self._cache is not None:
+            self._cache.close()
+
+    # --- inside ------------------------------------------------------------
+
+    @property
+    def _the_cache(self) -> Cache:
+        if self._cache is None:
+            self._cache = Cache(cache_folder())
+        return self._cache
+
+    def _carry_out(self, task: Job) -> Event:
+        assert self._local is not None
+        self._local.submit(self._inner, task)
+        (event,) = self._local.wait()
+        return event
+
+    def _with_state(self, task: Task, state: StateIn, packed: Any) -> Task:
+        """Put a state where the process reads it; the file is used again, so its pages stay."""
+        file = self._folder / "state.in"
+        fd = os.open(file, os.O_WRONLY | os.O_CREAT, 0o600)
+        with open(fd, "wb") as out:  # noqa: PTH123
+            out.write(packed)
+            out.truncate()
+        if state.is_clone:
+            return replace(task, clone_of=CloneOf(str(file), state.state_hash))
+        return replace(task, origin=KeptState(str(file), state.state_hash))
+
+    def _packed(self, task: Task) -> Any:
+        """The state that a unit has left, as an array that shows the slot."""
+        slots = self._slots.get(task.trial)
+        if slots is None:
+            slots = self._slots[task.trial] = _core.Slots(
+                slots_stem(self._state_dir, task.trial), False
+            )
+        return np.frombuffer(memoryview(slots.view(task.position + 1)), np.uint8)
+
+    def _forget(self, trial: int) -> None:
+        """A trial has ended, or another worker has its state: nothing of it is needed here."""
+        self._made.pop(trial, None)
+        slots = self._slots.pop(trial, None)
+        if slots is not None:
+            slots.close()
+        remove_slots(self._state_dir, trial)
+
+    def _take_log(self, trial: int) -> bytes:
+        """What the trial has printed, where that does not go into the run's folder."""
+        if self._shares_run:
+            return b""
+        file = self._log_dir / f"{trial}.log"
+        try:
+            text = file.read_bytes()
+            file.unlink()
+        except FileNotFoundError:
+            return b""
+        if len(text) > MAX_LOG_BYTES:
+            half = MAX_LOG_BYTES // 2
+            left = f"\n... {len(text) - MAX_LOG_BYTES} bytes ...\n".encode()
+            text = text[:half] + left + text[-half:]
+        return text
+
+
+def given_gpu() -> Device:
+    """Return the GPU that Ray has given this actor: mostly it makes others invisible.
+
+    Raises
+    ------
+    DeviceError
+        If it cannot be used.
+    """
+    import ray
+
+    found = devices.lookup()
+    given = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+    index = int(given[0]) if len(found.devices) > 1 and given and given[0].isdigit() else 0
+    if index >= len(found.devices):
+        raise DeviceError(found.problem or f"there is no GPU {index}")
+    return found.devices[index]
+
+
+def _open_data(data: DataAt) -> Dataset:
+    """Open a data set; CorruptDataError if this node cannot, as any trouble with data."""
+    kind = PlacedDataset if data.in_parts else Dataset
+    try:
+        return kind.from_spec(data.spec)
+    except (InputError, OSError) as error:
+        raise CorruptDataError(text_of(error)) from error
+
+
+def _no_data(task: Job, cause: str) -> Event:
+    """Answer a task where the data cannot be opened, as a worker process does."""
+    if isinstance(task, Task):
+        return UnitFailed(-1, task, "data", cause)
+    return CheckDone(-1, (), error=cause)
+
+
+def _find_data(paths: Sequence[str], checksum: str) -> str | None:
+    """The first of the paths at which the data set lies."""
+    for path in paths:
+        with contextlib.suppress(CerebroError, OSError):
+            if read_manifest(path).checksum == checksum:
+                return path
+    return None
+
+
+def _has_text(path: str, text: str) -> bool:
+    try:
+        return Path(path).read_text() == text
+    except (OSError, UnicodeDecodeError):
+        return False

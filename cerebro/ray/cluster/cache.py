@@ -1,0 +1,273 @@
+"""A node's cache folder: shards that were sent to it, kept for the next run; and scratch.
+
+    data/CHECKSUM/manifest.json, shard-00003/...    a data set, or some of its shards
+    data/CHECKSUM.used                              locked while a process uses it; when that was
+    scratch/*                                       one folder for each process that runs: shards on
+                                                    their way, slots, rows that are to be sent
+    place                                           which folder this is
+
+A shard gets its name when all of its files have come and have the checksums that the
+manifest says. It is checked again at its first use in every run, like any data.
+
+Where there is no room for a shard, whole data sets go that no process uses: the one first
+whose last use is longest ago.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from cerebro.data.manifest import FILE_NAME, Manifest, parse_manifest, shard_folder
+from cerebro.data.placed import PlacedDataset
+from cerebro.errors import CorruptDataError, InputError
+from cerebro.machine import durable
+
+VARIABLE = "CEREBRO_CACHE"
+"""Environment variable of a node that says where its cache is,"""
+LIMIT = "CEREBRO_CACHE_LIMIT"
+"""and one that says how many bytes of data it may have, such as ``200GB``."""
+SPARE_BYTES = 256 << 20
+"""What is left free on the disk, as far as data sets that nobody uses can make room."""
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+def cache_folder() -> Path:
+    """Return this node's cache folder: ``$CEREBRO_CACHE``, or one in the user's own cache."""
+    given = os.environ.get(VARIABLE)
+    if given:
+        return Path(given).absolute()
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser().absolute() / "cerebro"
+
+
+def cache_limit() -> int | None:
+    """Return how many bytes of data this node's cache may have; None: what the disk holds.
+
+    Raises
+    ------
+    InputError
+        If ``$CEREBRO_CACHE_LIMIT`` is no size.
+    """
+    text = os.environ.get(LIMIT, "").strip()
+    if not text:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", text, re.IGNORECASE)
+    if found is None:
+        raise InputError(f"{LIMIT}={text!r} is no size: give bytes, or such as 500MB or 200GB")
+    return int(float(found[1]) * UNITS[found[2].upper()])
+
+
+class Cache:
+    """A node's cache folder.
+
+    Parameters
+    ----------
+    folder
+        Made if it is not there.
+
+    Raises
+    ------
+    InputError
+        If the node's limit is no size.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._scratch: tuple[Path, int] | None = None
+        self._arriving: dict[tuple[str, int], Path] = {}
+        self._used: dict[str, int] = {}  # locked descriptors, by data set
+        self._limit = cache_limit()
+        (folder / "data").mkdir(parents=True, exist_ok=True)
+        (folder / "scratch").mkdir(exist_ok=True)
+
+    @property
+    def place(self) -> str:
+        """The same for all processes that use this folder, and for no other."""
+        file = self.folder / "place"
+        with contextlib.suppress(FileNotFoundError):
+            return file.read_text()
+        new = self.folder / f".place-{uuid.uuid4().hex}"
+        new.write_text(uuid.uuid4().hex)
+        with contextlib.suppress(FileExistsError):
+            os.link(new, file)  # whoever is first says it
+        new.unlink()
+        return file.read_text()
+
+    # --- data --------------------------------------------------------------
+
+    def data(self, checksum: str) -> Path:
+        """The folder of the data set with a checksum."""
+        return self.folder / "data" / checksum
+
+    def begin(self, manifest: bytes) -> list[int]:
+        """Take in a data set's manifest; return the shards that are here already."""
+        checksum = parse_manifest(manifest, "the manifest that was sent").checksum
+        self.use(checksum)
+        folder = self.data(checksum)
+        folder.mkdir(exist_ok=True)
+        durable.replace_file(folder / FILE_NAME, manifest)
+        return sorted(
+            int(entry.name.removeprefix("shard-")) for entry in folder.glob("shard-*[0-9]")
+        )
+
+    def receive(self, checksum: str, shard: int, name: str, offset: int, piece: bytes) -> None:
+        """Write a piece of one of a shard's files."""
+        folder = self._arriving.get((checksum, shard))
+        if folder is None:
+            files = self._manifest(checksum).shards[shard].files.values()
+            self.make_room(sum(file.bytes for file in files))
+            folder = Path(tempfile.mkdtemp(prefix="arriving-", dir=self.scratch()))
+            self._arriving[checksum, shard] = folder
+        if name not in self._manifest(checksum).shards[shard].files:
+            raise CorruptDataError(f"shard {shard} has no file {name!r}")
+        fd = os.open(folder / name, os.O_WRONLY | os.O_CREAT, 0o644)
+        with open(fd, "wb") as file:  # noqa: PTH123
+            file.seek(offset)
+            file.write(piece)
+
+    def finish(self, checksum: str, shard: int) -> None:
+        """Give a shard its name, now that its files have come.
+
+        Raises
+        ------
+        CorruptDataError
+            If one is not what the manifest says.
+        """
+        arrived = self._arriving.pop((checksum, shard))
+        whole = self.data(checksum) / shard_folder(shard)
+        shutil.rmtree(whole, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another worker on this node was quicker
+            arrived.rename(whole)
+        shutil.rmtree(arrived, ignore_errors=True)
+        try:
+            PlacedDataset(self.data(checksum)).verify_shard(shard)
+        except CorruptDataError:
+            shutil.rmtree(whole, ignore_errors=True)
+            raise
+
+    def forget_damaged(self, checksum: str, shards: Sequence[int]) -> None:
+        """Delete those of some shards that are not what the manifest says."""
+        data = PlacedDataset(self.data(checksum))
+        for shard in shards:
+            try:
+                data.verify_shard(shard)
+            except CorruptDataError:
+                shutil.rmtree(data.path / shard_folder(shard), ignore_errors=True)
+
+    def _manifest(self, checksum: str) -> Manifest:
+        path = self.data(checksum) / FILE_NAME
+        return parse_manifest(path.read_bytes(), str(path))
+
+    # --- who uses what -----------------------------------------------------
+
+    def use(self, checksum: str) -> None:
+        """Keep a data set, for as long as this process lives or until `close`."""
+        if checksum in self._used:
+            return
+        mark = self._mark(checksum)
+        while True:
+            fd = os.open(mark, os.O_RDWR | os.O_CREAT, 0o644)
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(fd), mark.stat()):
+                    break
+            os.close(fd)  # somebody has just removed the data set with its mark
+        os.utime(fd)
+        self._used[checksum] = fd
+
+    def make_room(self, need: int) -> None:
+        """Remove data sets that nobody uses until so many bytes more fit, or none is left."""
+        sizes: dict[str, int] = {}
+        if self._limit is not None or not self._disk_has(need):
+            folders = [entry for entry in (self.folder / "data").iterdir() if entry.is_dir()]
+            folders.sort(key=lambda folder: (self._last_use(folder.name), folder.name))
+            sizes = {folder.name: _bytes_below(folder) for folder in folders}
+        for checksum in list(sizes):
+            over = self._limit is not None and sum(sizes.values()) + need > self._limit
+            if not over and self._disk_has(need):
+                return
+            if self._remove_unused(checksum):
+                del sizes[checksum]
+
+    def _mark(self, checksum: str) -> Path:
+        return self.folder / "data" / f"{checksum}.used"
+
+    def _disk_has(self, need: int) -> bool:
+        return shutil.disk_usage(self.folder).free >= need + SPARE_BYTES
+
+    def _last_use(self, checksum: str) -> float:
+        for path in (self._mark(checksum), self.data(checksum)):
+            with contextlib.suppress(OSError):
+                return path.stat().st_mtime
+        return 0.0
+
+    def _remove_unused(self, checksum: str) -> bool:
+        """Remove a data set; False: somebody uses it."""
+        mark = self._mark(checksum)
+        fd = os.open(mark, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(self.data(checksum), ignore_errors=True)
+            mark.unlink(missing_ok=True)
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
+        return True
+
+    # --- scratch -----------------------------------------------------------
+
+    def scratch(self) -> Path:
+        """A folder for this process's own files; those of processes that are gone go."""
+        if self._scratch is None:
+            for folder in (self.folder / "scratch").iterdir():
+                if folder.name.startswith("worker-"):
+                    _remove_if_left(folder)
+            made = Path(tempfile.mkdtemp(prefix=".new-", dir=self.folder / "scratch"))
+            fd = os.open(made / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            folder = made.with_name("worker-" + made.name.removeprefix(".new-"))
+            made.rename(folder)  # with its lock: nobody takes it for one that was left
+            self._scratch = folder, fd
+        return self._scratch[0]
+
+    def close(self) -> None:
+        """Remove this process's scratch, and let others remove what it used."""
+        for fd in self._used.values():
+            with contextlib.suppress(OSError):
+                os.utime(fd)
+            os.close(fd)
+        self._used.clear()
+        if self._scratch is not None:
+            folder, fd = self._scratch
+            self._scratch = None
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(fd)
+
+
+def _remove_if_left(folder: Path) -> None:
+    """Remove the scratch of a process that is gone: nobody holds its lock."""
+    with contextlib.suppress(OSError):
+        fd = os.open(folder / "lock", os.O_RDWR)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(fd)
+
+
+def _bytes_below(folder: Path) -> int:
+    """What the files in a folder take, as far as they are still there."""
+    total = 0
+    for file in folder.glob("*/*"):
+        with contextlib.suppress(OSError):
+            total += file.stat().st_size
+    return total

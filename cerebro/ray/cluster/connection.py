@@ -1,0 +1,274 @@
+"""Joins a Ray cluster or starts one on this machine, and never waits for ever."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cerebro.errors import InputError, text_of
+from cerebro.machine.installation import install_hint
+
+CONNECT_SECONDS = 10.0
+ANSWER_SECONDS = 3.0
+"""Within which a node that lives takes a connection."""
+
+
+def import_ray() -> Any:
+    """Return Ray.
+
+    Raises
+    ------
+    InputError
+        If it is not installed.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise InputError(
+            f"cerebro.ray needs Ray, which cannot be imported here ({error}): "
+            f"{install_hint('ray')}, on every node of a cluster"
+        ) from None
+    return ray
+
+
+@dataclass
+class Connection:
+    """This process's part in a cluster."""
+
+    ray: Any
+    node: str
+    """The node that this process is on."""
+    is_ours: bool
+    """Whether the cluster was started for this search, and ends with it."""
+
+    def close(self) -> None:
+        if self.is_ours:
+            self.ray.shutdown()
+
+
+def connect(address: str | None, cpus: float | None) -> Connection:
+    """Join the cluster at an address; without one the one that there is, or a new one here.
+
+    Parameters
+    ----------
+    address
+        ``"auto"``, ``"host:port"``, or None: the cluster that this process belongs to already,
+        the one in ``$RAY_ADDRESS``, else a new one on this machine.
+    cpus
+        Of a new one; None: its cores.
+
+    Raises
+    ------
+    InputError
+        If Ray is not installed or there is no cluster.
+    """
+    ray = import_ray()
+    if address is not None and address.startswith("ray://"):
+        raise InputError(
+            f"address={address!r}: a search cannot run through Ray Client: start it on a node of "
+            "the cluster, with address='auto'"
+        )
+    began = not ray.is_initialized()
+    if began:
+        address = address or os.environ.get("RAY_ADDRESS") or None
+        known = _noted_address() if address == "auto" else address
+        if known is not None:
+            _check_reachable(known)
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+        if address is None:
+            address = "local"
+            options |= {"num_cpus": cpus, "include_dashboard": False}
+        with _own_signals(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of what later versions of Ray will do
+            try:
+                ray.init(address=address, **options)
+            except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+                raise _no_cluster(address, error) from error
+    elif address not in (None, "auto") and address != ray.get_runtime_context().gcs_address:
+        raise InputError(
+            f"address={address!r}, but this process belongs to the Ray cluster at "
+            f"{ray.get_runtime_context().gcs_address}: leave address= out, or call ray.shutdown()"
+        )
+    node = ray.get_runtime_context().get_node_id()
+    return Connection(ray, node, began and address == "local")
+
+
+def _no_cluster(address: str, error: BaseException) -> InputError:
+    text = text_of(error)
+    if "ersion mismatch" in text:
+        return InputError(f"{text}: install the same versions of Ray and Python on every node")
+    return InputError(
+        f"there is no Ray cluster at address={address!r} ({text}): start one with 'ray start "
+        "--head', correct the address, or leave it out to use this machine"
+    )
+
+
+def _check_reachable(address: str) -> None:
+    """See whether a cluster answers: Ray itself would try for minutes, or for ever."""
+    host, _, port = address.rpartition(":")
+    try:
+        at = host.strip("[]"), int(port)
+        with socket.create_connection(at, CONNECT_SECONDS) as connection:
+            if not os.environ.get("RAY_USE_TLS"):
+                _expect_grpc(connection)
+    except (ValueError, OverflowError):
+        raise InputError(
+            f"address={address!r} is none: give 'auto' or 'host:port' of the cluster's head node"
+        ) from None
+    except OSError as error:
+        raise _no_cluster(address, error) from None
+
+
+def _expect_grpc(connection: socket.socket) -> None:
+    """Exchange the first words of HTTP/2, which Ray's servers speak."""
+    settings = b"\0\0\0\4\0\0\0\0\0"  # a frame of no bytes: length, type, flags, stream
+    connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
+    answer = b""
+    while len(answer) < len(settings):
+        piece = connection.recv(len(settings) - len(answer))
+        if not piece:
+            raise ConnectionError("what listens there hangs up")
+        answer += piece
+    if answer[3] != settings[3]:
+        raise ConnectionError("what listens there is no Ray cluster")
+
+
+def _noted_address() -> str | None:
+    """The cluster that Ray has noted as this machine's, which may be gone by now."""
+    folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    try:
+        return Path(folder, "ray", "ray_current_cluster").read_text().strip() or None
+    except OSError:
+        return None
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep this process's SIGTERM handler: Ray sets one of its own."""
+    try:
+        before = signal.getsignal(signal.SIGTERM)
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGTERM, before)
+
+
+# --- nodes --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of the cluster."""
+
+    id: str
+    address: str
+    port: int = 0
+    """Of its raylet."""
+    resources: dict[str, float] = field(default_factory=dict)
+
+    def answers(self) -> bool:
+        """Whether somebody listens at its raylet's port."""
+        try:
+            with socket.create_connection((self.address, self.port), ANSWER_SECONDS):
+                return True
+        except OSError:
+            return False
+
+    def room_for(self, needs: dict[str, float]) -> int:
+        """How many workers fit."""
+        counts = [
+            int(self.resources.get(name, 0.0) / need + 1e-9) for name, need in needs.items() if need
+        ]
+        return min(counts, default=0)
+
+
+def alive_nodes(ray: Any) -> list[Node]:
+    """The nodes that the cluster counts among its own, in the order of their numbers."""
+    return sorted(
+        (
+            Node(
+                node["NodeID"],
+                node["NodeManagerAddress"],
+                int(node["NodeManagerPort"]),
+                dict(node["Resources"]),
+            )
+            for node in ray.nodes()
+            if node["Alive"]
+        ),
+        key=lambda node: node.id,
+    )
+
+
+def reachable(nodes: Sequence[Node]) -> list[Node]:
+    """Those of the nodes that answer: it takes the cluster half a minute to miss one."""
+    if not nodes:
+        return []
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(Node.answers, nodes))
+    return [node for node, there in zip(nodes, answers, strict=True) if there]
+
+
+def spread(
+    nodes: list[Node], needs: dict[str, float], workers: int | None, first: str
+) -> list[Node]:
+    """Deal workers over nodes in turn; return the node of each.
+
+    Parameters
+    ----------
+    needs
+        Resources of one worker.
+    workers
+        How many; None: all that fit.
+    first
+        The node that comes first: the coordinator's own, where the data are.
+
+    Raises
+    ------
+    InputError
+        If they do not fit.
+    """
+    room = {node.id: node.room_for(needs) for node in nodes}
+    total = sum(room.values())
+    wanted = total if workers is None else workers
+    if total == 0 or wanted > total:
+        there = "; ".join(
+            ", ".join(f"{node.resources.get(name, 0.0):g} {name}" for name in needs)
+            for node in nodes
+        )
+        raise InputError(
+            f"{max(wanted, 1)} worker(s) with {asked_for(needs)} each do not fit on the cluster, "
+            f"whose {len(nodes)} node(s) have {there}: ask for fewer workers= or resources=, or "
+            "start more nodes before the search"
+        )
+    order = sorted(nodes, key=lambda node: node.id != first)
+    chosen: list[Node] = []
+    while len(chosen) < wanted:
+        for node in order:
+            if room[node.id] > 0 and len(chosen) < wanted:
+                room[node.id] -= 1
+                chosen.append(node)
+    return chosen
+
+
+def asked_for(needs: Mapping[str, float]) -> str:
+    """A worker's resources, for people."""
+    return ", ".join(f"{need:g} {name}" for name, need in needs.items())
+
+
+def cause_of(error: BaseException) -> str:
+    """What went wrong, without the traceback that Ray adds."""
+    cause = getattr(error, "cause", None) or error
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    if not isinstance(cause, Exception) or not lines:
+        return type(cause).__name__
+    named = [line for line in lines if line.startswith(("ModuleNotFoundError", "ImportError"))]
+    return text_of(RuntimeError(named[-1] if named else lines[0]))

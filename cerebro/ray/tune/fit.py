@@ -1,0 +1,168 @@
+"""`cerebro.ray.fit`: Ray Tune's search algorithms and schedulers, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from cerebro.api.search import search
+from cerebro.arguments import FIT, answers
+from cerebro.errors import InputError
+from cerebro.machine.guard import refuse
+from cerebro.ray.tune.names import check_scheduler, check_searcher, import_tune
+from cerebro.space import Space
+
+if TYPE_CHECKING:
+    from cerebro.results.result import Result
+
+DEFAULT_WIDTH = 8
+
+
+@answers(FIT, search, name="cerebro.ray.fit")
+def fit(
+    build: Callable[..., Any],
+    data: Any,
+    *,
+    param_space: Mapping[str, Any],
+    searcher: Any = None,
+    scheduler: Any = None,
+    metric: str | None = None,
+    mode: Literal["min", "max"] | None = None,
+    num_samples: int | None = None,
+    n_trials: int | None = None,
+    epochs: int | None = None,
+    **options: Any,
+) -> Result:
+    """Search with Ray Tune's algorithms, without Tune: no cluster, no process per trial.
+
+    What is ``tune.Tuner(trainable, param_space=..., tune_config=tune.TuneConfig(...)).fit()``
+    in Tune is one call here. Search algorithm and scheduler run in this process, in an order
+    that timing cannot change; what trains are Cerebro's workers.
+
+    Parameters
+    ----------
+    build, data
+        As for `cerebro.search`.
+    param_space
+        Tune's dictionary: `tune.uniform` and its like, `tune.grid_search`,
+        `tune.sample_from`, constants (a list is a constant, as in Tune) and nested ones.
+    searcher
+        A `ray.tune.search.Searcher` such as `OptunaSearch`, also in a `ConcurrencyLimiter`, or
+        a `BasicVariantGenerator`; None: the latter. Give a searcher a seed of its own.
+    scheduler
+        `ASHAScheduler`, `HyperBandScheduler`, `MedianStoppingRule` (with
+        ``time_attr="training_iteration"``) or `FIFOScheduler`, which is also the default. Its
+        time is the number of epochs.
+    metric, mode
+        What ranks trials; default: what searcher or scheduler were made with, else ``"loss"``.
+    num_samples
+        As in `tune.TuneConfig`: samples of each combination of grids, or trials of a
+        searcher; -1: without end, with `time_limit`. Default 1, but a searcher needs it.
+    n_trials
+        Trials at most.
+    epochs
+        Epochs per trial; default: the scheduler's ``max_t``.
+    options
+        The other arguments of `cerebro.search`. `width`, the trials that are live at a time,
+        is by default what a `ConcurrencyLimiter` says, else 8.
+
+    Returns
+    -------
+    Result
+        As of `cerebro.search`. Trials that the scheduler ended are ``stopped``.
+
+    Raises
+    ------
+    InputError
+        If Ray is not installed, for what cannot be driven this way (it is named, with what to
+        use instead), and as `cerebro.search`.
+
+    Notes
+    -----
+    A run goes on with the same call and ``if_exists="resume"``; searcher and scheduler must
+    be made as they were.
+    """
+    refuse("cerebro.ray.fit")
+    import_tune("cerebro.ray.fit")
+    from cerebro.ray.tune.searcher import TuneSearcher
+
+    if not isinstance(param_space, Mapping):
+        raise InputError(f"param_space must be a dictionary as for tune.Tuner, not {param_space!r}")
+    the_scheduler, algorithm = check_scheduler(scheduler), check_searcher(searcher)
+    options.setdefault("width", _width(algorithm))
+    return search(
+        build,
+        _recorded_space(param_space),
+        data,
+        epochs=_epochs(epochs, the_scheduler),
+        n_trials=n_trials,
+        searcher=TuneSearcher(
+            *(param_space, algorithm, the_scheduler),
+            _samples(num_samples, n_trials, algorithm, options),
+        ),
+        metric=_given("metric", metric, algorithm, the_scheduler) or "loss",
+        mode=_given("mode", mode, algorithm, the_scheduler),
+        **options,
+    )
+
+
+def _given(name: str, value: Any, *sources: Any) -> Any:
+    """Return an argument, or what the searcher or the scheduler was made with."""
+    if value is not None:
+        return value
+    found = [getattr(source, f"_{name}", None) for source in sources]
+    known = next((value for value in found if value is not None), None)
+    if isinstance(known, (list, tuple)):
+        raise InputError(
+            f"searcher: it has several objectives ({name}={known!r}); Cerebro optimises one"
+        )
+    return known
+
+
+def _epochs(epochs: int | None, scheduler: Any) -> int:
+    if epochs is not None:
+        return epochs
+    for name in ("_max_t", "_max_t_attr"):
+        if getattr(scheduler, name, None) is not None:
+            return int(getattr(scheduler, name))
+    raise InputError("epochs is missing: no scheduler with max_t says how long a trial trains")
+
+
+def _samples(
+    num_samples: int | None, n_trials: int | None, algorithm: Any, options: Mapping[str, Any]
+) -> int:
+    from ray.tune.search import BasicVariantGenerator
+
+    if num_samples is None:
+        if type(algorithm) is BasicVariantGenerator:
+            return 1
+        num_samples = -1
+    if num_samples == -1 and n_trials is None and options.get("time_limit") is None:
+        raise InputError(
+            f"{type(algorithm).__name__} never ends by itself: give num_samples (how many trials) "
+            "or time_limit"
+        )
+    if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < -1:
+        raise InputError(
+            f"num_samples must be a whole number of at least 1, or -1, not {num_samples!r}"
+        )
+    if num_samples == 0:
+        raise InputError("num_samples=0 trains nothing: give at least 1")
+    return num_samples
+
+
+def _width(algorithm: Any) -> int:
+    while algorithm is not None:
+        limit = getattr(algorithm, "max_concurrent", None)
+        if limit:
+            return int(limit)
+        algorithm = getattr(algorithm, "searcher", None)
+    return DEFAULT_WIDTH
+
+
+def _recorded_space(param_space: Mapping[str, Any]) -> Space:
+    """What the run's record says of the space, as far as Cerebro has words for it."""
+    try:
+        return Space(param_space)
+    except InputError:
+        return Space({})

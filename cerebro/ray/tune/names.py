@@ -1,0 +1,171 @@
+"""What of Ray Tune `cerebro.ray.fit` can drive, and the trials that Tune's schedulers see.
+
+A scheduler or a search algorithm may reach into Tune's controller as it likes; so only those
+are driven whose needs are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cerebro.errors import InputError
+from cerebro.machine.installation import install_hint
+
+CLOCKS = {"time_total_s", "time_this_iter_s", "time_since_restore", "timestamp"}
+
+_THROUGH_TUNER = "give it to tune.Tuner(cerebro.ray.trainable(build, data, ...)) instead"
+
+_REFUSED = {
+    "PopulationBasedTraining": "use cerebro.search(..., searcher=cerebro.PBT(...)), or "
+    + _THROUGH_TUNER,
+    "PopulationBasedTrainingReplay": _THROUGH_TUNER,
+    "PB2": "use cerebro.search(..., searcher=cerebro.PBT(...)), or " + _THROUGH_TUNER,
+    "HyperBandForBOHB": "use HyperBandScheduler, with OptunaSearch for a model of the space",
+    "TuneBOHB": "it needs HyperBandForBOHB: use OptunaSearch with HyperBandScheduler",
+    "ResourceChangingScheduler": "trials have no resources of their own here: give the scheduler "
+    "inside of it",
+}
+
+
+def import_tune(what: str) -> Any:
+    """Return `ray.tune`.
+
+    Raises
+    ------
+    InputError
+        If Ray is not installed.
+    """
+    try:
+        import ray.tune
+    except ImportError as error:
+        raise InputError(f"{what} needs Ray Tune ({error}): {install_hint('ray')}") from error
+    return ray.tune
+
+
+def check_scheduler(scheduler: Any) -> Any:
+    """Return the scheduler to drive; None means Tune's, which only starts trials.
+
+    Raises
+    ------
+    InputError
+        If it is not one of those that can be driven without Tune's controller.
+    """
+    from ray.tune import schedulers
+
+    if scheduler is None:
+        return schedulers.FIFOScheduler()
+    known = (
+        schedulers.FIFOScheduler,
+        schedulers.AsyncHyperBandScheduler,
+        schedulers.MedianStoppingRule,
+        schedulers.HyperBandScheduler,
+    )
+    name = type(scheduler).__name__
+    if type(scheduler) not in known:
+        if not isinstance(scheduler, schedulers.TrialScheduler):
+            raise InputError(
+                f"scheduler={scheduler!r} is no scheduler of ray.tune: use ASHAScheduler, "
+                "HyperBandScheduler or MedianStoppingRule"
+            )
+        raise InputError(f"scheduler: {name} cannot be driven by cerebro.ray.fit: {_hint(name)}")
+    attribute = getattr(scheduler, "_time_attr", None)
+    if attribute in CLOCKS:
+        raise InputError(
+            f"scheduler: {name}(time_attr={attribute!r}) decides by the clock, which gives other "
+            "trials every time: give time_attr='training_iteration', and periods in epochs"
+        )
+    return scheduler
+
+
+def check_searcher(searcher: Any) -> Any:
+    """Return the search algorithm to drive: a `Searcher`, or a `BasicVariantGenerator`.
+
+    Raises
+    ------
+    InputError
+        If it is neither, or needs a scheduler that cannot be driven.
+    """
+    from ray.tune.search import BasicVariantGenerator, SearchGenerator
+
+    if searcher is None:
+        return BasicVariantGenerator()
+    if isinstance(searcher, SearchGenerator):
+        searcher = searcher.searcher
+    if type(searcher) is BasicVariantGenerator:
+        return searcher
+    innermost = searcher
+    while hasattr(innermost, "searcher"):  # a ConcurrencyLimiter or a Repeater
+        innermost = innermost.searcher
+    name = type(innermost).__name__
+    if name in _REFUSED:
+        raise InputError(f"searcher: {name} cannot be driven by cerebro.ray.fit: {_hint(name)}")
+    missing = [n for n in ("suggest", "on_trial_complete") if not hasattr(searcher, n)]
+    if missing or isinstance(searcher, type):
+        raise InputError(
+            f"searcher={searcher!r} is no search algorithm of ray.tune: use OptunaSearch(...), "
+            "another Searcher, or BasicVariantGenerator(...)"
+        )
+    return searcher
+
+
+def _hint(name: str) -> str:
+    return _REFUSED.get(name, "what it needs of Tune is not known; " + _THROUGH_TUNER)
+
+
+class Trial:
+    """What a scheduler sees of a trial: who it is, how it stands and what it said last."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    PAUSED = "PAUSED"
+    TERMINATED = "TERMINATED"
+    ERROR = "ERROR"
+
+    is_saving = False
+
+    def __init__(self, trial_id: str, config: dict[str, Any]) -> None:
+        self.trial_id = trial_id
+        self.config = config
+        self.evaluated_params = dict(config)
+        self.status = Trial.PENDING
+        self.last_result: dict[str, Any] = {}
+        self.number: int | None = None
+        """Cerebro's number, once it has begun."""
+
+    def is_finished(self) -> bool:
+        """Whether it is over."""
+        return self.status in (Trial.TERMINATED, Trial.ERROR)
+
+    def __repr__(self) -> str:
+        return f"trial_{self.trial_id}"
+
+
+class Controller:
+    """What a scheduler may ask of Tune's controller.
+
+    Parameters
+    ----------
+    stop
+        Ends a trial that is paused or has not begun, because the scheduler says so.
+    """
+
+    def __init__(self, stop: Callable[[Trial], None]) -> None:
+        self.trials: list[Trial] = []
+        self._stop = stop
+
+    def get_trials(self) -> list[Trial]:
+        """Return all trials in order of creation; those that are over are forgotten."""
+        return self.trials
+
+    def get_live_trials(self) -> list[Trial]:
+        """Return the trials that are not over."""
+        return [trial for trial in self.trials if not trial.is_finished()]
+
+    def stop_trial(self, trial: Trial) -> None:
+        """End a trial for good."""
+        self._stop(trial)
+
+    def forget_ended(self) -> None:
+        """Drop the trials that are over."""
+        self.trials = self.get_live_trials()

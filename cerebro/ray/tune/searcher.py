@@ -1,0 +1,348 @@
+"""A searcher of Cerebro's that asks Ray Tune's search algorithm and scheduler.
+
+They are spoken to as Tune's controller does, in the same order, but about trials that
+are only names: what trains is Cerebro's. Reports come in rounds, and what Tune's code
+draws from `random` and NumPy's global generator is drawn from generators of the search's own, so
+that its answers do not depend on timing or on what else the process draws.
+
+Their own memory is pickles, which Cerebro does not read; so what a run's store keeps is
+the conversation, which is had again, and compared, when the run goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import cerebro._core as _core
+from cerebro.errors import InputError
+from cerebro.machine import generators
+from cerebro.ray.tune.names import Controller, Trial
+from cerebro.searchers.base import DONE, Decision, Suggestion, _Done
+from cerebro.space import Space, json_value
+
+
+class TuneSearcher:
+    """Drives a search algorithm and a scheduler of Ray Tune's.
+
+    Parameters
+    ----------
+    param_space
+        Tune's dictionary.
+    algorithm
+        A `Searcher`, or a `BasicVariantGenerator`.
+    scheduler
+        A scheduler that was checked.
+    num_samples
+        As in `tune.TuneConfig`: samples of each combination of grids, or trials of a
+        `Searcher`; -1: without end.
+    """
+
+    def __init__(
+        self, param_space: Mapping[str, Any], algorithm: Any, scheduler: Any, num_samples: int
+    ) -> None:
+        from ray.tune.schedulers import FIFOScheduler, HyperBandScheduler
+        from ray.tune.search import BasicVariantGenerator
+
+        self.adaptive = True
+        self._mapping = dict(param_space)
+        self._algorithm = algorithm
+        self._scheduler = scheduler
+        # It would halve a bracket that is not full yet if nobody was waiting to join.
+        self._looks_ahead = type(scheduler) is HyperBandScheduler
+        self._samples = math.inf if num_samples == -1 else num_samples
+        self._variants: Iterator[dict[str, Any]] | None = None
+        if type(algorithm) is BasicVariantGenerator:
+            self._variants = iter(())
+            # Nobody listens to what comes of them: no trial need wait for another.
+            self.adaptive = type(scheduler) is not FIFOScheduler
+
+    def setup(
+        self,
+        space: Space,
+        *,
+        seed: int,
+        epochs: int,
+        n_trials: int | float | None,
+        metric: str,
+        mode: str,
+        points: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """Prepare for a search; see `cerebro.searchers.base.Searcher.setup`."""
+        self._epochs, self._metric = epochs, metric
+        self._limit = math.inf if n_trials is None else n_trials
+        self._controller = Controller(self._stop_idle)
+        self._trials: dict[int, Trial] = {}  # those that have begun and not ended, by number
+        self._made = self._begun = 0
+        self._exhausted = False
+        self._dropped: list[int] = []
+        self._log: list[list[Any]] = []
+        with generators.preserved(False, seed % 2**32):
+            self._random = generators.capture(False)
+        with self._own_random():
+            _introduce(self._scheduler, metric, mode)
+            if self._variants is None:
+                _introduce_searcher(self._algorithm, metric, mode, self._mapping, points)
+            else:
+                self._variants = self._all_variants([dict(point) for point in points])
+
+    @property
+    def total(self) -> int | None:
+        """How many trials there will be; None if that is not known."""
+        if self._variants is not None or self._samples == math.inf:
+            return None
+        return int(min(self._samples, self._limit))
+
+    # --- asking ----------------------------------------------------------
+
+    def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
+        """Return what the scheduler would run next."""
+        with self._own_random():
+            suggestion = self._suggest()
+        if suggestion is not None and suggestion is not DONE and self.adaptive:
+            self._log.append(["ask", *_identity(suggestion)])
+        return suggestion
+
+    def _suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
+        self._queue()
+        trial: Trial | None = self._scheduler.choose_trial_to_run(self._controller)
+        if trial is None:
+            return DONE if self._exhausted and not self._controller.get_live_trials() else None
+        paused = trial.status == Trial.PAUSED
+        trial.status = Trial.RUNNING
+        if paused:
+            return Suggestion({}, self._epochs, trial=trial.number)
+        trial.number = self._begun
+        self._begun += 1
+        self._trials[trial.number] = trial
+        if self._looks_ahead:
+            self._queue()
+        return Suggestion(trial.config, self._epochs)
+
+    def _queue(self) -> None:
+        """Have a trial that waits to begin, if there is one."""
+        if not any(trial.status == Trial.PENDING for trial in self._controller.get_trials()):
+            self._add_trial()
+
+    def _add_trial(self) -> None:
+        """Have the search algorithm make a trial, if it has one now."""
+        if self._exhausted or self._made >= self._limit:
+            self._exhausted = True
+            return
+        trial_id = f"{self._made:05d}"
+        config = self._next_config(trial_id)
+        if config is None:
+            return
+        self._made += 1
+        trial = Trial(trial_id, json_value(config, "param_space"))
+        self._controller.trials.append(trial)
+        self._scheduler.on_trial_add(self._controller, trial)
+
+    def _next_config(self, trial_id: str) -> dict[str, Any] | None:
+        if self._variants is not None:
+            config = next(self._variants, None)
+            self._exhausted = config is None
+            return config
+        if self._made >= self._samples:
+            self._exhausted = True
+            return None
+        from ray.tune.search import Searcher
+        from ray.tune.utils.util import merge_dicts
+
+        suggested = self._algorithm.suggest(trial_id)
+        if suggested == Searcher.FINISHED:
+            self._exhausted = True
+            return None
+        if suggested is None:
+            return None
+        merged: dict[str, Any] = merge_dicts(self._mapping, copy.deepcopy(suggested))
+        return merged
+
+    def _all_variants(self, points: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Give what Tune's `BasicVariantGenerator` would give: samples by grids, points first."""
+        from ray.tune.search import variant_generator as tune
+
+        generator = self._algorithm
+        constant = generator._constant_grid_search
+        state = generator._random_state
+        spec = {"config": self._mapping}
+        known = [*generator._points_to_evaluate, *points]
+        sample = 0
+        while sample < self._samples:
+            variants = (
+                tune._get_preset_variants(spec, known[sample], constant, state)
+                if sample < len(known)
+                else tune.generate_variants(spec, constant, state)
+            )
+            for _, variant in variants:
+                yield variant["config"]
+            sample += 1
+
+    # --- telling ---------------------------------------------------------
+
+    def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
+        """Tell scheduler and search algorithm of an epoch and decide as they say."""
+        if not self.adaptive:
+            return Decision.CONTINUE
+        told = dict(metrics)
+        self._log.append(["tell", trial, epoch, {n: _encoded(v) for n, v in told.items()}])
+        with self._own_random():
+            return self._report(self._trials[trial], epoch, told)
+
+    def _report(self, trial: Trial, epoch: int, metrics: dict[str, float]) -> Decision:
+        if not math.isfinite(metrics.get(self._metric, math.nan)):
+            self._scheduler.on_trial_error(self._controller, trial)
+            self._tell_completion(trial, error=True)
+            self._end(trial, Trial.ERROR)
+            return Decision.STOP
+        result = {
+            **metrics,
+            "training_iteration": epoch + 1,
+            "trial_id": trial.trial_id,
+            "config": trial.config,
+            "done": False,
+        }
+        over = epoch + 1 >= self._epochs
+        answer = (
+            "STOP"
+            if over
+            else self._scheduler.on_trial_result(self._controller, trial, dict(result))
+        )
+        trial.last_result = result
+        if answer == "STOP":
+            result["done"] = True
+            self._scheduler.on_trial_complete(self._controller, trial, dict(result))
+            self._tell_completion(trial, result=dict(result))
+            self._end(trial, Trial.TERMINATED)
+            return Decision.CONTINUE if over else Decision.STOP
+        if self._variants is None:
+            self._algorithm.on_trial_result(trial.trial_id, dict(result))
+        if answer == "PAUSE":
+            trial.status = Trial.PAUSED
+            return Decision.PAUSE
+        return Decision.CONTINUE
+
+    def dropped(self) -> list[int]:
+        """Return, once, the paused trials that the scheduler has ended."""
+        found, self._dropped = self._dropped, []
+        return found
+
+    def _stop_idle(self, trial: Trial) -> None:
+        """The scheduler ends a trial that is paused, or has not begun."""
+        if trial.is_finished():
+            return
+        self._scheduler.on_trial_remove(self._controller, trial)
+        self._tell_completion(trial)
+        if trial.number is not None:
+            self._dropped.append(trial.number)
+        self._end(trial, Trial.TERMINATED)
+
+    def _tell_completion(self, trial: Trial, **what: Any) -> None:
+        if self._variants is None:
+            self._algorithm.on_trial_complete(trial.trial_id, **what)
+
+    def _end(self, trial: Trial, status: str) -> None:
+        trial.status = status
+        if trial.number is not None:
+            del self._trials[trial.number]
+        self._controller.forget_ended()
+
+    # --- randomness ------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _own_random(self) -> Iterator[None]:
+        """Lend Tune's code global generators that are this search's alone."""
+        outside = generators.capture(False)
+        generators.restore(self._random)
+        try:
+            yield
+        finally:
+            self._random = generators.capture(False)
+            generators.restore(outside)
+
+    # --- resuming --------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the conversation so far."""
+        return {"log": list(self._log)} if self.adaptive else {"begun": self._begun}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Have the conversation again.
+
+        Raises
+        ------
+        InputError
+            If the search algorithm says something else than it did.
+        """
+        if not self.adaptive:
+            for _ in range(state["begun"]):
+                self.suggest()
+            return
+        for entry in state["log"]:
+            if entry[0] == "tell":
+                self.report(entry[1], entry[2], {n: _decoded(v) for n, v in entry[3].items()})
+                continue
+            suggestion = self.suggest()
+            said = _identity(suggestion) if isinstance(suggestion, Suggestion) else []
+            if said != entry[1:]:
+                raise InputError(
+                    f"the search algorithm {type(self._algorithm).__name__} does not suggest again "
+                    f"what it did for trial {entry[1]}: it must be made with the same arguments "
+                    "and a seed, such as OptunaSearch(seed=0), for a run to go on"
+                )
+        self._dropped = []
+
+
+def _identity(suggestion: Suggestion) -> list[Any]:
+    """What tells suggestions apart: the trial that goes on, or a new one's configuration."""
+    text = json.dumps(suggestion.config, sort_keys=True)
+    return [suggestion.trial, _core.xxh3_64(text.encode())]
+
+
+def _encoded(value: float) -> float | str:
+    return value if math.isfinite(value) else repr(float(value))
+
+
+def _decoded(value: float | str) -> float:
+    return float(value)
+
+
+def _introduce(scheduler: Any, metric: str, mode: str) -> None:
+    """Tell a scheduler what trials are compared by, unless it was made with that."""
+    given = getattr(scheduler, "_metric", None), getattr(scheduler, "_mode", None)
+    _refuse_other("scheduler", given, (metric, mode))
+    scheduler.set_search_properties(
+        *(None if had else said for had, said in zip(given, (metric, mode), strict=True))
+    )
+
+
+def _introduce_searcher(
+    algorithm: Any, metric: str, mode: str, mapping: dict[str, Any], points: Sequence[Any]
+) -> None:
+    from ray.tune.search.variant_generator import _has_unresolved_values
+
+    if points:
+        raise InputError(
+            "points: a search algorithm of Ray Tune takes them itself: give it points_to_evaluate"
+        )
+    given = getattr(algorithm, "metric", None), getattr(algorithm, "mode", None)
+    _refuse_other("searcher", given, (metric, mode))
+    said = (None if had else said for had, said in zip(given, (metric, mode), strict=True))
+    if not algorithm.set_search_properties(*said, mapping) and _has_unresolved_values(mapping):
+        raise InputError(
+            f"param_space: {type(algorithm).__name__} was made with a space of its own: leave only "
+            "constants in param_space"
+        )
+
+
+def _refuse_other(what: str, given: tuple[Any, Any], asked: tuple[str, str]) -> None:
+    for name, had, wanted in zip(("metric", "mode"), given, asked, strict=True):
+        if had is not None and had != wanted:
+            raise InputError(
+                f"{name}={wanted!r}, but the {what} was made with {name}={had!r}: give the same, "
+                "or leave it out there"
+            )

@@ -1,0 +1,201 @@
+"""One run of Cerebro's that trains what proxies of Ray Tune ask for, in a thread."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cerebro.api.search import search
+from cerebro.errors import InputError, text_of
+from cerebro.executors.local import LocalExecutor
+from cerebro.machine.devices import CPU, Found, lookup, seats
+from cerebro.model import Info
+from cerebro.ray.tune.requests import Answer, Point, RequestedTrials, Woken
+from cerebro.run.recipe import accepts_info
+from cerebro.run.records import EpochRecord
+from cerebro.run.store import read_trials, reader
+
+UNKNOWN_EPOCHS = 1_000_000
+"""What a run's number of epochs is where only Tune knows it."""
+WIDTH = 64
+"""Trials that train at a time: proxies beyond that wait for their epochs."""
+CLOSE_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is trained, and how: the same for all trials."""
+
+    build: Callable[..., Any]
+    train: Any
+    validation: Any
+    workers: int
+    threads: int
+    epochs: int | None
+    options: dict[str, Any] = field(default_factory=dict)
+    """More arguments of `cerebro.search`."""
+    executor: Any = None
+    """What has the workers; None: `workers` processes of this machine."""
+    gpus: int = 0
+    """How many of this machine they sit at."""
+
+    def own_executor(self) -> Any:
+        """What has the workers of one run.
+
+        Raises
+        ------
+        InputError
+            If there are fewer GPUs than Ray has given this process.
+        """
+        if self.executor is not None:
+            return copy.copy(self.executor)
+        found = lookup() if self.gpus else Found()
+        if len(found.devices) < self.gpus:
+            raise InputError(
+                f"Ray gives the engine of cerebro.ray.trainable {self.gpus} GPU(s), and "
+                f"{len(found.devices)} can be used there ({found.problem}): give devices='cpu'"
+            )
+        names = found.names[: self.gpus] or [CPU]
+        return LocalExecutor(self.workers, self.threads, seats=seats(names, self.workers))
+
+
+class Session:
+    """A run that goes on until it is closed; a folder that has one is gone on with."""
+
+    def __init__(self, work: Work, folder: Path) -> None:
+        self._work = work
+        self._folder = folder
+        self._requested = RequestedTrials(work.epochs, WIDTH)
+        self._result: Any = None
+        self._thread = threading.Thread(target=self._search, name="search", daemon=True)
+        self.ask = self._requested.ask
+        self.shelve = self._requested.shelve
+        self._thread.start()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it still trains."""
+        return self._thread.is_alive()
+
+    def close(self) -> None:
+        """Leave the run so that it can go on another time."""
+        self._requested.close("the engine was closed")
+        self.join(CLOSE_SECONDS)
+
+    def join(self, seconds: float) -> None:
+        """Wait until it trains no more, for so long."""
+        self._thread.join(seconds)
+
+    def recall(self, number: int, epoch: int) -> Answer:
+        """Return an epoch that is on record."""
+        record = self._record(number, epoch)
+        return Answer(Point(number, epoch, record.state_hash), dict(record.metrics))
+
+    def keep(self, point: Point) -> None:
+        """Keep a state, and return when it is on disk."""
+        self._requested.pin(point.trial, point.epoch)
+        self.flush()
+
+    def flush(self) -> None:
+        """Return when all that was trained is on record."""
+        if self._result is not None:
+            self._result.saved.before_reading()
+
+    def check(self, point: Point) -> None:
+        """Raise InputError unless a checkpoint's state is there."""
+        try:
+            record = self._record(point.trial, point.epoch)
+        except InputError:
+            record = None
+        if record is None or record.state_hash != point.state_hash or record.state_file is None:
+            raise InputError(
+                f"the checkpoint names trial {point.trial} after epoch {point.epoch}, whose state "
+                f"is not in {self._folder}: checkpoints of cerebro.ray.trainable are names, and "
+                "their states stay in that folder; give run= where it is now"
+            )
+
+    def _record(self, number: int, epoch: int) -> EpochRecord:
+        self.flush()
+        with reader(self._folder) as connection:
+            known = connection.execute(
+                "SELECT 1 FROM trials WHERE number = ?", (number,)
+            ).fetchone()
+            records = [] if known is None else read_trials(connection, [number])
+        for record in records:
+            for trained in record.epochs:
+                if trained.epoch == epoch:
+                    return trained
+        raise InputError(f"trial {number} has no epoch {epoch} on record")
+
+    # --- the thread ------------------------------------------------------
+
+    def _search(self) -> None:
+        why = "the run of the engine is over"
+        work, requested = self._work, self._requested
+        try:
+            executor = work.own_executor()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # nobody would see them
+                search(
+                    work.build if work.epochs is not None else OpenEnded(work.build),
+                    {},
+                    work.train,
+                    epochs=work.epochs or UNKNOWN_EPOCHS,
+                    validation=work.validation,
+                    searcher=requested,
+                    workers=work.workers,
+                    threads=work.threads,
+                    width=WIDTH,
+                    run=self._folder,
+                    if_exists="resume",
+                    asynchronous=True,
+                    progress=False,
+                    callbacks=[requested, self],
+                    executor=Woken(executor, requested.bell),
+                    **work.options,
+                )
+        except BaseException as error:
+            why = text_of(error, 2000) or type(error).__name__
+        requested.close(why)
+        requested.bell.close()
+
+    def on_run_start(self, result: Any) -> None:
+        """Keep the run's record at hand."""
+        self._result = result
+
+
+class OpenEnded:
+    """A ``build`` of trials of which only Tune knows how long they train."""
+
+    def __init__(self, build: Callable[..., Any]) -> None:
+        self.build = build
+        self.__wrapped__ = build  # whose source is the run's
+        self.__module__ = getattr(build, "__module__", None) or "?"
+        self.__qualname__ = getattr(build, "__qualname__", None) or type(build).__qualname__
+
+    def __call__(self, config: Any, info: Info | None = None) -> Any:
+        if not accepts_info(self.build):
+            return self.build(config)
+        return self.build(config, None if info is None else OpenInfo(info))
+
+
+class OpenInfo:
+    """An `Info` that says so when asked how many epochs there will be."""
+
+    def __init__(self, info: Info) -> None:
+        self._info = info
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("epochs", "total_steps"):
+            raise InputError(
+                f"build asks for info.{name}, which only Tune knows: give the epochs of a trial to "
+                "cerebro.ray.trainable(..., epochs=)"
+            )
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._info, name)

@@ -1,0 +1,335 @@
+"""`cerebro.ray.trainable`: what a `ray.tune.Tuner` is given.
+
+A trial of Tune's is a proxy, a process that trains nothing: it asks the engine for an epoch
+and reports it. Its checkpoints are names of states that stay where they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import ray
+from ray import tune
+from ray.exceptions import RayActorError
+
+from cerebro.api.settings import devices_of, worker_count
+from cerebro.arguments import whole_number
+from cerebro.data.validation import check_columns, views_of
+from cerebro.errors import InputError, RunError
+from cerebro.executors.local import packed
+from cerebro.machine.devices import CPU, are_gpus, named
+from cerebro.machine.environment import THREAD_VARIABLES, VARIABLES
+from cerebro.machine.resources import usable_cores
+from cerebro.ray.cluster.executor import Executor
+from cerebro.ray.tune.engine import PROXY_BYTES, Spec, engine_of
+from cerebro.ray.tune.session import Work
+from cerebro.run.recipe import check_build
+from cerebro.run.settings import MAX_THREADS
+from cerebro.space import json_value
+
+FOLDER = "cerebro"
+"""The run's, in the folder of Tune's experiment."""
+TOKEN = "cerebro.json"
+ATTEMPTS = 3
+LEAVE_SECONDS = 10.0
+PATIENCE_SECONDS = 30.0
+
+logger = logging.getLogger(__name__)
+
+OPTIONS = {
+    *("eval_batch_size", "drop_last", "seed", "max_retries", "unit_timeout", "stagger"),
+    *("live_models", "deterministic", "state_dir", "metric", "mode", "select", "keep"),
+}
+"""Arguments of `cerebro.search` that hold for all trials, whatever Tune does."""
+
+
+def trainable(
+    build: Callable[..., Any],
+    data: Any,
+    *,
+    validation: Any = None,
+    batch_size: int | None = None,
+    workers: int | None = None,
+    threads: int = 1,
+    epochs: int | None = None,
+    run: str | os.PathLike[str] | None = None,
+    executor: Executor | None = None,
+    devices: Any = "auto",
+    workers_per_device: int | None = None,
+    **options: Any,
+) -> type[tune.Trainable]:
+    """Make what ``tune.Tuner(...)`` is given, for Cerebro to train its trials.
+
+    Schedulers, search algorithms, callbacks, loggers, `ResultGrid`, `Tuner.restore` and
+    ``reuse_actors`` work unchanged. A trial is a process of some 120 MB without data or model,
+    which asks for CPUs 0 and that memory; where hundreds are to be live, `cerebro.ray.fit`
+    needs none. All share one engine on the Tuner's node, which has the workers.
+
+    Parameters
+    ----------
+    build, data, validation, batch_size, threads
+        As for `cerebro.search`. The metrics of every epoch are reported to Tune, under their
+        short names and as ``train_*`` and ``val_*``, with ``training_iteration``,
+        ``cerebro_trial`` (Cerebro's number of the trial) and ``state_hash``.
+    workers
+        Worker processes; default: one per `threads` cores of this machine, as far as Ray has
+        them, or on GPUs `workers_per_device` for each.
+    epochs
+        Epochs of a trial, if that is known: it is then done, and ``info.epochs`` says so. None:
+        Tune ends trials, and a ``build`` that asks for ``info.epochs`` or ``info.total_steps``
+        is an error.
+    run
+        The folder of Cerebro's run, where states are kept; default: ``cerebro`` in the folder
+        of Tune's experiment, if that is on this machine.
+    executor
+        A `cerebro.ray.Executor`: the workers are then its actors, on all nodes of the cluster,
+        instead of processes of this machine.
+    devices
+        ``"auto"``: all GPUs of this machine, as far as Ray has them, and the CPU where there is
+        none; ``"cuda"``: all GPUs; ``"cpu"``. Ray chooses which GPUs the engine gets. With
+        `executor` as for `cerebro.search`.
+    workers_per_device
+        As for `cerebro.search`.
+    options
+        More arguments of `cerebro.search`: ``seed``, ``eval_batch_size``, ``drop_last``,
+        ``max_retries``, ``unit_timeout``, ``stagger``, ``live_models``, ``deterministic``,
+        ``state_dir``, ``keep``; ``metric``, ``mode`` and ``select`` are for Cerebro's record.
+
+    Returns
+    -------
+    type
+        A `ray.tune.Trainable`.
+
+    Raises
+    ------
+    InputError
+        For arguments that are wrong.
+
+    Notes
+    -----
+    A trial's states are those of `cerebro.search` for the number that it got, in the order in
+    which trials asked for their first epoch: `cerebro.replay` of the run shows it.
+    """
+    check_build(build)
+    train, held_out, folds = views_of(data, validation)
+    if folds is not None:
+        raise InputError(
+            "validation: a trial of Tune's is one model, and folds are several: give a data set or "
+            "a fraction, or use cerebro.ray.fit"
+        )
+    check_columns(train, held_out)
+    unknown = sorted(options.keys() - OPTIONS)
+    if unknown:
+        raise InputError(
+            f"{unknown[0]}= is no argument of cerebro.ray.trainable, which takes "
+            f"{', '.join(sorted(OPTIONS))} beside those that it names: what trials there are and "
+            "how long they train is for Tune to say"
+        )
+    threads = whole_number("threads", threads, 1, MAX_THREADS) or 1
+    batch_size = whole_number("batch_size", batch_size, 1, optional=True)
+    if executor is not None and not isinstance(executor, Executor):
+        raise InputError(f"executor must be a cerebro.ray.Executor, not {executor!r}")
+    if executor is not None and workers is not None:
+        raise InputError("workers= or executor=, which has workers of its own: give one of them")
+    epochs = whole_number("epochs", epochs, 1, optional=True)
+    options = {"batch_size": batch_size, **options}
+    whole_number("workers", workers, 1, optional=True)
+    gpus = 0
+    if executor is None:
+        gpus, count = _places(devices, workers, workers_per_device, threads)
+    else:
+        devices_of(devices, workers_per_device, executor)
+        options["devices"], count = devices, 1
+    work = Work(build, train, held_out, count, threads, epochs, options, executor, gpus)
+    name = f"cerebro-{uuid.uuid4().hex}"
+    spec = Spec(
+        name=name,
+        work=packed(work),
+        cpus=count * threads if executor is None else 0,
+        epochs=epochs,
+        folder=None if run is None else str(Path(run).resolve()),
+        cwd=str(Path.cwd()),
+        path=tuple(sys.path),
+        argv=tuple(sys.argv),
+        variables={name: os.environ.get(name) for name in (*VARIABLES, *THREAD_VARIABLES)},
+        gpus=gpus,
+    )
+    title = getattr(build, "__name__", "cerebro").strip("<>")
+    return type(title, (Proxy,), {"spec": spec, "__module__": __name__, "__doc__": build.__doc__})
+
+
+def _places(
+    devices: Any, workers: int | None, workers_per_device: int | None, threads: int
+) -> tuple[int, int]:
+    """Return how many GPUs and how many workers the engine has."""
+    wanted = named(devices)
+    if any(":" in name for name in wanted):
+        raise InputError(
+            f"devices={devices!r}: which GPUs the engine of cerebro.ray.trainable gets is for Ray "
+            "to say: give 'auto', 'cuda' or 'cpu'"
+        )
+    chosen = devices_of(devices, workers_per_device, None)
+    if are_gpus(chosen) and wanted == ["auto"]:
+        chosen = chosen[: _of_ray("GPU", len(chosen))] or (CPU,)
+    if not are_gpus(chosen) and workers is None:
+        workers = max(1, _of_ray("CPU", usable_cores()) // threads)
+    count = worker_count(workers, threads, chosen, workers_per_device)
+    return len(chosen) if are_gpus(chosen) else 0, count
+
+
+def _of_ray(resource: str, here: int) -> int:
+    """What there is of a resource here, as far as Ray has it, if that is known already."""
+    if not ray.is_initialized():
+        return here
+    return min(here, int(ray.cluster_resources().get(resource, 0)))
+
+
+class Proxy(tune.Trainable):  # type: ignore[misc]
+    """A trial of Tune's; see the module's text."""
+
+    spec: ClassVar[Spec]
+
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
+        """Ask for memory alone; called where the Tuner runs, so the engine is started here."""
+        engine_of(cls.spec, owner=True)
+        return tune.PlacementGroupFactory([{"CPU": 0, "memory": PROXY_BYTES}])
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        # Of `tune.with_resources`, which asks for others: the engine is started all the same.
+        own = cls.__dict__.get("default_resource_request")
+        if own is None:
+            return
+
+        def request(cls: type[Proxy], config: dict[str, Any]) -> Any:
+            engine_of(cls.spec, owner=True)
+            return own.__func__(cls, config)
+
+        cls.default_resource_request = classmethod(request)  # type: ignore[assignment]
+
+    # --- Tune's protocol -------------------------------------------------
+
+    def setup(self, config: dict[str, Any], **parameters: Any) -> None:
+        """Stand for a trial."""
+        if parameters:
+            raise InputError(
+                f"tune.with_parameters({', '.join(sorted(parameters))}) is not for "
+                "cerebro.ray.trainable: bind them to build, as with functools.partial"
+            )
+        self._id = uuid.uuid4().hex
+        self._config = json_value(config, "param_space")
+        self._trial: int | None = None
+        self._at: dict[str, Any] | None = None  # the point it has come to
+        self._begin: dict[str, Any] | None = None  # the checkpoint it was given
+        self._engine = engine_of(self.spec, owner=False)
+        self._enter()
+
+    def step(self) -> dict[str, Any]:
+        """Have one epoch trained."""
+        at = self._at or self._begin
+        answer = self._call(
+            "train",
+            {
+                "owner": self.trial_id,
+                "config": self._config,
+                "trial": self._trial,
+                "begin": self._begin if self._at is None else None,
+                "target": 1 if at is None else at["epoch"] + 2,
+            },
+        )
+        if "error" in answer:
+            raise RunError(answer["error"])
+        metrics = answer.pop("metrics")
+        self._at, self._trial = answer, answer["trial"]
+        done = self.spec.epochs is not None and answer["epoch"] + 1 >= self.spec.epochs
+        return {
+            **metrics,
+            "cerebro_trial": answer["trial"],
+            "state_hash": answer["state_hash"],
+            "done": done,
+        }
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Write down which state it is; it stays where it is."""
+        token: dict[str, Any] = {"point": self._at or self._begin, "owner": None, "config": None}
+        if self._at is not None:
+            self._call("keep", self._at)
+            token |= {"owner": self.trial_id, "config": self._config}
+        Path(checkpoint_dir, TOKEN).write_text(json.dumps(token))
+
+    def load_checkpoint(self, checkpoint: str) -> None:
+        """Go on from a state: with the trial itself, or with a clone of another one's."""
+        try:
+            token = json.loads(Path(checkpoint, TOKEN).read_text())
+            point, owner, config = token["point"], token["owner"], token["config"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{checkpoint} is no checkpoint of cerebro.ray.trainable") from error
+        is_own = owner == self.trial_id and config == self._config
+        self._at, self._begin = None, point
+        self._trial = point["trial"] if is_own else None
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Stand for another trial, or for this one with other hyper-parameters."""
+        self._leave()
+        self.setup(new_config)
+        return True
+
+    def cleanup(self) -> None:
+        """Stand for nobody any more."""
+        self._leave()
+
+    # --- the engine ------------------------------------------------------
+
+    def _enter(self) -> None:
+        """Wait for the engine, and say so if that takes long."""
+        entered = self._engine.enter.remote(self._id, self._folder())
+        while not ray.wait([entered], timeout=PATIENCE_SECONDS)[0]:
+            logger.warning(
+                "the engine of cerebro.ray.trainable waits for %d CPUs and %d GPUs of this Ray "
+                "cluster, which others use: end them, or give workers=",
+                *(self.spec.cpus, self.spec.gpus),
+            )
+        ray.get(entered)
+
+    def _call(self, method: str, argument: dict[str, Any]) -> Any:
+        """Call the engine; another one takes over if it has ended."""
+        for attempt in range(ATTEMPTS):
+            try:
+                call = getattr(self._engine, method).remote(self._id, self._folder(), argument)
+                return ray.get(call)
+            except RayActorError:
+                if attempt + 1 == ATTEMPTS:
+                    raise
+            self._engine = engine_of(self.spec, owner=False)
+        raise AssertionError
+
+    def _leave(self) -> None:
+        with contextlib.suppress(Exception):  # then nobody is there to be told
+            ray.get(self._engine.leave.remote(self._id, self._trial), timeout=LEAVE_SECONDS)
+
+    def _folder(self) -> str:
+        """The run's folder.
+
+        Raises
+        ------
+        InputError
+            If it would be where only Tune can write.
+        """
+        if self.spec.folder is not None:
+            return self.spec.folder
+        storage = self._storage
+        if storage is None or storage.storage_filesystem.type_name != "local":
+            raise InputError(
+                "Tune stores this experiment elsewhere: give cerebro.ray.trainable(run=) a folder "
+                "on this machine, where the states of trials are kept"
+            )
+        return str(Path(storage.experiment_fs_path, FOLDER))

@@ -1,0 +1,317 @@
+"""Predictions of a trained model, and its weights written where others can read them.
+
+Weights come from the state that the run kept: neither ``build`` nor the data is needed. An ONNX
+file holds the network itself, which is built again and traced with rows of the run's data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import warnings
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cerebro._core as _core
+from cerebro.data import Dataset
+from cerebro.errors import InputError, text_of
+from cerebro.machine import generators
+from cerebro.machine.environment import installed
+from cerebro.machine.files import path_of
+from cerebro.machine.installation import install_hint
+from cerebro.model import check_batch, column_names, make_getter
+
+TORCH, JAX, SKLEARN = "cerebro.torch.Model", "cerebro.jax.Model", "cerebro.sklearn.Model"
+
+OTHER = "model of another kind"
+
+# The parts of these models' states: those that are always there, and those that may be. A model
+# with four methods whose state looks alike is exported alike.
+_PARTS: dict[str, tuple[set[str], set[str]]] = {
+    TORCH: ({"net", "optimizer"}, {"scheduler", "scaler", "loss", "partial"}),
+    JAX: ({"params", "optimizer", "step", "key"}, {"variables"}),
+    SKLEARN: ({"estimator", "aliases", "attributes"}, set()),
+}
+
+_NET = "/model/net/"
+"""What the names of a network's tensors begin with in a state's file."""
+
+_ONNX_ROWS = 3
+
+_ONE_FILE_BYTES = 1_900_000_000
+"""Of weights. An ONNX file holds less than 2 GB; larger weights lie beside it."""
+
+
+class Kept:
+    """A kept state, and the model that it belongs to, which is built when it is needed.
+
+    Parameters
+    ----------
+    packed
+        The state, as the run kept it.
+    load
+        Returns the model with that state, in host memory, and the data that it was trained on.
+    """
+
+    def __init__(self, packed: Any, load: Callable[[], tuple[Any, Dataset]]) -> None:
+        self.packed = packed
+        self.load = load
+        framework: Any = "torch" if installed("torch") else "numpy"
+        self.state: Any = _core.unpack_state(packed, framework)["model"]
+        self.kind = _kind_of(self.state)
+
+    def net(self) -> Mapping[str, Any]:
+        """Return the network's ``state_dict``, with the weights that its states leave out."""
+        state: Mapping[str, Any] = self.state["net"]
+        return self.load()[0].net.state_dict() if self.is_partial else state
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the state has only the weights that are trained."""
+        return bool(self.state.get("partial"))
+
+
+def export(
+    path: str | os.PathLike[str],
+    format: str,
+    read: Callable[[], Any],
+    load: Callable[[], tuple[Any, Dataset]],
+) -> Path:
+    """Write a trial's model; see `cerebro.Trial.export`, and `Kept` for `load`."""
+    writers = {"safetensors": _safetensors, "torch": _torch, "onnx": _onnx}
+    if format not in writers:
+        raise InputError(f"format must be one of {', '.join(writers)}, not {format!r}")
+    target = path_of("path", path)
+    if not target.parent.is_dir():
+        raise InputError(f"cannot write {target}: there is no folder {target.parent}")
+    if target.is_dir():
+        raise InputError(f"cannot write {target}: it is a folder; give the name of a file")
+    writers[format](Kept(read(), load), target)
+    return target
+
+
+def _kind_of(state: Any) -> str:
+    if isinstance(state, Mapping):
+        for kind, (always, sometimes) in _PARTS.items():
+            if always <= state.keys() <= always | sometimes:
+                return kind
+    return OTHER
+
+
+# --- safetensors --------------------------------------------------------------
+
+
+def _safetensors(kept: Kept, target: Path) -> None:
+    if kept.kind == TORCH:
+        net = kept.net()
+        packed = _core.pack_state({"model": {"net": dict(net)}}) if kept.is_partial else kept.packed
+        target.write_bytes(_net_file(packed, net))
+        return
+    # Tensors under their paths, as in the run's own files: the whole state, where what of it
+    # are weights is not known.
+    wanted: Any = kept.state
+    if kept.kind == JAX:
+        wanted = {name: kept.state[name] for name in ("params", "variables") if name in kept.state}
+    target.write_bytes(_core.pack_state(wanted))
+
+
+def _net_file(packed: Any, net: Mapping[str, Any]) -> bytes:
+    """Return the network's tensors of a packed state as a safetensors file, by their own names.
+
+    The bytes are copied: no framework is needed, and types that NumPy lacks stay as they are.
+    """
+    others = [name for name, value in net.items() if not hasattr(value, "shape")]
+    if others:
+        raise InputError(
+            f"format 'safetensors' holds only tensors, and the network's state_dict has "
+            f"{', '.join(others)}: use format='torch'"
+        )
+    view = memoryview(packed)
+    start = 8 + int.from_bytes(view[:8], "little")
+    entries = {
+        name.removeprefix(_NET).replace("~1", "/").replace("~0", "~"): entry
+        for name, entry in json.loads(bytes(view[8:start])).items()
+        if name.startswith(_NET)
+    }
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    parts: list[Any] = []
+    at = 0
+    for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
+        first, end = entry["data_offsets"]
+        header[name] = {**entry, "data_offsets": [at, at + end - first]}
+        parts.append(view[start + first : start + end])
+        at += end - first
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, *parts])
+
+
+# --- torch --------------------------------------------------------------------
+
+
+def _torch(kept: Kept, target: Path) -> None:
+    if kept.kind == JAX:
+        raise InputError("format 'torch' has no arrays of JAX: use format='safetensors'")
+    if not installed("torch"):
+        raise InputError(f"format 'torch' needs PyTorch: {install_hint('torch')}")
+    import torch
+
+    state = OrderedDict(kept.net()) if kept.kind == TORCH else kept.state
+    foreign = _foreign(state, "")
+    if foreign is not None:
+        path, kind = foreign
+        raise InputError(
+            f"format 'torch' is for PyTorch's tensors; at {path!r} the state has a {kind}, which "
+            "torch.load refuses by default: use format='safetensors'"
+        )
+    torch.save(state, target)
+
+
+def _foreign(value: Any, path: str) -> tuple[str, str] | None:
+    """Find what `torch.load` refuses with ``weights_only=True``: its path and type."""
+    import torch
+
+    plain = (torch.Tensor, torch.Size, bool, int, float, str, bytes, type(None))
+    if isinstance(value, plain) and type(value).__module__ != "numpy":
+        return None
+    if type(value) in (dict, OrderedDict, Counter):
+        parts = list(value.items())
+    elif type(value) in (list, tuple):
+        parts = list(enumerate(value))
+    else:
+        return path, f"{type(value).__module__}.{type(value).__qualname__}"
+    found = (_foreign(part, f"{path}/{key}") for key, part in parts)
+    return next((each for each in found if each is not None), None)
+
+
+# --- ONNX ---------------------------------------------------------------------
+
+
+def _onnx(kept: Kept, target: Path) -> None:
+    if kept.kind != TORCH:
+        raise InputError(f"onnx needs a {TORCH}, not a {kept.kind}")
+    try:
+        for module in ("torch", "onnx", "onnxscript"):
+            importlib.import_module(module)
+    except ImportError as error:
+        raise InputError(f"format 'onnx' needs more ({error}): {install_hint('onnx')}") from error
+    import torch
+
+    from cerebro.torch.model import Model
+
+    model, data = kept.load()
+    if not isinstance(model, Model):
+        kind = f"{type(model).__module__}.{type(model).__qualname__}"
+        raise InputError(f"onnx needs a {TORCH}, not a {kind}")
+    net = model.net.eval()
+    names = column_names("inputs", model.inputs)
+    batch = _example(data, names)
+    given = make_getter(model.inputs)(batch)
+    shapes = make_getter(model.inputs)({name: _free_sizes(data, name) for name in names})
+    by_name = isinstance(model.inputs, Mapping)
+    one = isinstance(model.inputs, str)
+    nbytes = sum(tensor.nbytes for tensor in (*net.parameters(), *net.buffers()))
+    with generators.preserved(True), torch.no_grad(), warnings.catch_warnings():
+        # PyTorch's about its own code, and that sizes which are always equal get one name.
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.filterwarnings("ignore", "# The axis name: ")
+        try:
+            program = torch.onnx.export(
+                net,
+                () if by_name else (given,) if one else given,
+                kwargs=given if by_name else None,
+                input_names=list(given) if by_name else names,
+                dynamic_shapes=(shapes,) if one else shapes,
+                dynamo=True,
+                verbose=False,
+            )
+        except Exception as error:  # PyTorch's, of many kinds, or the network's own
+            raise InputError(
+                f"PyTorch cannot export the {type(net).__name__} to ONNX: {_cause(error)}"
+            ) from error
+    assert program is not None
+    program.save(str(target), external_data=nbytes > _ONE_FILE_BYTES)
+
+
+def _example(data: Dataset, names: list[str]) -> dict[str, Any]:
+    """Return the first rows of the columns, as a model gets them in evaluation."""
+    import torch
+
+    batch = next(iter(data.in_order(_ONNX_ROWS, "torch")))
+    check_batch(batch, names, None)
+    rows = {name: batch[name] for name in names}
+    # Of a single row PyTorch would take the number of rows for a constant.
+    return {n: torch.cat([r, r]) if len(r) == 1 else r.clone() for n, r in rows.items()}
+
+
+def _free_sizes(data: Dataset, name: str) -> dict[int, Any]:
+    """Say which of a tensor's sizes may change: its rows, and of a ragged column the length."""
+    import torch
+
+    source = data.columns.get(name) or data.columns.get(name.removesuffix("_mask"))
+    free: dict[int, Any] = {0: torch.export.Dim("batch")}
+    if source is not None and source.ragged:
+        free[1] = torch.export.Dim.AUTO
+    return free
+
+
+def _cause(error: BaseException) -> str:
+    """What went wrong inside of PyTorch's exporter, which reports it at length."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return text_of(error)
+
+
+def predict(model: Any, data: Any, batch_size: int) -> Any:
+    """Return a model's predictions, rows in the order of `data`.
+
+    Parameters
+    ----------
+    model
+        Has ``predict(data)``, or ``predict_batch(batch)`` giving an array or tensor
+        whose first axis is the batch's rows.
+    data
+        A `cerebro.Dataset`.
+
+    Raises
+    ------
+    InputError
+        If the model can do neither.
+    """
+    if hasattr(model, "predict"):
+        return model.predict(data)
+    if not hasattr(model, "predict_batch"):
+        raise InputError(
+            f"{type(model).__name__} has no predict_batch(batch): add one, or use load() and "
+            "your own code"
+        )
+    from cerebro.data.batches import make_loader
+
+    if not isinstance(data, Dataset):
+        raise InputError(f"predict needs a cerebro.Dataset, not {type(data).__name__}")
+    loader = make_loader(
+        data,
+        batch_size,
+        seed=0,
+        shuffle=False,
+        framework=getattr(model, "framework", "dlpack"),
+        augment=False,
+    )
+    with contextlib.closing(loader):
+        loader.begin(range(data.num_shards), 0)
+        return joined([model.predict_batch(batch) for batch in loader])
+
+
+def joined(parts: list[Any]) -> Any:
+    """Concatenate arrays or tensors along the first axis."""
+    if parts and type(parts[0]).__module__.startswith("torch"):
+        import torch
+
+        return torch.cat(parts)
+    return np.concatenate([np.asarray(part) for part in parts])

@@ -1,0 +1,474 @@
+"""A run's folder, read: what results, proofs and pictures are made of.
+
+`SavedRun` is the one place that knows where a run keeps what: the store's rows,
+the kept states, the data it was trained on and the identity of ``build``. Users
+see it through `cerebro.Result` and `cerebro.Trial`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import cerebro._core as _core
+from cerebro.data import Dataset
+from cerebro.data.given import FOLDERS, is_rows, temporary
+from cerebro.data.manifest import Column
+from cerebro.data.validation import Folds, other_classes
+from cerebro.errors import CorruptDataError, InputError
+from cerebro.machine.files import path_of, read_bytes
+from cerebro.run.owner import owner_of
+from cerebro.run.recipe import Recipe, StudyBuild, check_build
+from cerebro.run.records import NOT_EXACT, OPEN, EpochRecord, TrialRecord, best_trials, gather
+from cerebro.run.store import check_meta, check_rows, read_meta, read_ranking, read_trials, reader
+from cerebro.worker.messages import RunContext
+
+HELD_TRIALS = 10_000
+"""Of a run with no more trials than this all are read at once; of others when they are needed."""
+
+
+class SavedRun:
+    """All that is kept of a run, as it was when last read.
+
+    Parameters
+    ----------
+    path
+        The run's folder.
+    build
+        The run's ``build``, where it cannot be imported again.
+
+    Attributes
+    ----------
+    path, folder
+        The folder as it was given, and as an absolute path.
+    meta
+        What the store holds about the run as a whole.
+    trial_count
+        How many trials there are; with folds, configurations.
+    before_reading
+        Called before files are read: while the run goes on in this process, it waits
+        until what was finished is on disk.
+
+    Raises
+    ------
+    InputError
+        If the folder holds no run.
+    CorruptDataError
+        If its store cannot be read.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, build: Callable[..., Any] | None = None
+    ) -> None:
+        self.path = path_of("run", path)
+        self.folder = self.path.absolute()  # the working directory may change
+        self.before_reading: Callable[[], None] = lambda: None
+        self.meta: dict[str, Any] = {}
+        self.trial_count = 0
+        self._records: list[TrialRecord] | None = None
+        self._configurations: list[TrialRecord] | None = None
+        self._folds: Folds | None = None
+        if build is not None:
+            check_build(build)
+        self._build = build
+        self._data: dict[str, Dataset] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read the store again: of more than `HELD_TRIALS` trials only how many there are."""
+        self._refresh(HELD_TRIALS)
+
+    def forget_trials(self) -> None:
+        """Read the trials again when they are asked for."""
+        self._records = None
+
+    @property
+    def records(self) -> list[TrialRecord]:
+        """All trials by number; with folds each of them, see `cerebro.run.records`."""
+        if self._records is None:
+            self._refresh(None)
+        assert self._records is not None
+        return self._records
+
+    @property
+    def trials_each(self) -> int:
+        """How many trials a configuration is: one, or one for each fold."""
+        folds = self.meta.get("folds")
+        return 1 if folds is None else len(folds["folds"])
+
+    @property
+    def configurations(self) -> list[TrialRecord]:
+        """What users call trials: all by number, those of a run with folds with their folds."""
+        if self.meta.get("folds") is None:
+            return self.records
+        if self._configurations is None:
+            self._configurations = gather(self.records, self.trials_each)
+        return self._configurations
+
+    @property
+    def holds_trials(self) -> bool:
+        """Whether all trials are in memory."""
+        return self._records is not None
+
+    def best_epoch(self, record: TrialRecord) -> int | None:
+        """The epoch whose state ``keep="best"`` keeps: of a fold that of its configuration."""
+        number = record.number // self.trials_each
+        if number < len(self.configurations):
+            record = self.configurations[number]
+        return record.best_epoch(self.metric, self.mode)
+
+    def some(self, numbers: Sequence[int]) -> list[TrialRecord]:
+        """These trials, in this order; here and below, with folds, configurations."""
+        if self._records is not None:
+            return [self.configurations[number] for number in numbers]
+        self.before_reading()
+        with reader(self.folder) as connection:
+            return self._marked(read_trials(connection, numbers))
+
+    def counts(self) -> Counter[str]:
+        """How many trials have which status."""
+        if self._records is not None:
+            return Counter(record.status for record in self.configurations)
+        self.before_reading()
+        with reader(self.folder) as connection:
+            sql = "SELECT status, count(*) FROM trials GROUP BY status"
+            counts = Counter({str(status): n for status, n in connection.execute(sql)})
+        if self.meta["status"] == "interrupted":
+            counts["stopped"] += sum(counts.pop(status, 0) for status in OPEN)
+        return counts
+
+    def ranking(self, n: int) -> list[int]:
+        """Numbers of the `n` best trials, best first; those without a metric are left out."""
+        if self._records is not None:
+            return best_trials(self.configurations, self.metric, self.mode, self.select, n)
+        self.before_reading()
+        with reader(self.folder) as connection:
+            return read_ranking(connection, self.metric, self.mode, self.select, n)
+
+    def _refresh(self, held: int | None) -> None:
+        self.before_reading()
+        self._read(held)
+        if self.meta["status"] == "running" and owner_of(self.folder) is None:
+            self._read(held)  # it may have ended meanwhile
+            if self.meta["status"] == "running":
+                self.meta["status"] = "interrupted"
+                self._marked(self._records or [])
+
+    def _marked(self, records: list[TrialRecord]) -> list[TrialRecord]:
+        """Trials as they are where nobody trains the run that did not end: its process is gone."""
+        for record in records if self.meta["status"] == "interrupted" else ():
+            if record.status in OPEN:
+                record.status, record.resumable = "stopped", True
+        return records
+
+    def _read(self, held: int | None) -> None:
+        with reader(self.folder) as connection:
+            meta = read_meta(connection)
+            check_meta(meta)  # what is read later, while a loss can be told as damage
+            (count,) = connection.execute("SELECT count(*) FROM trials").fetchone()
+            self.meta = self._with_own_rows(meta)
+            self.trial_count = count // self.trials_each
+            self._configurations = None
+            # Means over folds are not in the store.
+            if held is None or count <= held or meta.get("folds") is not None:
+                self._records = read_trials(connection)
+            else:
+                check_rows(connection, "trials", "epochs", "metrics")
+                self._records = None
+
+    # --- what the run was ------------------------------------------------
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments of the search that shape its trials."""
+        return dict(self.meta["settings"])
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Versions, CPU, threads and flags that the run was trained with."""
+        return dict(self.meta["environment"])
+
+    @property
+    def metric(self) -> str:
+        """What ranks trials."""
+        return str(self.meta["settings"]["metric"])
+
+    @property
+    def mode(self) -> str:
+        """``"min"`` or ``"max"``."""
+        return str(self.meta["settings"]["mode"])
+
+    @property
+    def select(self) -> str:
+        """Which epoch stands for a trial: ``"best"`` or ``"last"``."""
+        return str(self.meta["settings"]["select"])
+
+    @property
+    def argv(self) -> list[str]:
+        """`sys.argv` of the program that began the run; empty where that is not on record."""
+        recorded = self.meta.get("argv")
+        if not isinstance(recorded, list) or not all(isinstance(a, str) for a in recorded):
+            return []
+        return recorded
+
+    @property
+    def recipe(self) -> Recipe:
+        """The identity of ``build``."""
+        return Recipe.from_json(self.meta["build"])
+
+    def units(self) -> list[dict[str, Any]]:
+        """Every unit that ran; times in seconds since the run's start."""
+        with reader(self.folder) as connection:
+            check_rows(connection, "units")
+            rows = connection.execute("SELECT * FROM units ORDER BY started, id").fetchall()
+        shards = self.meta["num_shards"]
+        return [
+            {
+                **self._trial_and_fold(row["trial"]),
+                "epoch": row["epoch"],
+                "step": row["step"],
+                "shard": row["shard"],
+                "kind": "train" if row["step"] < shards else "eval",
+                "worker": row["worker"],
+                "attempt": row["attempt"],
+                "start": row["started"],
+                "end": row["started"] + row["seconds"],
+                "rows": row["rows"],
+                "hopped": bool(row["hopped"]),
+                "state_bytes": row["state_bytes"],
+            }
+            for row in rows
+        ]
+
+    def events(self) -> list[dict[str, Any]]:
+        """What else happened, in the order of its rows."""
+        self.before_reading()
+        with reader(self.folder) as connection:
+            check_rows(connection, "events")
+            rows = connection.execute("SELECT * FROM events ORDER BY id").fetchall()
+        return [
+            {
+                "time": row["time"],
+                "kind": row["kind"],
+                **self._trial_and_fold(row["trial"]),
+                "text": row["text"],
+            }
+            for row in rows
+        ]
+
+    def _trial_and_fold(self, number: int | None) -> dict[str, int | None]:
+        """What a trial of the store is to the user; None: the run itself."""
+        each = self.trials_each
+        place = {"trial": None if number is None else number // each}
+        if self.meta.get("folds") is not None:
+            place["fold"] = None if number is None else number % each
+        return place
+
+    @property
+    def state_dir(self) -> Path:
+        """Where the run's slots are, or were before a memory file system was emptied."""
+        recorded = self.meta.get("state_dir")
+        # Version 1 recorded the run's own folder with its path, which may be another now.
+        if not isinstance(recorded, str) or Path(recorded).name == "states":
+            return self.path / "states"
+        return Path(recorded)
+
+    def spans(self) -> dict[int, tuple[float, float]]:
+        """When each trial's first unit began and its last one ended; with folds, of them all."""
+        self.before_reading()
+        with reader(self.folder) as connection:
+            check_rows(connection, "units")
+            rows = connection.execute(
+                "SELECT trial / ?1, min(started), max(started + seconds) FROM units "
+                "GROUP BY trial / ?1",
+                (self.trials_each,),
+            )
+            return {trial: (begin, end) for trial, begin, end in rows}
+
+    def not_exact(self, number: int) -> list[str]:
+        """Operations without a deterministic version that a trial has used, as recorded."""
+        self.before_reading()
+        with reader(self.folder) as connection:
+            check_rows(connection, "events")
+            sql = "SELECT DISTINCT text FROM events WHERE kind = ? AND trial = ? ORDER BY text"
+            return [str(row["text"]) for row in connection.execute(sql, (NOT_EXACT, number))]
+
+    # --- files -----------------------------------------------------------
+
+    def read_log(self, trial: int) -> str:
+        """What a trial printed; empty if it printed nothing."""
+        path = self.folder / "trials" / f"{trial}.log"
+        try:
+            return read_bytes(path).decode("utf-8", "replace")
+        except FileNotFoundError:
+            return ""
+
+    def state_path(self, record: EpochRecord) -> Path:
+        """Where the state of an epoch is kept."""
+        assert record.state_file is not None
+        return self.folder / "states" / record.state_file
+
+    def read_state(self, trial: int, record: EpochRecord) -> bytes:
+        """Read a kept state and compare it with its checksum.
+
+        Raises
+        ------
+        CorruptDataError
+            If it is missing or damaged.
+        """
+        path = self.state_path(record)
+        self.before_reading()  # in a callback: what was just finished
+        try:
+            packed = read_bytes(path)
+        except FileNotFoundError as error:
+            raise CorruptDataError(
+                f"{path} is missing: it was deleted, or a run that goes on has replaced it by a "
+                "better one (refresh() reads the run again)"
+            ) from error
+        if _core.hash_state(packed) != record.state_hash:
+            raise CorruptDataError(
+                f"{path} is not the state of trial {trial}, epoch {record.epoch}: its checksum "
+                "differs"
+            )
+        return packed
+
+    # --- code and data ---------------------------------------------------
+
+    @property
+    def known_build(self) -> Callable[..., Any] | None:
+        """The run's ``build`` if it was given or has been found already."""
+        return self._build
+
+    def find_build(self, build: Callable[..., Any] | None) -> Callable[..., Any]:
+        """The given ``build``, or the run's, imported again; warns if it has changed.
+
+        One that suggests its configuration, to Optuna, is called as its study's run did.
+        """
+        if build is not None:
+            check_build(build)
+            self.recipe.warn_if_changed(build)
+        elif self._build is None:
+            self._build = self.recipe.find()
+        found: Callable[..., Any] = build or self._build  # type: ignore[assignment]
+        if self.recipe.takes_trial and not isinstance(found, StudyBuild):
+            return StudyBuild(found, self.trials_each)
+        return found
+
+    def _with_own_rows(self, meta: dict[str, Any]) -> dict[str, Any]:
+        """Look for rows that were given to the search where the run is now."""
+        for name in ("data", "validation"):
+            path = Path(((meta.get(name) or {}).get("path")) or "")
+            here = self.folder / path.name
+            if path.name in FOLDERS and not path.exists() and here.exists():
+                meta = {**meta, name: {**meta[name], "path": str(here.absolute())}}
+        return meta
+
+    def dataset(self, name: str) -> Dataset:
+        """Open the run's ``"data"`` or ``"validation"``."""
+        if name not in self._data:
+            self._data[name] = Dataset.from_spec(self.meta[name])
+        return self._data[name]
+
+    def columns(self) -> Mapping[str, Column]:
+        """The columns of the run's data; none where these are not here."""
+        try:
+            return self.dataset("data").columns
+        except (InputError, CorruptDataError, OSError):
+            return {}
+
+    def folds(self) -> Folds | None:
+        """The run's folds; None if it has none."""
+        if self._folds is None and self.meta.get("folds") is not None:
+            self._folds = self.folds_of(self.dataset("data"))
+        return self._folds
+
+    def folds_of(self, data: Dataset | None) -> Folds | None:
+        """The run's folds of `data`, which are the run's; None if it has none."""
+        described = self.meta.get("folds")
+        return None if described is None or data is None else Folds.from_json(data, described)
+
+    def view(self, name: str, moved: Dataset | None) -> Dataset | None:
+        """The run's data, or what now stands in its place; `moved` says where it is.
+
+        The rows that the run trained on are taken where `moved` has them: what was given to
+        `search` with a fraction to validate on can be given here.
+        """
+        spec = self.meta[name]
+        if spec is None:
+            return None
+        if moved is not None:
+            if name == "data":
+                known = {**spec, "path": str(moved.path)}
+                if not moved.is_whole():
+                    view = Dataset.from_spec(known, check=False)
+                    return view if moved.holds(view) else moved
+                spec = {**known, "transforms": moved.spec()["transforms"] or spec["transforms"]}
+            elif spec["path"] == self.meta["data"]["path"]:
+                spec = {**spec, "path": str(moved.path)}
+        return Dataset.from_spec(spec, check=False)
+
+    def data_for(self, data: Any, number: int, rows: ExitStack) -> Dataset:
+        """The data set to evaluate on: the given one, or what trial `number` is validated on.
+
+        Data given as rows are written to a temporary folder, until `rows` is closed.
+        """
+        if isinstance(data, (str, os.PathLike)):
+            data = Dataset(data)
+        if isinstance(data, Dataset):
+            other = self.other_classes(data)
+            if other is not None:
+                raise InputError(f"{data.path}: {other}")
+            return data
+        if is_rows(data):
+            return rows.enter_context(temporary(data, self.dataset("data"), "evaluate"))
+        if data is not None:
+            raise InputError(
+                f"evaluate needs a cerebro.Dataset, not {type(data).__name__}: write one with "
+                "cerebro.shard(arrays, folder), give (x, y), or use load() and your own code"
+            )
+        folds = self.folds()
+        if folds is not None:
+            return folds.of_trial(number)[1]
+        if self.meta["validation"] is None:
+            raise InputError("the run has no validation data: give data=")
+        return self.dataset("validation")
+
+    def other_classes(self, data: Dataset) -> str | None:
+        """See `cerebro.data.validation.other_classes`; None also where the data are not here."""
+        try:
+            train = self.dataset("data")
+        except (InputError, CorruptDataError, OSError):
+            return None
+        return other_classes(train, data)
+
+    def context(self, build: Callable[..., Any] | None, **changes: Any) -> RunContext:
+        """The run's context, as its workers had it, with some values changed."""
+        settings: Mapping[str, Any] = self.meta["settings"]
+        values: dict[str, Any] = {
+            "build": self.find_build(build),
+            "seed": settings["seed"],
+            "epochs": settings["epochs"],
+            "batch_size": settings["batch_size"],
+            "eval_batch_size": settings["eval_batch_size"],
+            "drop_last": settings["drop_last"],
+            "stagger": settings["stagger"],
+            "threads": settings["threads"],
+            "loader_threads": 0,
+            "deterministic": settings["deterministic"],
+            "live_models": 1,
+            "live_bytes": 0,
+            "state_dir": str(self.folder / "states"),
+            "epoch_dir": str(self.folder / "states"),
+            "log_dir": str(self.folder / "trials"),
+            "torch_flags": self.meta["environment"].get("torch", {}),
+        }
+        if "train" not in changes:
+            has_validation = self.meta["validation"] is not None
+            values["train"] = self.dataset("data")
+            values["validation"] = self.dataset("validation") if has_validation else None
+            values["folds"] = self.folds()
+        return RunContext(**values | changes)

@@ -1,0 +1,223 @@
+"""A run as an Optuna study: `Result.to_study`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Container, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from cerebro.errors import InputError
+from cerebro.results.saved_run import SavedRun
+from cerebro.results.trial import Trial
+from cerebro.run.records import ENDED
+from cerebro.searchers.optuna_terms import (
+    ATTRIBUTE,
+    contains,
+    distribution,
+    import_optuna,
+    is_plain,
+    quiet,
+    storage_errors,
+)
+from cerebro.searchers.stopping import EarlyStopping
+from cerebro.space import Choice, Normal, Space, path_name, value_at
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.trial import FrozenTrial
+
+Path = tuple[str, ...]
+
+
+def to_study(
+    saved: SavedRun, trials: Sequence[Trial], *, storage: Any = None, study_name: str | None = None
+) -> Study:
+    """Return a run's trials as a study; see `cerebro.Result.to_study`."""
+    optuna = import_optuna("Result.to_study()")
+    name = study_name or saved.folder.name
+    with quiet(optuna), storage_errors(optuna, storage, name):
+        try:
+            study: Study = optuna.create_study(
+                storage=storage,
+                study_name=name,
+                direction="minimize" if saved.mode == "min" else "maximize",
+            )
+        except optuna.exceptions.DuplicatedStudyError:
+            raise InputError(
+                f"the storage has a study {name!r} already: choose another study_name="
+            ) from None
+        study.set_metric_names([saved.metric])
+        study.set_user_attr(ATTRIBUTE, {"run": str(saved.folder), "seed": saved.settings["seed"]})
+        times = Times(saved)
+        parameters = Parameters(optuna, saved, trials)
+        for trial in trials:
+            if trial.status in ENDED or trial.history:
+                study.add_trial(_frozen(optuna, saved, trial, parameters, times))
+    return study
+
+
+def _frozen(
+    optuna: Any, saved: SavedRun, trial: Trial, parameters: Parameters, times: Times
+) -> FrozenTrial:
+    params, kinds = parameters.of(trial.config)
+    reported = {
+        epoch["epoch"]: epoch["metrics"].get(saved.metric, math.nan) for epoch in trial.history
+    }
+    state, value = _outcome(optuna, saved, trial)
+    frozen: FrozenTrial = optuna.trial.create_trial(
+        state=state,
+        value=value,
+        params=params,
+        distributions=kinds,
+        user_attrs={ATTRIBUTE: _attributes(saved, trial, params)},
+        intermediate_values=reported,
+    )
+    frozen.datetime_start, frozen.datetime_complete = times.of(trial.number)
+    return frozen
+
+
+def _outcome(optuna: Any, saved: SavedRun, trial: Trial) -> tuple[Any, float | None]:
+    """State and value. What a rule ended early is complete: it was as good as it would be."""
+    states = optuna.trial.TrialState
+    value = trial.metrics.get(saved.metric, math.nan)
+    if trial.status in ("failed", "diverged") or not math.isfinite(value):
+        return states.FAIL, None
+    rule = saved.settings["stop"]
+    early = rule is not None and EarlyStopping(**rule).should_stop(trial.history)
+    if trial.status == "finished" or (trial.status == "stopped" and early):
+        return states.COMPLETE, value
+    return states.PRUNED, value
+
+
+def _attributes(saved: SavedRun, trial: Trial, params: Mapping[str, Any]) -> dict[str, Any]:
+    found = {
+        "run": str(saved.folder),
+        "trial": trial.number,
+        "status": trial.status,
+        "epochs": trial.epoch,
+        "best_epoch": trial.best_epoch,
+        "state_hash": trial.state_hash,
+        "parent": trial.parent,
+        "error": trial.error,
+    }
+    flat = {path_name(path): value for path, value in leaves(trial.config)}
+    if flat != params:
+        found["config"] = trial.config
+    return {name: value for name, value in found.items() if value is not None}
+
+
+class Times:
+    """When each trial began and ended."""
+
+    def __init__(self, saved: SavedRun) -> None:
+        self._begun = datetime.fromtimestamp(float(saved.meta["started"]))
+        self._spans = saved.spans()
+
+    def of(self, trial: int) -> tuple[datetime, datetime]:
+        """First unit's begin and last one's end; of a trial that had none, the run's begin."""
+        begin, end = self._spans.get(trial, (0.0, 0.0))
+        return self._begun + timedelta(seconds=begin), self._begun + timedelta(seconds=end)
+
+
+class Parameters:
+    """The parameters of a run's configurations, and from which distributions.
+
+    Those of the space have its bounds, widened for trials that lie outside (points may). Of
+    names that are not in the space, and of normal distributions, which Optuna does not
+    know, the trials' own values are the bounds. Constants are no parameters.
+    """
+
+    def __init__(self, optuna: Any, saved: SavedRun, trials: Sequence[Trial]) -> None:
+        self._optuna = optuna
+        space = Space.from_json(saved.meta.get("space") or {"entries": []})
+        self._nodes = [node for node in space.nodes if node.varies]
+        self._known: dict[int, Any] = {
+            id(node): _kind(optuna, path_name(node.path), node.dimension)
+            for node in self._nodes
+            if not isinstance(node.dimension, Normal)
+        }
+        self._of_space = set(space.paths)
+        self._normal = {n.path for n in self._nodes if isinstance(n.dimension, Normal)}
+        seen: dict[str, list[Any]] = {}
+        for trial in trials:
+            for name, value in self._others(trial.config):
+                seen.setdefault(name, []).append(value)
+        self._inferred = {name: _inferred(optuna, values) for name, values in seen.items()}
+
+    def of(self, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return a configuration's parameters and their distributions."""
+        params: dict[str, Any] = {}
+        kinds: dict[str, Any] = {}
+        for name, value, kind in self._all(config):
+            fitting = kind if contains(kind, value) else _widened(self._optuna, kind, value)
+            if fitting is not None:
+                params[name], kinds[name] = value, fitting
+        return params, kinds
+
+    def _all(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+        for node in self._nodes:
+            there, value = value_at(config, node.path)
+            kind = self._known.get(id(node))
+            if there and kind is not None and node.applies(config):
+                yield path_name(node.path), _choice(value), kind
+        for name, value in self._others(config):
+            if self._inferred[name] is not None:
+                yield name, value, self._inferred[name]
+
+    def _others(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        for path, value in leaves(config, self._of_space):
+            if path not in self._of_space or path in self._normal:
+                yield path_name(path), _choice(value)
+
+
+def leaves(
+    config: Mapping[str, Any], whole: Container[Path] = (), above: Path = ()
+) -> Iterator[tuple[Path, Any]]:
+    """Give the path of every value of a configuration, and the value; `whole` are not entered."""
+    for name, value in config.items():
+        path = (*above, name)
+        if isinstance(value, Mapping) and path not in whole:
+            yield from leaves(value, whole, path)
+        else:
+            yield path, value
+
+
+def _choice(value: Any) -> Any:
+    """A value as Optuna holds it: lists and the like as their JSON."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return json.dumps(value, default=repr)
+
+
+def _kind(optuna: Any, name: str, dimension: Any) -> Any:
+    if isinstance(dimension, Choice) and not is_plain(dimension):
+        choices = [_choice(option) for option in dimension.options]
+        return optuna.distributions.CategoricalDistribution(choices)
+    return distribution(optuna, name, dimension)
+
+
+def _inferred(optuna: Any, values: Sequence[Any]) -> Any:
+    """The distribution that values are from, as far as they show it; None: there is none."""
+    kinds = optuna.distributions
+    types = {type(value) for value in values}
+    if types == {int}:
+        return kinds.IntDistribution(min(values), max(values))
+    if types <= {int, float}:
+        finite = [float(value) for value in values if math.isfinite(value)]
+        return kinds.FloatDistribution(min(finite), max(finite)) if finite else None
+    return kinds.CategoricalDistribution(list(dict.fromkeys(values)))
+
+
+def _widened(optuna: Any, kind: Any, value: Any) -> Any:
+    """A distribution of numbers that has this one too; None if there is none."""
+    kinds = optuna.distributions
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    if isinstance(kind, kinds.IntDistribution) and isinstance(value, int):
+        return kinds.IntDistribution(min(kind.low, value), max(kind.high, value))
+    if isinstance(kind, (kinds.IntDistribution, kinds.CategoricalDistribution)):
+        return None
+    log = kind.log and value > 0
+    return kinds.FloatDistribution(min(kind.low, value), max(kind.high, value), log=log)

@@ -1,0 +1,492 @@
+"""`Trial`: one configuration of a run and how it went, as users see it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from cerebro.arguments import whole_number
+from cerebro.data import Dataset
+from cerebro.data.given import is_rows, narrowed, temporary
+from cerebro.data.sources.bunches import is_bunch
+from cerebro.errors import CorruptDataError, InputError
+from cerebro.machine import generators
+from cerebro.machine.devices import CPU, here, recorded, using
+from cerebro.machine.files import path_of
+from cerebro.machine.flags import flags_of_run
+from cerebro.results.saved_run import SavedRun
+from cerebro.run.records import EpochRecord, Status, TrialRecord, plain
+from cerebro.worker.messages import RunContext
+
+
+class Trial:
+    """One configuration of a run and how it went.
+
+    A snapshot: what it says does not change while the run goes on. In a search with folds it
+    has `folds`, which are trials too: metrics are means over them, beside each its standard
+    deviation (``accuracy_std``), and an epoch is finished when all folds have finished it.
+    Models are the folds'.
+    """
+
+    def __init__(
+        self, saved: SavedRun, record: TrialRecord, whole: TrialRecord | None = None
+    ) -> None:
+        self.saved = saved
+        """The run's folder, for the library itself."""
+        self.record = record
+        """The trial as it is in the store, for the library itself."""
+        self._whole = whole  # of a fold: its configuration
+
+    @property
+    def number(self) -> int:
+        """The trial's number, from 0.
+
+        Folds are numbered on their own: fold ``f`` of ``n`` of trial ``t`` is ``t * n + f``.
+        Its seed is ``trial_seed(seed, t * n + f)``, and its states and its log have that number.
+        """
+        return self.record.number
+
+    @property
+    def folds(self) -> list[Trial]:
+        """The trial's folds; empty in a search without."""
+        return [Trial(self.saved, fold, self.record) for fold in self.record.folds]
+
+    @property
+    def fold(self) -> int | None:
+        """Of a fold: which one of its trial it is, from 0; else None."""
+        return self.record.fold
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The configuration that ``build`` was called with."""
+        return plain(self.record.config)
+
+    @property
+    def status(self) -> Status:
+        """``waiting running paused stopped finished diverged failed``."""
+        return self.record.status
+
+    @property
+    def epoch(self) -> int:
+        """Epochs finished so far; a clone's count on from its parent's."""
+        return self.record.done
+
+    @property
+    def epochs(self) -> int:
+        """Epochs the trial was to train for, those of a clone's parent included."""
+        return self.record.target_epochs
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the selected epoch: ``train_*``, ``val_*`` and short names.
+
+        A short name (``"accuracy"``) means validation where there is one. Empty
+        before the first epoch is finished.
+        """
+        epoch = self._selected()
+        return {} if epoch is None else dict(epoch.metrics)
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """One mapping per epoch: ``epoch``, ``metrics``, ``seconds``, ``state_hash``."""
+        return [epoch.to_history() for epoch in self.record.epochs]
+
+    @property
+    def best_epoch(self) -> int | None:
+        """Number of the epoch with the best metric, from 0; None before the first.
+
+        Of a fold it is the one with the best mean over all folds.
+        """
+        record = self.record if self._whole is None else self._whole
+        return record.best_epoch(self.saved.metric, self.saved.mode)
+
+    @property
+    def state_hash(self) -> str | None:
+        """XXH3-128 of the state after the selected epoch, 32 hexadecimal digits.
+
+        With folds a digest of theirs.
+        """
+        epoch = self._selected()
+        return None if epoch is None else epoch.state_hash
+
+    @property
+    def parent(self) -> int | None:
+        """Number of the trial that this one was cloned from, or None."""
+        return self.record.parent
+
+    @property
+    def parent_epoch(self) -> int | None:
+        """The epoch of its parent whose state a clone began with, or None.
+
+        The clone's own epochs count on from there.
+        """
+        return self.record.parent_epoch
+
+    @property
+    def error(self) -> str | None:
+        """Why the trial failed, diverged or stopped itself, in one line; None otherwise."""
+        return self.record.error
+
+    @property
+    def traceback(self) -> str | None:
+        """The traceback of the user's exception, or None."""
+        return self.record.traceback
+
+    @property
+    def not_exact(self) -> list[str]:
+        """Operations without a deterministic version that it has used; empty: it is exact.
+
+        Only on GPUs are there such: the trial's states may be others another time.
+        """
+        parts = self.record.folds or [self.record]
+        return sorted({name for part in parts for name in self.saved.not_exact(part.number)})
+
+    @property
+    def log(self) -> str:
+        """What the trial printed and logged; of one with folds, what each did."""
+        if not self.record.folds:
+            return self.saved.read_log(self.number)
+        logs = [(fold.fold, fold.log) for fold in self.folds]
+        return "".join(f"--- fold {fold}\n{log}" for fold, log in logs if log)
+
+    def load(
+        self,
+        epoch: Literal["best", "last"] | int = "best",
+        build: Callable[..., Any] | None = None,
+        *,
+        fold: int | None = None,
+    ) -> Any:
+        """Build the model again and load its state after an epoch.
+
+        Parameters
+        ----------
+        epoch
+            ``"best"``, ``"last"`` or the number of an epoch whose state was kept.
+        build
+            The run's ``build``, where it cannot be imported again.
+        fold
+            Of a trial with folds: whose model. Each fold has one of its own, and none has
+            learned from all rows.
+
+        Returns
+        -------
+        object
+            What ``build`` returns, for `cerebro.torch.Model` with ``.net``, which is in
+            evaluation mode as after any validation, and in host memory wherever it was
+            trained. The caller's random generators are left alone.
+
+        Raises
+        ------
+        InputError
+            If no state was kept for the epoch, or ``build`` cannot be found; if the trial has
+            folds and `fold` is none of them.
+        CorruptDataError
+            If the state's file is damaged.
+        """
+        if fold is not None:
+            return self._fold(fold).load(epoch, build)
+        return self._load(epoch, build, CPU)
+
+    def _load(
+        self,
+        epoch: Literal["best", "last"] | int,
+        build: Callable[..., Any] | None,
+        device: str,
+        context: RunContext | None = None,
+    ) -> Any:
+        """Load a model on a device; see `load`."""
+        from cerebro.worker.epoch_progress import EpochProgress
+        from cerebro.worker.models import LiveModel, batch_device, build_model, load_tree, make_info
+
+        record = self._epoch_record(epoch)
+        packed = self.saved.read_state(self.number, record)
+        if context is None:
+            context = self.saved.context(build)
+        info = make_info(
+            context.views(self.number)[0],
+            trial=self.number,
+            seed=context.seed,
+            epochs=self.record.info_epochs(
+                (record.epoch + 1) * context.units_per_epoch - 1, context.epochs
+            ),
+            batch_size=self._batch_size(),
+            drop_last=context.drop_last,
+            fold=self.fold,
+            device=device,
+        )
+        with generators.preserved(_torch_imported()), flags_of_run(context.torch_flags):
+            model, torch = build_model(context, self.number, self.record.config, info)
+            live = LiveModel(model, torch, progress=EpochProgress())
+            load_tree(live, packed, batch_device(model, device))
+        # Dropout and batch norm would otherwise train on in the user's predictions;
+        # train_batch goes back to training by itself.
+        net: Any = getattr(model, "net", None)
+        if torch and hasattr(net, "eval"):
+            net.eval()
+        return model
+
+    def state_path(self, epoch: Literal["best", "last"] | int = "best") -> Path:
+        """Path of a kept state, a safetensors file.
+
+        Raises
+        ------
+        InputError
+            If no state was kept for the epoch.
+        """
+        record = self._epoch_record(epoch)
+        return self.saved.state_path(record)
+
+    def evaluate(
+        self, data: Any = None, *, build: Callable[..., Any] | None = None
+    ) -> dict[str, float]:
+        """Return the mean metrics of the best epoch's model over a data set.
+
+        Done as in the run (batches, threads, generators, on a GPU if it was trained on one
+        and one is here), so that for the run's validation data these are the recorded
+        metrics, bit for bit.
+
+        Parameters
+        ----------
+        data
+            A `cerebro.Dataset` or the path of one; rows as `cerebro.search` takes them, which get
+            the types, classes and transforms of the training data; default: the run's validation
+            data, of a fold the rows that it held out.
+        build
+            The run's ``build``, where it cannot be imported again.
+
+        Returns
+        -------
+        dict
+            Means over all rows, by the names that the model gives them.
+
+        Raises
+        ------
+        InputError
+            If `data` is no data set, or None in a run without validation data; as `load`.
+        """
+        device = here(recorded(self.saved.settings))[0]
+        with using(device), contextlib.ExitStack() as rows:
+            model = self._load("best", build, device)
+            return self._evaluate(model, self.saved.data_for(data, self.number, rows), device)
+
+    def _evaluate(self, model: Any, target: Dataset, device: str) -> dict[str, float]:
+        from cerebro.machine.flags import compute_settings
+        from cerebro.worker.evaluate import evaluate_model, evaluation_seed
+        from cerebro.worker.models import batch_device, make_batches
+
+        settings = self.saved.settings
+        loader = make_batches(
+            *(model, target, settings["eval_batch_size"] or self._batch_size(), device),
+            seed=settings["seed"],
+            shuffle=False,
+            augment=False,
+            residence="streamed",  # it is gone through once
+        )
+        epoch = self._epoch_record("best").epoch
+        seed = evaluation_seed(settings["seed"], self.number, epoch)
+        with (
+            contextlib.closing(loader),
+            generators.preserved(_torch_imported(), seed),
+            flags_of_run(self.saved.environment.get("torch", {})),
+            compute_settings(settings["threads"], settings["deterministic"], device),
+        ):
+            loader.begin(range(target.num_shards), 0)
+            where = batch_device(model, device)
+            return evaluate_model(model, loader, device=where)[1]
+
+    def predict(self, data: Any, *, build: Callable[..., Any] | None = None) -> Any:
+        """Return the best epoch's predictions for a data set's rows, in row order.
+
+        Parameters
+        ----------
+        data
+            A `cerebro.Dataset` or the path of one; a table, a pair ``(x, y)`` or a PyTorch
+            dataset, as for `evaluate`; or what the model's own ``predict`` takes, such as an array.
+        build
+            The run's ``build``, where it cannot be imported again.
+
+        Returns
+        -------
+        tensor or ndarray
+            What the model's ``predict`` gives, or the batches' outputs one after the other: shape
+            ``(rows, ...)``.
+
+        Raises
+        ------
+        InputError
+            If the model has neither ``predict`` nor ``predict_batch``; as `load`.
+        """
+        from cerebro.results.export import predict
+
+        if isinstance(data, (str, os.PathLike)):
+            data = Dataset(data)
+        model = self.load(build=build)
+        other = self.saved.other_classes(data) if isinstance(data, Dataset) else None
+        if other is not None:  # which matters only if the model reads that column
+            warnings.warn(f"{data.path}: {other}", stacklevel=2)
+        with generators.preserved(_torch_imported()), contextlib.ExitStack() as rows:
+            is_array = hasattr(data, "ndim") and not hasattr(data, "columns")
+            if is_array or (isinstance(data, Mapping) and not is_bunch(data)):
+                data = narrowed(data, self.saved.columns())
+            elif is_rows(data) and not isinstance(data, list):  # which has batches
+                data = rows.enter_context(temporary(data, self.saved.dataset("data"), "predict"))
+            return predict(model, data, self._batch_size())
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        format: Literal["safetensors", "torch", "onnx"] = "safetensors",
+        *,
+        epoch: Literal["best", "last"] | int = "best",
+        build: Callable[..., Any] | None = None,
+        data: Any = None,
+    ) -> Path:
+        """Write the model's weights (for ``onnx`` the network) to a file.
+
+        Weights are taken from the kept state: ``build`` is not called, and the data need not be
+        there. Only weights that states leave out (``state="trainable"``), and ``onnx``, need both.
+
+        Parameters
+        ----------
+        path
+            The file. It is replaced if it is there.
+        format
+            ``"safetensors"``: of a `cerebro.torch.Model` the entries of ``net.state_dict()`` by
+            their names, of a `cerebro.jax.Model` its parameters and variables, of any other model
+            all tensors of its state; these by their paths, such as ``/params/hidden``.
+            ``"torch"``: the ``state_dict`` of the network (of a model with four methods the whole
+            state), for ``torch.load(path, weights_only=True)``.
+            ``"onnx"``: the network of a `cerebro.torch.Model` in evaluation mode, for any number of
+            rows. Its inputs are called like the columns, or like the keywords where ``inputs`` is a
+            mapping. Needs the extra ``onnx``.
+        epoch
+            As for `load`.
+        build
+            The run's ``build``, where it is needed and cannot be imported again.
+        data
+            The run's training data, or a data set that they are part of, where they are needed and
+            have been moved; a path will do.
+
+        Returns
+        -------
+        Path
+            The file.
+
+        Raises
+        ------
+        InputError
+            If the format is unknown or cannot hold the model, a package is missing, or ``build`` or
+            the data are needed and cannot be found.
+        CorruptDataError
+            If the state's file is damaged.
+        """
+        from cerebro.results.export import export
+
+        def read() -> bytes:
+            return self.saved.read_state(self.number, self._epoch_record(epoch))
+
+        def load() -> tuple[Any, Dataset]:
+            context = self._context(build, data)
+            return self._load(epoch, build, CPU, context), context.views(self.number)[0]
+
+        return export(path, format, read, load)
+
+    def _context(self, build: Callable[..., Any] | None, data: Any) -> RunContext:
+        """The run's context, with its data where they are now."""
+        if data is None:
+            self._check_data()
+            return self.saved.context(build)
+        if not isinstance(data, Dataset):
+            data = Dataset(path_of("data", data))
+        train = self.saved.view("data", data)
+        return self.saved.context(
+            build,
+            train=train,
+            folds=self.saved.folds_of(train),
+            validation=self.saved.view("validation", data),
+        )
+
+    def _check_data(self) -> None:
+        try:
+            self.saved.dataset("data")
+        except (InputError, CorruptDataError) as error:
+            raise InputError(
+                f"the model cannot be built without the run's data ({error}): if they have been "
+                "moved, give data= (on the command line: --data PATH)"
+            ) from error
+
+    def _batch_size(self) -> int:
+        from cerebro.worker.models import batch_size_of
+
+        return batch_size_of(self.config, self.saved.settings["batch_size"])
+
+    def _selected(self) -> EpochRecord | None:
+        saved = self.saved
+        if self._whole is not None:
+            whole = self._whole.selected(saved.metric, saved.mode, saved.select)
+            if whole is not None:
+                return self.record.epochs[whole.epoch - self.record.first_epoch]
+        return self.record.selected(saved.metric, saved.mode, saved.select)
+
+    def _fold(self, fold: int) -> Trial:
+        """One of the folds."""
+        folds = self.folds
+        if not folds:
+            raise InputError(f"trial {self.number} has no folds: leave out fold=")
+        number = whole_number("fold", fold, 0) or 0
+        if number >= len(folds):
+            raise InputError(
+                f"trial {self.number} has no fold {fold}: it has 0 to {len(folds) - 1}"
+            )
+        return folds[number]
+
+    def _epoch_record(self, epoch: Literal["best", "last"] | int) -> EpochRecord:
+        folds = len(self.record.folds)
+        if folds:
+            raise InputError(
+                f"trial {self.number} has {folds} folds, each with a model of its own: ask one of "
+                f"them, trial.folds[0] to trial.folds[{folds - 1}], or load(fold=0)"
+            )
+        records = self.record.epochs
+        if not records:
+            cause = f": {self.error}" if self.error else ""
+            raise InputError(f"trial {self.number} has finished no epoch{cause}")
+        if isinstance(epoch, str) and epoch not in ("best", "last"):
+            raise InputError(f"epoch must be 'best', 'last' or an epoch's number, not {epoch!r}")
+        if epoch == "last":
+            wanted = records[-1].epoch
+        elif epoch == "best":
+            best = self.best_epoch
+            wanted = records[-1].epoch if best is None else best
+        else:
+            wanted = whole_number("epoch", epoch, 0) or 0
+        found = next((r for r in records if r.epoch == wanted), None)
+        if found is None or found.state_file is None:
+            kept = [str(r.epoch) for r in records if r.state_file is not None]
+            raise InputError(
+                f"trial {self.number} has no state of epoch {wanted}; kept are "
+                f"{', '.join(kept) or 'none'} (keep='all' keeps every epoch)"
+            )
+        return found
+
+    def __repr__(self) -> str:
+        shown = self.metrics.get(self.saved.metric)
+        value = "" if shown is None else f", {self.saved.metric}={shown:.4g}"
+        folds = f", {len(self.record.folds)} folds" if self.record.folds else ""
+        fold = "" if self.fold is None else f", fold {self.fold}"
+        progress = f"epoch {self.epoch}/{self.epochs}"
+        return f"Trial({self.number}{fold}, {self.status}, {progress}{folds}{value})"
+
+    def _repr_html_(self) -> str:
+        from cerebro.report.html import trial_html
+
+        return trial_html(self)
+
+
+def _torch_imported() -> bool:
+    return "torch" in sys.modules

@@ -1,0 +1,408 @@
+"""`Result.verify` and ``python -m cerebro verify``: is a run still what was written?
+
+Three things are compared: the data with the manifest's checksums, every kept
+state with the hash that its epoch recorded, and the store with itself: rows that
+belong together, files that rows name, files that nobody names. Nothing is
+changed, and a run that goes on is not disturbed; what only seemed wrong because
+the run went on meanwhile is left out by looking twice.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import cerebro._core as _core
+from cerebro.data import Dataset
+from cerebro.data.damage import find_damage, hash_of_file
+from cerebro.errors import CerebroError, CorruptDataError
+from cerebro.machine.files import LinkError, read_bytes
+from cerebro.report.format import counted
+from cerebro.results.saved_run import SavedRun
+from cerebro.run.records import ENDED, TrialRecord
+from cerebro.run.states import CLAIM, check_slots, slots_stem, trials_with_slots
+from cerebro.run.store import FILE, reader
+
+PUT_BACK = "put back a copy of it, or take out what can be read (sqlite3 run.sqlite .recover)"
+MOST_OF_A_KIND = 20
+"""Problems of one kind that are named one by one."""
+
+STATE_FILE = re.compile(r"(\d+)-epoch-(\d+)(\.[0-9a-f]{32})?\.safetensors(\.new)?", re.ASCII)
+SLOT_FILE = re.compile(r"(\d+)(\.moving)?\.(a|b|slots)", re.ASCII)
+LOG_FILE = re.compile(r"(\d+)\.log", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong: where, what, and what to do about it."""
+
+    where: str
+    """A file's path, or a trial: ``"trial 3, epoch 2"``."""
+    what: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}: {self.advice}"
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `Result.verify` found; true if nothing is wrong."""
+
+    path: Path
+    problems: list[Problem] = field(default_factory=list)
+    trials: int = 0
+    epochs: int = 0
+    states: int = 0
+    """How many kept states were read and hashed."""
+    slots: int = 0
+    """Of how many trials the slots were."""
+    data: list[Path] = field(default_factory=list)
+    """The data sets that were read."""
+
+    def __bool__(self) -> bool:
+        return not self.problems
+
+    def __str__(self) -> str:
+        if self.problems:
+            return "\n".join(map(str, self.problems))
+        slots = f", slots of {counted(self.slots, 'trial')}" if self.slots else ""
+        return (
+            f"{self.path}: {counted(self.trials, 'trial')}, {counted(self.epochs, 'epoch')}, "
+            f"{counted(self.states, 'state')}{slots} and {counted(len(self.data), 'data set')}, as "
+            "they were written"
+        )
+
+
+def verify_run(path: Path) -> Verification:
+    """Verify a run, finished or not; see `cerebro.Result.verify`.
+
+    Raises
+    ------
+    InputError
+        If the folder holds no run.
+    """
+    hashes: dict[tuple[str, str], str | None] = {}
+    found = _verify_once(path, hashes)
+    if found.problems and _may_go_on(path):
+        again = {(p.where, p.what) for p in _verify_once(path, hashes).problems}
+        lasting = [p for p in found.problems if (p.where, p.what) in again]
+        found.problems[:] = lasting
+    return found
+
+
+def _may_go_on(path: Path) -> bool:
+    try:
+        return bool(SavedRun(path).meta["status"] == "running")
+    except CerebroError:
+        return False
+
+
+def _verify_once(path: Path, hashes: dict[tuple[str, str], str | None]) -> Verification:
+    # Files first: one that is written from here on cannot seem to be nobody's.
+    files = _files(path / "states") + _files(path / "trials")
+    store = path / FILE
+    problems: list[Problem] = []
+    try:
+        problems += _store_problems(path)
+        saved = SavedRun(path)
+        problems += _trial_problems(saved)
+    except CorruptDataError as error:
+        what = str(error).removeprefix(f"{store} ").removeprefix(f"{store}: ")
+        return Verification(path, problems or [Problem(str(store), what, PUT_BACK)])
+    states, state_problems = _check_states(saved, hashes)
+    problems += state_problems
+    slots, slot_problems = _check_slots(saved)
+    problems += slot_problems
+    problems += _strays(saved, files)
+    data, data_problems = _check_data(saved)
+    problems += data_problems
+    epochs = sum(len(record.epochs) for record in saved.records)
+    return Verification(path, _unique(problems), len(saved.records), epochs, states, slots, data)
+
+
+def _unique(problems: Iterable[Problem]) -> list[Problem]:
+    return list(dict.fromkeys(problems))
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+# --- the store ---------------------------------------------------------------
+
+
+def _store_problems(path: Path) -> Iterator[Problem]:
+    """What SQLite itself finds, and rows without the rows they belong to."""
+    store = path / FILE
+    with reader(path) as connection:
+        for (text,) in connection.execute(f"PRAGMA integrity_check({MOST_OF_A_KIND})"):
+            if text != "ok":
+                yield Problem(str(store), f"the database is damaged ({text})", PUT_BACK)
+        for query, what in LONELY_ROWS:
+            yield from _rows(connection, store, query, what)
+
+
+LONELY_ROWS = (
+    (
+        "SELECT DISTINCT trial, epoch FROM epochs WHERE trial NOT IN (SELECT number FROM trials)",
+        "the epoch's trial has no row",
+    ),
+    (
+        "SELECT DISTINCT trial, epoch FROM metrics AS m WHERE NOT EXISTS "
+        "(SELECT 1 FROM epochs AS e WHERE e.trial = m.trial AND e.epoch = m.epoch)",
+        "there are metrics but no row of the epoch",
+    ),
+    (
+        "SELECT trial, epoch FROM epochs AS e WHERE NOT EXISTS "
+        "(SELECT 1 FROM metrics AS m WHERE e.trial = m.trial AND e.epoch = m.epoch)",
+        "the epoch has no metrics",
+    ),
+    (
+        "SELECT DISTINCT trial, epoch FROM units WHERE trial NOT IN (SELECT number FROM trials)",
+        "a unit's trial has no row",
+    ),
+)
+"""Queries for (trial, epoch), and what is wrong with those that are found."""
+
+
+def _rows(connection: sqlite3.Connection, store: Path, query: str, what: str) -> Iterator[Problem]:
+    rows = connection.execute(query).fetchall()
+    for row in rows[:MOST_OF_A_KIND]:
+        where = f"trial {row['trial']}, epoch {row['epoch']}"
+        yield Problem(where, f"{what} in {store}", "rows were deleted: put back a copy of it")
+    if len(rows) > MOST_OF_A_KIND:
+        more = len(rows) - MOST_OF_A_KIND
+        yield Problem(str(store), f"{more} more like this: {what}", "put back a copy of it")
+
+
+def _trial_problems(saved: SavedRun) -> Iterator[Problem]:
+    """Rows that do not fit each other."""
+    advice = f"rows of {saved.folder / FILE} were deleted or changed: put back a copy of it"
+    for expected, record in enumerate(saved.records):
+        if record.number != expected:
+            yield Problem(f"trial {expected}", "it has no row", advice)
+            break  # all that follow are shifted
+    missing = -len(saved.records) % saved.trials_each
+    if missing:
+        where = f"trial {len(saved.records) - 1}"
+        yield Problem(where, f"after it {missing} folds of its configuration have no row", advice)
+    over = saved.meta["status"] == "finished"
+    for record in saved.records:
+        where = f"trial {record.number}"
+        numbers = [epoch.epoch for epoch in record.epochs]
+        if numbers != list(range(record.first_epoch, record.done)):
+            yield Problem(
+                where, f"its epochs are {_short(numbers)}, not one after the other", advice
+            )
+        if record.status == "finished" and record.done < record.target_epochs:
+            what = (
+                f"it has finished, but only {record.done} of {record.target_epochs} epochs are "
+                "there"
+            )
+            yield Problem(where, what, advice)
+        if over and record.status not in ENDED:
+            yield Problem(where, f"the run has finished, but the trial is {record.status}", advice)
+    yield from _unit_problems(saved, advice)
+
+
+def _unit_problems(saved: SavedRun, advice: str) -> Iterator[Problem]:
+    """Units that no epoch can have, and epochs without all of their units."""
+    shards = saved.meta["num_shards"]
+    validates = any(saved.meta.get(name) is not None for name in ("validation", "folds"))
+    per_epoch = shards + validates
+    stagger = saved.settings.get("stagger", True)
+    counts: dict[tuple[int, int], int] = {}
+    latest: dict[int, int] = {}
+    with reader(saved.folder) as connection:
+        rows = connection.execute(
+            "SELECT trial, epoch, step, shard FROM units ORDER BY trial, epoch"
+        )
+        for (trial, epoch), group in groupby(rows, key=lambda row: (row["trial"], row["epoch"])):
+            order = _core.visit_order(trial, epoch, shards, stagger=stagger)
+            units = {(row["step"], row["shard"]) for row in group}
+            for step, shard in sorted(units):
+                what = _wrong_unit(step, shard, order, per_epoch)
+                if what is not None:
+                    yield Problem(f"trial {trial}, epoch {epoch}", what, advice)
+            counts[trial, epoch] = len({step for step, _ in units})
+            latest[trial] = epoch
+        resumed = connection.execute("SELECT 1 FROM events WHERE kind LIKE 'resume%'").fetchone()
+    for record in saved.records:
+        # Units are committed by the trials' states; where a run was cut off, rows may lack.
+        for number in () if resumed else (epoch.epoch for epoch in record.epochs):
+            count = counts.get((record.number, number), 0)
+            if count < per_epoch:
+                what = f"only {count} of its {per_epoch} units are there"
+                yield Problem(f"trial {record.number}, epoch {number}", what, advice)
+        if latest.get(record.number, 0) > record.done:
+            what = f"units of epoch {latest[record.number]}, though only {record.done} epochs are"
+            yield Problem(f"trial {record.number}", f"{what} finished", advice)
+
+
+def _wrong_unit(step: int, shard: int, order: list[int], per_epoch: int) -> str | None:
+    """What is wrong with a unit: its number within the epoch, or its shard; None if nothing."""
+    if not 0 <= step < per_epoch:
+        return f"unit {step} of {per_epoch}"
+    if step < len(order) and shard != order[step]:
+        return f"unit {step} was on shard {shard}, which was not its turn"
+    return None
+
+
+def _short(numbers: list[int]) -> str:
+    text = ", ".join(map(str, numbers[:10]))
+    return f"{text}, ..." if len(numbers) > 10 else text
+
+
+# --- files -------------------------------------------------------------------
+
+
+def _check_states(
+    saved: SavedRun, hashes: dict[tuple[str, str], str | None]
+) -> tuple[int, list[Problem]]:
+    """Hash every kept state; say which are damaged, missing or should have been kept."""
+    problems, states = [], 0
+    for record in saved.records:
+        for epoch in record.epochs:
+            if epoch.state_file is None:
+                continue
+            states += 1
+            key = (epoch.state_file, epoch.state_hash)
+            if key not in hashes or hashes[key] is not None:  # what was well is not read again
+                hashes[key] = _state_problem(saved.state_path(epoch), epoch.state_hash)
+            what = hashes[key]
+            if what is not None:
+                kept = [str(e.epoch) for e in record.epochs if e.state_file and e is not epoch]
+                others = f"epochs {', '.join(kept)} are kept too" if kept else "no other is kept"
+                advice = f"put back a copy, or train the trial again ({others})"
+                where = f"{saved.state_path(epoch)} (trial {record.number}, epoch {epoch.epoch})"
+                problems.append(Problem(where, what, advice))
+        problems += _not_kept(saved, record)
+    return states, problems
+
+
+def _state_problem(path: Path, recorded: str) -> str | None:
+    try:
+        if hash_of_file(path, _core.hash_state) == recorded:
+            return None
+    except LinkError:
+        return "it is a symbolic link, and those are not followed here"
+    except FileNotFoundError:
+        return "it is missing"
+    except OSError as error:
+        return f"it cannot be read ({error.strerror or error})"
+    except (CerebroError, ValueError):
+        pass  # not even a state
+    return "it is damaged: its checksum differs from the recorded one"
+
+
+def _check_slots(saved: SavedRun) -> tuple[int, list[Problem]]:
+    """Compare the slots of the trials that can go on with their seals."""
+    folder = saved.state_dir
+    if not _is_own(saved, folder):
+        return 0, []
+    problems = []
+    numbers = sorted(trials_with_slots(folder))
+    for number in numbers:
+        damage = check_slots(slots_stem(folder, number))
+        if damage is not None:
+            advice = "resume the run: the trial goes on from its last finished epoch"
+            problems.append(Problem(f"{damage.path} (trial {number})", damage.what, advice))
+    return len(numbers), problems
+
+
+def _is_own(saved: SavedRun, folder: Path) -> bool:
+    """Whether a folder of slots is this run's: one elsewhere has to say so itself."""
+    if folder == saved.path / "states":
+        return True
+    try:
+        claimed = read_bytes(folder / CLAIM, 100).decode("utf-8", "replace")
+    except (OSError, CorruptDataError):  # it was emptied, perhaps with its machine
+        return False
+    return claimed == saved.meta.get("id")
+
+
+def _not_kept(saved: SavedRun, record: TrialRecord) -> Iterator[Problem]:
+    """Epochs whose states ``keep=`` asks for, but of which no row names a file."""
+    keep = saved.settings.get("keep", "last")
+    if not record.epochs:
+        return
+    wanted = {record.epochs[-1].epoch}
+    if keep == "best":
+        best = saved.best_epoch(record)
+        wanted |= {best} if best is not None else set()
+    elif keep == "all":
+        wanted = {epoch.epoch for epoch in record.epochs}
+    for epoch in record.epochs:
+        if epoch.epoch in wanted and epoch.state_file is None:
+            yield Problem(
+                f"trial {record.number}, epoch {epoch.epoch}",
+                f"its state was to be kept (keep={keep!r}), but no file is named",
+                "train the trial again, or use another epoch",
+            )
+
+
+def _strays(saved: SavedRun, files: list[Path]) -> Iterator[Problem]:
+    """Files in the run's folders that no row names and no open trial needs."""
+    states, state_dir = saved.path / "states", saved.state_dir
+    if state_dir != states and _is_own(saved, state_dir):
+        files = files + [path for path in _files(state_dir) if path.name != CLAIM]
+    named = {e.state_file for record in saved.records for e in record.epochs}
+    by_number = {record.number: record for record in saved.records}
+    status = saved.meta["status"]
+
+    def is_known(number: str) -> bool:
+        """Whether there is such a trial; its row may not have been written yet."""
+        return int(number) in by_number or status == "running"
+
+    def is_open(number: str) -> bool:
+        """Whether a trial may still train: then it has slots, and files half-way."""
+        record = by_number.get(int(number))
+        if record is None or status != "finished":
+            return is_known(number)
+        return record.resumable or record.status not in ENDED
+
+    known: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], bool]], ...] = (
+        (STATE_FILE, lambda match: is_open(match[1])),
+        (SLOT_FILE, lambda match: is_open(match[1])),
+        (LOG_FILE, lambda match: is_known(match[1])),
+    )
+    for path in files:
+        if path.parent == states and path.name in named:
+            continue
+        matches = ((pattern.fullmatch(path.name), belongs) for pattern, belongs in known)
+        if not any(match is not None and belongs(match) for match, belongs in matches):
+            yield Problem(str(path), "nothing in the run names this file", "delete it")
+
+
+def _check_data(saved: SavedRun) -> tuple[list[Path], list[Problem]]:
+    """Compare the run's data sets with their manifests and with what the run recorded."""
+    problems: list[Problem] = []
+    paths: list[Path] = []
+    for name in ("data", "validation"):
+        spec: Any = saved.meta.get(name)
+        if spec is None:
+            continue
+        path = Path(spec["path"])
+        if path not in paths:
+            paths.append(path)
+            problems += [
+                Problem(str(damage.path), damage.what, "write the data again, or put back a copy")
+                for damage in find_damage(path)
+            ]
+        try:
+            Dataset.from_spec(spec)
+        except CerebroError as error:
+            what = f"the run's {name} is not what it was ({error})"
+            problems.append(Problem(str(path), what, "put back the data set of the run"))
+    try:
+        saved.folds()
+    except CerebroError as error:
+        what = f"the run's folds do not fit its data ({error})"
+        problems.append(Problem(str(saved.folder / FILE), what, "put back a copy of it"))
+    return paths, problems

@@ -1,0 +1,1 @@
+"""A run's folder on disk: records, settings, store, states, owner. Internal."""

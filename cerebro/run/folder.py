@@ -1,0 +1,266 @@
+"""The folder of a run: made, claimed, described, and swept when the run closes.
+
+As a rule there are none: a state is deleted after the row that gives it up, slots
+with their trial. What a killed worker had half-written, or a process that died
+between a commit and a deletion, is found here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import time
+import uuid
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cerebro.arguments import one_of
+from cerebro.data.given import FOLDERS
+from cerebro.errors import InputError
+from cerebro.machine import durable, environment
+from cerebro.machine.files import path_of, read_bytes
+from cerebro.run.owner import FILE as OWNER_FILE
+from cerebro.run.owner import Owner
+from cerebro.run.recipe import Recipe
+from cerebro.run.settings import Settings
+from cerebro.run.states import CLAIM, trial_of_kept, trial_of_slots
+from cerebro.run.store import FILE, Store, default_run_path, reader, unused_folder
+
+MADE = ("states", "trials", "control")
+"""Folders of a run."""
+
+
+def make_run(settings: Settings) -> Opened:
+    """Make the run's folder and its store; if that fails, nothing is left of them."""
+    folder = settings.folder
+    existed = folder.exists()
+    owner = None
+    try:
+        make_durable_folder(folder)
+        owner = Owner.take(folder)
+        if (folder / FILE).exists():  # somebody else has made it meanwhile
+            refuse_folder(folder)
+        make_folders(settings)
+        record = run_record(settings)
+        claim_state_dir(settings, record["id"])
+        return Opened(owner, Store.create(folder, record))
+    except BaseException as error:
+        if isinstance(error, InputError):  # it is another's
+            if owner is not None:
+                owner.release()
+            raise
+        remove_run(folder, keep=existed)
+        if owner is not None:
+            owner.release()
+        if isinstance(error, OSError):
+            raise OSError(_why_not_made(settings, error)) from error
+        raise
+
+
+def _why_not_made(settings: Settings, error: OSError) -> str:
+    what, argument = f"the run folder {settings.folder}", "run="
+    folder = settings.folder.absolute()
+    at = Path(str(error.filename or folder)).absolute()
+    if at != folder and folder not in at.parents and at not in folder.parents:
+        what, argument = f"state_dir {settings.state_dir}", "state_dir="
+    return (
+        f"cannot make {what}: {error.strerror or error}: choose another {argument} that can be "
+        "written and has room"
+    )
+
+
+def remove_run(folder: Path, *, keep: bool) -> None:
+    """Remove what was made of a run, and its folder unless it was there before."""
+    for name in MADE:
+        shutil.rmtree(folder / name, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        for file in (*folder.glob("run.sqlite*"), folder / OWNER_FILE):
+            file.unlink(missing_ok=True)
+        if not keep:
+            folder.rmdir()
+
+
+def make_durable_folder(folder: Path) -> None:
+    """Make a folder, and those that it is in, so that their names outlive a loss of power."""
+    folder = folder.absolute()
+    if not folder.parent.exists():
+        make_durable_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    with contextlib.suppress(PermissionError):  # a folder that may be written, but not read
+        durable.sync_folder(folder.parent)
+
+
+def make_folders(settings: Settings) -> None:
+    """Make the folders of a run that are not there."""
+    for folder in (*(settings.folder / name for name in MADE), settings.state_dir):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def claim_state_dir(settings: Settings, run: str) -> None:
+    """Note in a folder for states that is not the run's own whose they are.
+
+    Raises
+    ------
+    InputError
+        If they are another run's.
+    """
+    if settings.state_dir == settings.folder / "states":
+        return
+    file = settings.state_dir / CLAIM
+    try:
+        claimed = read_bytes(file, 100).decode("utf-8", "replace")
+    except FileNotFoundError:
+        claimed = None
+    if claimed not in (None, run) and any(settings.state_dir.glob("*.slots")):
+        raise InputError(
+            f"state_dir {settings.state_dir} holds the states of another run: empty it if that run "
+            "is over; a run that is resumed goes on from its last finished epochs then"
+        )
+    if claimed != run:
+        durable.replace_file(file, run.encode())
+
+
+def slots_folder(
+    run: Path, state_dir: str | os.PathLike[str] | None, *, goes_on: bool = False
+) -> Path:
+    """Where live trials keep their states; not where another run has left some."""
+    if state_dir is None:
+        return run / "states"
+    folder = path_of("state_dir", state_dir)
+    if not goes_on and any(folder.glob("*.slots")):
+        raise InputError(
+            f"state_dir {folder} holds the states of another run: give every run a folder of "
+            "its own, or empty it if that run is over"
+        )
+    return folder
+
+
+def run_record(settings: Settings) -> dict[str, Any]:
+    """What the store keeps about the run as a whole."""
+    validation = settings.validation
+    return {
+        "id": uuid.uuid4().hex,
+        "argv": [str(argument) for argument in sys.argv],
+        "status": "running",
+        "started": time.time(),
+        "owner": {"pid": os.getpid(), "host": os.uname().nodename},
+        "settings": settings.record(),
+        "points": list(settings.points),
+        "space": settings.space_json,
+        "searcher_class": settings.searcher_class,
+        "build": Recipe.of(settings.build).to_json(),
+        "data": settings.train.spec(),
+        "data_checksum": settings.train.checksum,
+        "validation": None if validation is None else validation.spec(),
+        "validation_checksum": None if validation is None else validation.checksum,
+        "folds": None if settings.folds is None else settings.folds.to_json(),
+        "folds_checksum": None if settings.folds is None else settings.folds.checksum,
+        "num_shards": settings.train.num_shards,
+        # None: in the run's own folder, wherever that will be.
+        "state_dir": None
+        if settings.state_dir == settings.folder / "states"
+        else str(settings.state_dir.resolve()),
+        "environment": environment.describe(settings.threads),
+    }
+
+
+def sweep(run: Path, state_dir: Path) -> list[str]:
+    """Delete what a closed run does not need; return the names.
+
+    Needed are the states that epochs name, and all files of trials that can go on: one of
+    them may be of an epoch whose row could not be written. Files of other names are not
+    the run's.
+
+    Parameters
+    ----------
+    run
+        The run's folder. Nobody may be writing to the run.
+    state_dir
+        Where its slots are.
+    """
+    with reader(run) as connection:
+        named = {
+            name
+            for (name,) in connection.execute(
+                "SELECT state_file FROM epochs WHERE state_file IS NOT NULL"
+            )
+        }
+        trials = {
+            number: bool(is_open)
+            for number, is_open in connection.execute(
+                "SELECT number, resumable = 1 "
+                "OR status NOT IN ('stopped', 'finished', 'diverged', 'failed') FROM trials"
+            )
+        }
+
+    def is_left_over(folder: Path, name: str) -> bool:
+        slots, kept = trial_of_slots(name), trial_of_kept(name)
+        if slots is not None:
+            return folder == state_dir and not trials.get(slots, True)
+        if kept is None or folder != states or name in named:
+            return False
+        return not trials.get(kept, False)
+
+    states = run / "states"
+    swept = []
+    for folder in dict.fromkeys((states, state_dir)):
+        with os.scandir(folder) as entries:
+            found = [entry.name for entry in entries if is_left_over(folder, entry.name)]
+        for name in found:
+            with contextlib.suppress(FileNotFoundError):
+                (folder / name).unlink()
+        swept += found
+    return sorted(swept)
+
+
+@dataclass
+class Opened:
+    """A run that belongs to this process."""
+
+    owner: Owner
+    store: Store
+
+
+UNFINISHED = {
+    *(FILE + ".new", FILE + ".new-journal", "owner.lock", "states", "trials", "control"),
+    *FOLDERS,
+}
+"""What a process leaves that was killed while it made a run."""
+
+rows_in: ContextVar[Path | None] = ContextVar("cerebro_rows_in", default=None)
+"""The folder of the run that is being made, which has the rows that were given to it already."""
+
+
+def new_run_folder(run: str | os.PathLike[str] | None, if_exists: str) -> Path:
+    """Return the folder of a new run, not made yet."""
+    one_of("if_exists", if_exists, ("error", "resume", "new"))
+    if run is None and if_exists == "resume":
+        raise InputError(
+            "if_exists='resume' needs the run's folder, which is another each time by default: "
+            "give run="
+        )
+    if run is None:
+        return default_run_path()
+    folder = path_of("run", run)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"run={str(run)!r} is a file: choose another run=, a folder")
+    names = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
+    if names and folder != rows_in.get():
+        if if_exists == "new":
+            return unused_folder(folder)
+        if if_exists == "error" or (FILE not in names and not names <= UNFINISHED):
+            refuse_folder(folder)
+    return folder
+
+
+def refuse_folder(folder: Path) -> NoReturn:
+    """Say that a run's folder is in use."""
+    raise InputError(
+        f"run folder {folder} exists already: choose another run=, delete it, open it with "
+        "cerebro.open(), begin another beside it with if_exists='new', or continue it with "
+        "if_exists='resume'"
+    )

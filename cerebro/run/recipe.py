@@ -1,0 +1,308 @@
+"""Where a run's ``build`` came from, so that it can be found again.
+
+A run stores names and hashes, never code: ``module:qualname``, the file and the
+hash of the function's source. What can be imported is found again on another
+day; for lambdas, nested functions and notebook cells the user passes ``build=``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import cerebro._core as _core
+from cerebro.errors import InputError
+from cerebro.machine import imports as sources
+from cerebro.machine.guard import BUILD, finding, stoppable
+from cerebro.model import Info
+from cerebro.run.records import STUDY, plain
+
+_PASS_IT = "pass it as build=... (on the command line: --build FILE)"
+
+
+MOVED = {
+    "cerebro.demo": "cerebro.cli.demo",
+    "cerebro.proof": "cerebro.cli.self_test",
+    "cerebro.sklearn_search": "cerebro.sklearn.search_cv",
+}
+"""Where modules of Cerebro are today that older runs name for their ``build``."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The identity of a ``build`` function."""
+
+    module: str
+    qualname: str
+    file: str | None
+    source_hash: str | None
+    file_hash: str | None
+    takes_trial: bool = False  # called with a trial of Optuna's, not with a configuration
+
+    @classmethod
+    def of(cls, build: Callable[..., Any]) -> Recipe:
+        module = getattr(build, "__module__", None) or "?"
+        qualname = getattr(build, "__qualname__", None) or type(build).__qualname__
+        takes_trial = getattr(build, "takes_trial", False)
+        hashes = source_hash(build), _file_hash(build)
+        return cls(module, qualname, _file(build), *hashes, takes_trial=takes_trial)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Recipe:
+        return cls(**value)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def name(self) -> str:
+        return f"{self.module}:{self.qualname}"
+
+    @property
+    def is_importable(self) -> bool:
+        """Whether another program can find the function: by its name in a module."""
+        return self.module != "__main__" and "<" not in self.qualname
+
+    def find(self) -> Callable[..., Any]:
+        """Return the function, imported again.
+
+        Raises
+        ------
+        InputError
+            If it cannot be imported; the message says to pass ``build=``.
+        """
+        if "<" in self.qualname:
+            raise InputError(
+                f"this run's build() ({self.name}) was defined inside of a function or as a "
+                f"lambda, and cannot be imported again: {_PASS_IT}"
+            )
+        try:
+            found: Any = self._module()
+            for part in self.qualname.split("."):
+                found = getattr(found, part)
+        except (ImportError, AttributeError, OSError) as error:
+            if self.module == "__main__":
+                raise InputError(
+                    f"this run's {self.qualname}() was defined in a script or notebook: {_PASS_IT}"
+                ) from error
+            raise InputError(
+                f"this run's build(), {self.name}, cannot be imported here ({error}): {_PASS_IT}"
+            ) from error
+        self.warn_if_changed(found)
+        return found  # type: ignore[no-any-return]
+
+    def warn_if_changed(self, build: Callable[..., Any]) -> None:
+        """Warn if ``build`` is not the source that the run was trained with."""
+        now = source_hash(build)
+        if self.source_hash is not None and now is not None and now != self.source_hash:
+            warnings.warn(
+                f"the source of build ({self.name}) has changed since the run", stacklevel=3
+            )
+        elif self.file_hash is not None and _file_hash(build) not in (None, self.file_hash):
+            warnings.warn(
+                f"{self.file}, which defines build, has changed since the run", stacklevel=3
+            )
+
+    def _module(self) -> ModuleType:
+        if self.module == "__main__":
+            main = sys.modules.get("__main__")
+            if main is None or getattr(main, "__file__", None) is None:
+                raise ImportError("it was defined in another program")
+            if self.file is None or str(Path(str(main.__file__)).resolve()) != self.file:
+                raise ImportError("it was defined in another program")
+            return main
+        try:
+            with finding(self._first_name, target=self.module):
+                return importlib.import_module(MOVED.get(self.module, self.module))
+        except ImportError:
+            if self.file is None:
+                raise
+            return import_file(self.file, self.module, sought=(self._first_name,))
+
+    @property
+    def _first_name(self) -> str:
+        """What the module has: the function, or the class that it is in."""
+        return self.qualname.partition(".")[0]
+
+
+def import_file(
+    path: str | Path, name: str | None = None, *, sought: tuple[str, ...] = BUILD
+) -> ModuleType:
+    """Import a Python file by its path, under ``name`` (default: its stem).
+
+    The file's folder is put first on ``sys.path``, as for a script. A file that is
+    called like another module, such as ``torch.py``, does not take its place: it gets
+    a name of its own, its folder comes last, and workers are sent its code.
+
+    Of a script that searches, the import stops there if it has what is `sought` by then.
+    """
+    file = Path(path).resolve()
+    wanted = name or file.stem
+    known = sys.modules.get(wanted)
+    if known is not None and getattr(known, "__file__", None) == str(file):
+        return known
+    if not file.exists():
+        raise FileNotFoundError(f"{path} does not exist")
+    taken = _is_taken(wanted, file)
+    own_name = f"{wanted}_{_core.xxh3_64(str(file).encode())}" if taken else wanted
+    if own_name in sys.modules:
+        return sys.modules[own_name]
+    spec = stoppable(importlib.util.spec_from_file_location(own_name, file))
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    if str(file.parent) not in sys.path:
+        sys.path.insert(len(sys.path) if taken else 0, str(file.parent))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[own_name] = module
+    try:
+        with finding(*sought, target=str(file)):
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[own_name]
+        raise
+    if own_name != file.stem:  # no worker could import it by that name
+        sources.sent_whole.add(own_name)
+    return module
+
+
+def _is_taken(name: str, file: Path) -> bool:
+    """Whether a name already means another module, imported or not."""
+    if name in sys.modules:
+        return True
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        return False
+    return spec is not None and spec.origin != str(file)
+
+
+def accepts_info(build: Callable[..., Any]) -> bool:
+    """Whether ``build`` is to be called as ``build(config, info)``."""
+    try:
+        parameters = list(inspect.signature(build).parameters.values())
+    except (TypeError, ValueError):
+        return True
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return True
+    if not positional:
+        raise InputError(
+            "build must take the configuration: def build(config) or build(config, info)"
+        )
+    required = [p for p in positional if p.default is inspect.Parameter.empty]
+    named = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    if len(required) > 2 or named:
+        names = ", ".join(p.name for p in [*required, *named])
+        raise InputError(
+            f"build takes ({names}), but it is called as build(config) or build(config, info): "
+            "give the other parameters defaults"
+        )
+    # A second parameter that is not called info and has a default is the user's own.
+    return len(positional) >= 2 and (
+        positional[1].name == "info" or positional[1].default is inspect.Parameter.empty
+    )
+
+
+def source_hash(build: Callable[..., Any]) -> str | None:
+    """XXH3-128 of the function's source, or None where there is no source."""
+    try:
+        return _core.xxh3_128(inspect.getsource(build).encode())
+    except (OSError, TypeError):
+        return None
+
+
+def _file(build: Callable[..., Any]) -> str | None:
+    try:
+        name = inspect.getsourcefile(build)
+    except (OSError, TypeError):  # a class of a notebook, a builtin
+        return None
+    return None if name is None or name.startswith("<") else str(Path(name).resolve())
+
+
+def _file_hash(build: Callable[..., Any]) -> str | None:
+    file = _file(build)
+    if file is None:
+        return None
+    try:
+        return _core.xxh3_128(Path(file).read_bytes())
+    except OSError:
+        return None
+
+
+class StudyBuild:
+    """What workers are given: calls `build` with a trial that suggests what was chosen.
+
+    Each of the study's trials is `folds` trials of the run.
+    """
+
+    takes_trial = True  # on record, so that another day `build` is called in the same way
+
+    def __init__(self, build: Callable[..., Any], folds: int = 1) -> None:
+        self.build = build
+        self.folds = folds
+        self.__wrapped__ = build  # whose source is the run's
+        names = ("config", "info")
+        self.__signature__ = inspect.Signature(
+            [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+        )
+        self.__module__ = getattr(build, "__module__", None) or "?"
+        self.__qualname__ = getattr(build, "__qualname__", None) or type(build).__qualname__
+
+    def __call__(self, config: Mapping[str, Any], info: Info) -> Any:
+        known = config.get(STUDY, {})  # of older runs nothing is
+        trial = _trial_class()(plain(config), known.get("number", info.trial // self.folds))
+        trial.user_attrs.update(known.get("user_attrs", {}))
+        trial.system_attrs.update(known.get("system_attrs", {}))
+        trial.study = StudyStandIn(known.get("study", ""), known.get("direction", "NOT_SET"))
+        return self.build(trial, info) if accepts_info(self.build) else self.build(trial)
+
+
+@functools.cache
+def _trial_class() -> Any:
+    """A trial that suggests what was chosen; Optuna is imported where there is one."""
+    from optuna.trial import FixedTrial
+
+    class StudyTrial(FixedTrial):
+        study: StudyStandIn
+
+    return StudyTrial
+
+
+class StudyStandIn:
+    """What a trial's ``study`` is in a worker, where the study itself is not."""
+
+    def __init__(self, name: str, direction: str) -> None:
+        from optuna.study import StudyDirection
+
+        self.study_name = name
+        self.direction = StudyDirection[direction]
+        self.directions = [self.direction]
+
+    def stop(self) -> None:
+        """Do nothing: the study has heard it when `build` was called where it is."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"trial.study.{name} cannot be asked for in a worker, where build is called again: "
+            "only study_name, direction and stop() can. Keep what build needs with "
+            "trial.set_user_attr() in define=, or read it before optimize()"
+        )
+
+
+def check_build(build: Any) -> None:
+    """`build` must be callable with a configuration."""
+    made = hasattr(build, "state_dict") and not isinstance(build, type)  # networks are callable
+    if made or not callable(build):
+        raise InputError(
+            f"build must be a function that makes a model, such as def build(config): ..., "
+            f"not {type(build).__name__}"
+        )
+    accepts_info(build)

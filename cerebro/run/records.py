@@ -1,0 +1,308 @@
+"""Plain records of trials and of their folds; no files and no models.
+
+In a run with ``n`` folds the trial with the number ``t`` is fold ``t % n`` of configuration
+``t // n``. The searcher and the user see configurations; what is trained are trials. A
+configuration has finished an epoch when all its folds have, and its metrics are the means of
+theirs, with the standard deviations beside them. Nothing of it is stored: it follows from the
+trials.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+Status = Literal["waiting", "running", "paused", "stopped", "finished", "diverged", "failed"]
+
+OPEN: tuple[Status, ...] = ("waiting", "running", "paused")
+
+ENDED: tuple[Status, ...] = ("stopped", "finished", "diverged", "failed")
+
+NOT_EXACT = "not exact"
+"""What an event is called that names an operation without a deterministic version."""
+
+STUDY = "cerebro:study"
+"""In a configuration on record: what `build` is to know of an Optuna study's trial beside its
+parameters. Users are not shown it; see `cerebro.run.recipe`."""
+
+
+def plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration as users see it."""
+    return {name: value for name, value in config.items() if name != STUDY}
+
+
+def class_name(kind: type) -> str:
+    """A class's full name, the same in every process."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """What the user's code raised: enough to compare exceptions by, without the exception."""
+
+    bases: tuple[str, ...] = ()
+    """Full names of its class and its base classes, in their order; empty: nothing was raised."""
+    place: str = ""
+    """The user's line that raised it; empty where no line of the user's did."""
+
+
+NOTHING_RAISED = Raised()
+
+
+@dataclass(slots=True)
+class EpochRecord:
+    """One finished epoch of a trial."""
+
+    epoch: int
+    metrics: dict[str, float]
+    seconds: float
+    state_hash: str
+    state_file: str | None
+
+    def to_history(self) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch,
+            "metrics": dict(self.metrics),
+            "seconds": self.seconds,
+            "state_hash": self.state_hash,
+        }
+
+
+@dataclass(slots=True)
+class _BestSoFar:
+    """The best of the first `seen` epochs."""
+
+    metric: str = ""
+    mode: str = ""
+    seen: int = 0
+    record: EpochRecord | None = None
+    value: float = math.inf
+
+
+@dataclass(slots=True)
+class TrialRecord:
+    """A trial as it is in the store."""
+
+    number: int
+    config: dict[str, Any]
+    status: Status = "waiting"
+    target_epochs: int = 0
+    parent: int | None = None
+    """The trial whose state a clone began with,"""
+    parent_epoch: int | None = None
+    """and after which of its epochs; the clone's own epochs count on from there."""
+    resumable: bool = False
+    """Whether the run left it unfinished."""
+    error: str | None = None
+    traceback: str | None = None
+    raised: Raised = NOTHING_RAISED
+    """The user's exception that ended the trial."""
+    epochs: list[EpochRecord] = field(default_factory=list)
+    """By number, the trial's own; only ever added to."""
+    extensions: tuple[tuple[int, int], ...] = ()
+    """Pairs of a position and what ``info.epochs`` is from there on, where that has changed."""
+    fold: int | None = None
+    """Of a fold, which of its configuration; see `cerebro.run.records`."""
+    folds: tuple[TrialRecord, ...] = ()
+    """Of a configuration with folds: the trials that they are."""
+    _best: _BestSoFar = field(default_factory=_BestSoFar, init=False, repr=False, compare=False)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has something left to train, also where its run was left."""
+        return self.status not in ENDED or (self.status == "stopped" and self.resumable)
+
+    def info_epochs(self, position: int, default: int) -> int:
+        """What ``info.epochs`` is for the unit that is trained at a position."""
+        known = [epochs for begin, epochs in self.extensions if begin <= position]
+        return known[-1] if known else default
+
+    @property
+    def first_epoch(self) -> int:
+        """Number of the first epoch that the trial itself trains."""
+        return 0 if self.parent_epoch is None else self.parent_epoch + 1
+
+    @property
+    def done(self) -> int:
+        """Epochs that its state has gone through, those of a clone's parent included."""
+        return self.first_epoch + len(self.epochs)
+
+    def best_epoch(self, metric: str, mode: str) -> int | None:
+        """Number of the epoch with the best metric; the earliest of equals."""
+        best = self._best_record(metric, mode)
+        return None if best is None else best.epoch
+
+    def selected(self, metric: str, mode: str, select: str) -> EpochRecord | None:
+        """The epoch that stands for the trial: its best or its last."""
+        if not self.epochs:
+            return None
+        if select == "last":
+            return self.epochs[-1]
+        return self._best_record(metric, mode) or self.epochs[-1]
+
+    def _best_record(self, metric: str, mode: str) -> EpochRecord | None:
+        """The best epoch; displays ask often, so what was seen before is not looked at again."""
+        best = self._best
+        if (best.metric, best.mode) != (metric, mode):
+            best = self._best = _BestSoFar(metric, mode)
+        for record in self.epochs[best.seen :]:
+            value = score(record.metrics, metric, mode)
+            if value is not None and (best.record is None or value < best.value):
+                best.record, best.value = record, value
+        best.seen = len(self.epochs)
+        return best.record
+
+
+def snapshot(record: TrialRecord) -> TrialRecord:
+    """Return a copy that does not change while the trial goes on."""
+    return replace(
+        record,
+        epochs=[replace(epoch) for epoch in record.epochs],
+        folds=tuple(map(snapshot, record.folds)),
+    )
+
+
+def score(metrics: dict[str, float], metric: str, mode: str) -> float | None:
+    """The metric as a number to minimise; None where it is missing or not finite."""
+    value = metrics.get(metric)
+    if value is None or not math.isfinite(value):
+        return None
+    return value if mode == "min" else -value
+
+
+def best_trials(
+    records: Iterable[TrialRecord], metric: str, mode: str, select: str, n: int
+) -> list[int]:
+    """Numbers of the `n` best trials, best first; of equals the lowest number first."""
+    scores = (best_score([record], metric, mode, select) for record in records)
+    return [number for _, number in sorted(s for s in scores if s is not None)[:n]]
+
+
+def best_score(
+    records: Iterable[TrialRecord], metric: str, mode: str, select: str
+) -> tuple[float, int] | None:
+    """The best trial's metric as a number to minimise, and its number."""
+    best: tuple[float, int] | None = None
+    for record in records:
+        epoch = record.selected(metric, mode, select)
+        value = None if epoch is None else score(epoch.metrics, metric, mode)
+        if value is not None and (best is None or (value, record.number) < best):
+            best = (value, record.number)
+    return best
+
+
+STD = "_std"
+"""What follows a metric's name in that of its standard deviation."""
+
+
+def gather(records: Sequence[TrialRecord], folds: int) -> list[TrialRecord]:
+    """Return the configurations of trials that are sorted by number.
+
+    One of which trials are missing, as only a damaged store has it, is left out.
+    """
+    return [
+        configuration(records[first : first + folds])
+        for first in range(0, len(records) - folds + 1, folds)
+    ]
+
+
+def configuration(folds: Sequence[TrialRecord]) -> TrialRecord:
+    """Return the record of the configuration that these trials are the folds of."""
+    first = folds[0]
+    for fold, record in enumerate(folds):
+        record.fold = fold
+    whole = TrialRecord(
+        number=first.number // len(folds),
+        config=first.config,
+        target_epochs=first.target_epochs,
+        parent=None if first.parent is None else first.parent // len(folds),
+        parent_epoch=first.parent_epoch,
+        folds=tuple(folds),
+    )
+    update(whole)
+    return whole
+
+
+def update(whole: TrialRecord) -> list[EpochRecord]:
+    """Bring a configuration's record to where its folds are; return the epochs that are new."""
+    new = []
+    while whole.done < min(fold.done for fold in whole.folds):
+        at = len(whole.epochs)
+        new.append(mean_epoch([fold.epochs[at] for fold in whole.folds]))
+        whole.epochs.append(new[-1])
+    whole.target_epochs = whole.folds[0].target_epochs
+    culprit = failed_fold(whole.folds)
+    whole.status = _status(whole.folds)
+    whole.resumable = any(fold.resumable for fold in whole.folds)
+    whole.error = whole.traceback = None
+    whole.raised = NOTHING_RAISED
+    if culprit is None:  # one that asked to be stopped, by an exception
+        culprit = next((fold for fold in whole.folds if fold.raised.bases), None)
+    if culprit is not None and whole.status == culprit.status:
+        whole.error = f"{culprit.error}; in fold {culprit.fold}"
+        whole.traceback, whole.raised = culprit.traceback, culprit.raised
+    return new
+
+
+def failed_fold(folds: Sequence[TrialRecord]) -> TrialRecord | None:
+    """The fold that a configuration fails by: of those in the earliest epoch, the first."""
+    failed = [fold for fold in folds if fold.status in ("failed", "diverged")]
+    return min(failed, key=lambda fold: fold.done, default=None)
+
+
+def _status(folds: Sequence[TrialRecord]) -> Status:
+    present = {fold.status for fold in folds}
+    culprit = failed_fold(folds)
+    if culprit is not None and present <= set(ENDED):
+        return culprit.status
+    order: tuple[Status, ...] = ("running", "paused", "waiting", "stopped")
+    return next((status for status in order if status in present), "finished")
+
+
+def mean_epoch(folds: Sequence[EpochRecord]) -> EpochRecord:
+    """Return what a configuration's epoch is: means over the folds, in the folds' order."""
+    metrics: dict[str, float] = {}
+    for name in folds[0].metrics:
+        values = [fold.metrics[name] for fold in folds if name in fold.metrics]
+        if len(values) == len(folds):
+            metrics[name], metrics[name + STD] = mean_and_std(values)
+    return EpochRecord(
+        epoch=folds[0].epoch,
+        metrics=metrics,
+        seconds=sum(fold.seconds for fold in folds),
+        state_hash=joint_hash(fold.state_hash for fold in folds),
+        state_file=None,
+    )
+
+
+def joint_hash(hashes: Iterable[str]) -> str:
+    """Return 32 hexadecimal digits that stand for the folds' state hashes."""
+    return hashlib.blake2b("".join(hashes).encode(), digest_size=16).hexdigest()
+
+
+def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean and the standard deviation (of the values as a whole, as scikit-learn's)."""
+    count = len(values)
+    if not all(map(math.isfinite, values)):
+        return sum(values) / count, math.nan
+    try:
+        mean = math.fsum(values) / count
+        return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / count)
+    except OverflowError:
+        return math.fsum(value / count for value in values), math.inf
+
+
+def clash(metrics: Iterable[str]) -> str | None:
+    """Why these metrics cannot have standard deviations beside them; None if they can."""
+    names = set(metrics)
+    for name in sorted(names):
+        plain = name.removesuffix(STD)
+        if plain != name and plain in names:
+            return (
+                f"the model reports {plain!r} and {name!r}, which over folds is the name of the "
+                f"first one's standard deviation: give the metric {name!r} another name"
+            )
+    return None

@@ -1,0 +1,147 @@
+"""What one transaction writes: rows gathered by table, with only their last word.
+
+A trial that began and ended since the last commit is one row, and a state that
+was kept and given up again is never synced: short epochs follow each other faster
+than a disk can keep up. Rows of one table go to SQLite in one call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterator
+from typing import Any
+
+from cerebro.machine import durable
+from cerebro.run.store.encoding import storable
+
+Files = tuple[str, str]
+"""Temporary and final path of a state."""
+
+_TRIALS = "INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_STATUS = (
+    "UPDATE trials SET status = ?, error = ?, traceback = ?, resumable = ?, raised = ? "
+    "WHERE number = ?"
+)
+_EPOCHS = "INSERT OR REPLACE INTO epochs VALUES (?, ?, ?, ?, ?)"
+_METRICS = "INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?)"
+_RETIRE = "UPDATE epochs SET state_file = NULL WHERE trial = ? AND epoch = ?"
+_UNITS = "INSERT INTO units VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_META = "INSERT OR REPLACE INTO meta VALUES (?, ?)"
+
+
+class Batch:
+    """The rows of one transaction, and the states that they publish and retire."""
+
+    def __init__(self) -> None:
+        self._meta: dict[str, str] = {}
+        self._trials: dict[int, list[Any]] = {}
+        self._status: dict[int, tuple[Any, ...]] = {}
+        self._epochs: dict[tuple[int, int], tuple[float, str, str | None]] = {}
+        self._metrics: list[tuple[int, int, str, float]] = []
+        self._units: list[tuple[Any, ...]] = []
+        self._others: list[tuple[str, tuple[Any, ...]]] = []
+        self._publish: dict[str, str] = {}  # final path to temporary one
+        self._retired: dict[tuple[int, int], str] = {}
+        self._unwanted: list[str] = []
+
+    # --- gathering -------------------------------------------------------
+
+    def set_meta(self, key: str, value: str) -> None:
+        self._meta[key] = value
+
+    def add_trial(
+        self,
+        number: int,
+        config: str,
+        status: str,
+        epochs: int,
+        parent: int | None,
+        parent_epoch: int | None,
+    ) -> None:
+        self._trials[number] = [
+            *(number, config, status, epochs, parent),
+            *(None, None, 0, parent_epoch, None),
+        ]
+
+    def set_status(
+        self,
+        number: int,
+        status: str,
+        error: str | None,
+        traceback: str | None,
+        resumable: int,
+        raised: str | None = None,
+    ) -> None:
+        row = self._trials.get(number)
+        if row is None:
+            self._status[number] = (status, error, traceback, resumable, raised, number)
+        else:
+            row[2], row[5:8], row[9] = status, (error, traceback, resumable), raised
+
+    def add_unit(self, *values: Any) -> None:
+        self._units.append(values)
+
+    def add_epoch(
+        self,
+        trial: int,
+        epoch: int,
+        metrics: dict[str, float],
+        seconds: float,
+        state_hash: str,
+        state_file: str | None,
+        files: Files | None,
+    ) -> None:
+        self._retired.pop((trial, epoch), None)  # of an earlier process: it is there again
+        self._epochs[trial, epoch] = (seconds, state_hash, state_file)
+        self._metrics += [(trial, epoch, storable(name), value) for name, value in metrics.items()]
+        if files is not None:
+            temporary, final = files
+            self._publish[final] = temporary
+
+    def retire_state(self, trial: int, epoch: int, file: str) -> None:
+        row = self._epochs.get((trial, epoch))
+        if row is None:
+            self._retired[trial, epoch] = file
+        else:
+            self._epochs[trial, epoch] = (*row[:2], None)
+            self._unwanted.append(self._publish.pop(file, file))
+
+    def execute(self, sql: str, values: tuple[Any, ...]) -> None:
+        """Add a statement of its own; such follow all other rows, in their order."""
+        self._others.append((sql, values))
+
+    # --- writing ---------------------------------------------------------
+
+    def write(self, connection: sqlite3.Connection) -> None:
+        """Make the states durable, commit the rows, then delete what none names any more."""
+        if self._publish:
+            durable.publish((new, final) for final, new in self._publish.items())
+        statements = list(self._statements())
+        if statements:
+            with connection:
+                for sql, rows in statements:
+                    connection.executemany(sql, rows)
+        for file in (*self._retired.values(), *self._unwanted):
+            remove(file)
+
+    def _statements(self) -> Iterator[tuple[str, list[Any]]]:
+        epochs = [(*key, *values) for key, values in self._epochs.items()]
+        tables: list[tuple[str, list[Any]]] = [
+            (_TRIALS, list(self._trials.values())),
+            (_STATUS, list(self._status.values())),
+            (_EPOCHS, epochs),
+            (_METRICS, self._metrics),
+            (_RETIRE, list(self._retired)),
+            (_UNITS, self._units),
+            *((sql, [values]) for sql, values in self._others),
+            (_META, list(self._meta.items())),
+        ]
+        return (table for table in tables if table[1])
+
+
+def remove(file: str) -> None:
+    """Delete a file, if it is there."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(file)  # noqa: PTH108

@@ -1,0 +1,174 @@
+"""Whether a run's store is one: a file from elsewhere may say anything.
+
+SQLite keeps any value in any column and runs views, triggers and generated columns that the file
+brings along. Before rows are read, their tables must therefore be plain tables, and every value of
+the type that the schema says. SQLite does the looking: rows that are right cost Python nothing.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from cerebro.errors import CorruptDataError, one_line
+from cerebro.machine.files import is_plain_name
+from cerebro.run.records import Status
+
+_TEXT = "typeof({0}) != 'text'"
+_OPTIONAL_TEXT = "typeof({0}) NOT IN ('text', 'null')"
+_COUNT = "(typeof({0}) != 'integer' OR {0} < 0)"
+_OPTIONAL_COUNT = "(typeof({0}) NOT IN ('integer', 'null') OR {0} < 0)"
+_WHOLE = "typeof({0}) != 'integer'"
+_NUMBER = "typeof({0}) NOT IN ('real', 'integer')"
+_OPTIONAL_NUMBER = "typeof({0}) NOT IN ('real', 'integer', 'null')"
+_STATUSES = ", ".join(f"'{status}'" for status in get_args(Status))
+_STATUS = f"({{0}} IS NULL OR {{0}} NOT IN ({_STATUSES}))"
+_FILE = (
+    "(typeof({0}) NOT IN ('text', 'null') OR {0} IN ('', '.', '..') OR instr({0}, '/') > 0 "
+    "OR instr({0}, char(0)) > 0)"
+)
+
+# By table and column, a condition that is true of what cannot be.
+_WRONG: dict[str, dict[str, str]] = {
+    "meta": {"key": _TEXT, "value": _TEXT},
+    "trials": {
+        "number": _COUNT,
+        "config": _TEXT,
+        "status": _STATUS,
+        "epochs": _COUNT,
+        "parent": _OPTIONAL_COUNT,
+        "parent_epoch": _OPTIONAL_COUNT,
+        "resumable": _COUNT,
+        "error": _OPTIONAL_TEXT,
+        "traceback": _OPTIONAL_TEXT,
+        "raised": _OPTIONAL_TEXT,
+    },
+    "epochs": {
+        "trial": _COUNT,
+        "epoch": _COUNT,
+        "seconds": _NUMBER,
+        "state_hash": _TEXT,
+        "state_file": _FILE,
+    },
+    "metrics": {"trial": _COUNT, "epoch": _COUNT, "name": _TEXT, "value": _OPTIONAL_NUMBER},
+    "units": {
+        **dict.fromkeys(("trial", "epoch", "step", "worker", "attempt", "rows"), _COUNT),
+        **dict.fromkeys(("batches", "hopped", "state_bytes"), _COUNT),
+        **dict.fromkeys(("started", "seconds"), _NUMBER),
+        "shard": _WHOLE,  # -1: validation
+    },
+    "events": {"time": _NUMBER, "kind": _TEXT, "trial": _OPTIONAL_COUNT, "text": _TEXT},
+}
+_MAY_LACK = {("trials", name) for name in ("parent_epoch", "resumable", "raised")}  # before 3
+
+# By key of the table of meta, and then of its mappings, what is read from it.
+_META: dict[str, Any] = {
+    "status": str,
+    "num_shards": int,
+    "environment": dict,
+    "build": {"module": str, "qualname": str},
+    "data": {"path": str, "checksum": str, "rows": list, "transforms": dict, "operations": list},
+    "settings": {"metric": str, "mode": ("min", "max"), "select": ("best", "last"), "seed": int},
+}
+
+
+def defend(connection: sqlite3.Connection) -> None:
+    """Take nothing in the file for a program; keep to reading."""
+    connection.execute("PRAGMA trusted_schema = OFF")
+    connection.execute("PRAGMA cell_size_check = ON")
+    connection.execute("PRAGMA query_only = ON")
+
+
+def check_tables(connection: sqlite3.Connection, file: Path) -> None:
+    """Raise CorruptDataError unless the tables are there, and are nothing but tables."""
+    odd = connection.execute(
+        "SELECT type, name FROM sqlite_master WHERE type NOT IN ('table', 'index') "
+        "OR upper(sql) LIKE 'CREATE VIRTUAL%'"
+    ).fetchone()
+    if odd is not None:
+        raise _damaged(file, f"it has a {odd[0]} {odd[1]}, which no run store has")
+    _check_length(connection, file)
+    for table, columns in _WRONG.items():
+        # Generated columns, which a file could compute for ever, are hidden ones.
+        rows = connection.execute(f"PRAGMA table_xinfo({table})").fetchall()
+        plain = {row["name"] for row in rows if row["hidden"] == 0}
+        missing = {name for name in columns if name not in plain and (table, name) not in _MAY_LACK}
+        if missing or len(plain) != len(rows):
+            raise _damaged(file, f"its table {table} is not that of a run store")
+
+
+def check_rows(connection: sqlite3.Connection, *tables: str, where: str = "1") -> None:
+    """Raise TypeError if a value in one of these tables is none that can be there.
+
+    `where` is a condition, in SQL, of the rows to look at.
+    """
+    for table in tables:
+        names = {row["name"] for row in connection.execute(f"PRAGMA table_info({table})")}
+        wrong = {name: text.format(name) for name, text in _WRONG[table].items() if name in names}
+        row = connection.execute(
+            f"SELECT * FROM {table} WHERE ({where}) AND ({' OR '.join(wrong.values())}) LIMIT 1"
+        ).fetchone()
+        if row is not None:
+            raise TypeError(one_line(f"in {table}: {tuple(row)}", 200))
+
+
+def check_meta(meta: Mapping[str, Any]) -> None:
+    """Raise LookupError or TypeError if what describes the run is not enough to read it by."""
+    _check(meta, _META, "")
+    if not meta["status"].isidentifier():
+        raise TypeError(f"status is {one_line(repr(meta['status']), 50)}")
+    if meta["validation"] is not None:
+        _check(meta, {"validation": _META["data"]}, "")
+    if meta.get("folds") is not None:
+        _check(meta, {"folds": {"name": str, "folds": list}}, "")
+        for fold in meta["folds"]["folds"]:
+            _check({"fold": fold}, {"fold": {"train": list, "validation": list}}, "")
+        if not meta["folds"]["folds"]:
+            raise TypeError("folds are none")
+
+
+def check_config(config: Any) -> dict[str, Any]:
+    """Return a trial's configuration; TypeError if it is none."""
+    if not isinstance(config, dict):
+        raise TypeError(f"a configuration that is no mapping but {one_line(repr(config), 50)}")
+    return config
+
+
+def check_state_file(name: str | None) -> str | None:
+    """Return the name of a state's file; TypeError for one that leads out of its folder."""
+    if name is not None and not is_plain_name(name):
+        raise TypeError(f"{one_line(name, 50)!r} is no name of a state")
+    return name
+
+
+def _check_length(connection: sqlite3.Connection, file: Path) -> None:
+    """Find a store whose last page was cut, which SQLite fills up with zeros.
+
+    What is still in a log may be missing from the file. While a transaction is open, nobody
+    removes a log with something in it.
+    """
+    (page,) = connection.execute("PRAGMA page_size").fetchone()
+    logs = (file.with_name(file.name + end) for end in ("-wal", "-journal"))
+    if file.stat().st_size % page and not any(log.exists() and log.stat().st_size for log in logs):
+        raise _damaged(file, "it was cut within a page")
+
+
+def _check(values: Mapping[str, Any], wanted: Mapping[str, Any], where: str) -> None:
+    for key, kind in wanted.items():
+        value = values[key]
+        if isinstance(kind, dict):
+            right = isinstance(value, dict)
+        elif isinstance(kind, tuple):
+            right = value in kind
+        else:
+            right = isinstance(value, kind) and not isinstance(value, bool)
+        if not right:
+            raise TypeError(f"{where}{key} is {one_line(repr(value), 50)}")
+        if isinstance(kind, dict):
+            _check(value, kind, f"{where}{key}.")
+
+
+def _damaged(file: Path, what: str) -> CorruptDataError:
+    return CorruptDataError(f"{file} is damaged: {one_line(what, 200)}")

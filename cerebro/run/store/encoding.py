@@ -1,0 +1,75 @@
+"""What values look like in the store: JSON, with what JSON lacks as tagged objects."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from typing import Any
+
+from cerebro.errors import InputError, one_line
+from cerebro.run.records import NOTHING_RAISED, Raised
+
+
+def encode(value: Any) -> str:
+    """JSON, with tuples and numbers that are not finite tagged: {"$float": "nan"}."""
+    return _ENCODER.encode(_tagged(value))
+
+
+def decode(text: str) -> Any:
+    """Give back what `encode` was given."""
+    return _DECODER.decode(text)
+
+
+def _tagged(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": repr(value)}
+    if isinstance(value, dict):
+        return {str(key): _tagged(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return {"$tuple": [_tagged(item) for item in value]}
+    if isinstance(value, list):
+        return [_tagged(item) for item in value]
+    if isinstance(value, (str, int, float, bool)) or value is None:
+        return value
+    if hasattr(value, "item"):  # NumPy scalars
+        return _tagged(value.item())
+    raise InputError(f"cannot record {value!r} in the run store: it is no JSON value")
+
+
+def _untagged(value: dict[str, Any]) -> Any:
+    if len(value) == 1 and "$float" in value:
+        return float(value["$float"])
+    if len(value) == 1 and "$tuple" in value:
+        return tuple(value["$tuple"])
+    # Configurations of many trials share the names in them.
+    return {sys.intern(key): item for key, item in value.items()}
+
+
+def encode_raised(raised: Raised) -> str | None:
+    """What the user's code raised, as text; None if it raised nothing."""
+    if not raised.bases:
+        return None
+    return encode({"bases": list(raised.bases), "place": raised.place})
+
+
+def decode_raised(text: str | None) -> Raised:
+    """Give back what `encode_raised` was given; TypeError for what it cannot have made."""
+    if text is None:
+        return NOTHING_RAISED
+    found = decode(text)
+    bases, place = found["bases"], found["place"]
+    if not isinstance(bases, list) or not all(isinstance(name, str) for name in (*bases, place)):
+        raise TypeError(f"raised is {one_line(text, 100)}")
+    return Raised(tuple(map(sys.intern, bases)), place)
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+_DECODER = json.JSONDecoder(object_hook=_untagged)
+
+
+def storable(value: Any) -> Any:
+    """Escape lone surrogates, which a path or an error may hold and UTF-8 cannot."""
+    if not isinstance(value, str) or value.isascii():
+        return value
+    return value.encode("utf-8", "backslashreplace").decode("utf-8")

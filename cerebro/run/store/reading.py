@@ -1,0 +1,277 @@
+"""Reads a run's store, finished or live; never writes to it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sqlite3
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from cerebro.errors import CerebroError, CorruptDataError, one_line, text_of
+from cerebro.run.records import EpochRecord, Status, TrialRecord
+from cerebro.run.store.checking import (
+    check_config,
+    check_rows,
+    check_state_file,
+    check_tables,
+    defend,
+)
+from cerebro.run.store.encoding import decode, decode_raised
+from cerebro.run.store.schema import BUSY_SECONDS, FILE, store_of, version_of
+
+READ_AT_ONCE = 500
+"""Trials that are asked for by number."""
+
+_UNREADABLE = (
+    *(ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError),
+    StopIteration,
+)
+"""What taking a damaged row for a good one may raise."""
+
+
+@contextlib.contextmanager
+def reader(folder: Path) -> Iterator[sqlite3.Connection]:
+    """Open a run's store for reading; works while the run goes on.
+
+    What is read comes from one moment. It should be read soon: as long as the
+    connection is open, the writer's log cannot start over.
+
+    Raises
+    ------
+    InputError
+        If the folder holds no run.
+    CorruptDataError
+        If the file is no run store of a version that this Cerebro reads.
+    """
+    file = store_of(folder)
+    uri = f"{file.resolve().as_uri()}?{_access(file)}"
+    try:
+        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as connection:
+            connection.row_factory = sqlite3.Row
+            defend(connection)
+            version_of(connection, file)
+            connection.execute("BEGIN")  # all tables as they are at one moment
+            check_tables(connection, file)
+            yield connection
+    except CerebroError:
+        raise
+    except sqlite3.Error as error:
+        raise CorruptDataError(f"{file} cannot be read: {text_of(error)}") from error
+    except _UNREADABLE as error:
+        raise CorruptDataError(
+            f"{file} is damaged: a row cannot be read ({type(error).__name__}: {text_of(error)})"
+        ) from error
+
+
+def _access(file: Path) -> str:
+    """How SQLite is to open a store: it must not write, but may have to be let.
+
+    While there is a write-ahead log the store is opened read-only: as the last one to
+    leave, a reader with the right to write would copy a dead run's log into the file.
+    Without one there is nothing to copy, and SQLite needs the right to look: for the
+    log of a writer that begins, or to take back what a dead one with a rollback journal
+    left half-written. Where nothing can be written, it must look for neither.
+    """
+    if file.with_name(FILE + "-wal").exists():
+        return "mode=ro"
+    return "mode=rw" if os.access(file.parent, os.W_OK) else "mode=ro&immutable=1"
+
+
+def check_whole(folder: Path) -> None:
+    """See that all of a store is in order, also what reading it does not touch.
+
+    Whoever goes on with a damaged store would write into it what nobody can read.
+
+    Raises
+    ------
+    InputError
+        If the folder holds no run.
+    CorruptDataError
+        If SQLite finds damage.
+    """
+    with reader(folder) as connection:
+        (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    if found != "ok":
+        raise CorruptDataError(
+            f"{folder / FILE} is damaged ({one_line(found, 200)}): put back a copy of it, or take "
+            "out what can be read (sqlite3 run.sqlite .recover)"
+        )
+
+
+def read_meta(connection: sqlite3.Connection) -> dict[str, Any]:
+    """Read what the store keeps about the run as a whole."""
+    check_rows(connection, "meta")
+    rows: Iterable[sqlite3.Row] = connection.execute("SELECT key, value FROM meta")
+    return {row["key"]: decode(row["value"]) for row in rows}
+
+
+def read_trials(
+    connection: sqlite3.Connection, numbers: Sequence[int] | None = None
+) -> list[TrialRecord]:
+    """Read trials with their epochs: all by number, or these in this order."""
+    if numbers is None:
+        check_rows(connection, "trials", "epochs", "metrics")
+        return list(_read_some(connection, "1", "1").values())
+    records: dict[int, TrialRecord] = {}
+    for begin in range(0, len(numbers), READ_AT_ONCE):
+        chosen = f"IN ({', '.join(str(int(n)) for n in numbers[begin : begin + READ_AT_ONCE])})"
+        check_rows(connection, "trials", where=f"number {chosen}")
+        check_rows(connection, "epochs", "metrics", where=f"trial {chosen}")
+        records |= _read_some(connection, f"number {chosen}", f"trial {chosen}")
+    return [records[number] for number in numbers]
+
+
+def _read_some(
+    connection: sqlite3.Connection, of_trials: str, of_others: str
+) -> dict[int, TrialRecord]:
+    """Read the trials of which both conditions are true: of their row, and of all others."""
+    records = {record.number: record for record in _read_trial_rows(connection, of_trials)}
+    for trial, position, epochs in read_extensions(connection, of_others):
+        records[trial].extensions += ((position, epochs),)
+    for trial, epoch, seconds, state_hash, state_file in connection.execute(
+        "SELECT trial, epoch, seconds, state_hash, state_file FROM epochs "
+        f"WHERE {of_others} ORDER BY trial, epoch"
+    ):
+        file = check_state_file(state_file)
+        records[trial].epochs.append(EpochRecord(epoch, {}, seconds, state_hash, file))
+    # In the order in which a model reports them.
+    for trial, epoch, name, value in connection.execute(
+        f"SELECT trial, epoch, name, value FROM metrics WHERE {of_others} ORDER BY rowid"
+    ):
+        metrics = _epoch_of(records[trial], epoch).metrics
+        metrics[sys.intern(name)] = math.nan if value is None else value
+    return records
+
+
+def read_ranking(
+    connection: sqlite3.Connection, metric: str, mode: str, select: str, n: int
+) -> list[int]:
+    """Return the numbers of the `n` best trials, best first; see `cerebro.run.records.score`."""
+    best, order = ("min", "") if mode == "min" else ("max", "DESC")
+    last = "epoch = (SELECT max(epoch) FROM epochs AS e WHERE e.trial = metrics.trial)"
+    rows = connection.execute(
+        f"SELECT trial FROM metrics WHERE name = ? AND abs(value) < 9e999 "
+        f"AND {'1' if select == 'best' else last} "
+        f"GROUP BY trial ORDER BY {best}(value) {order}, trial LIMIT ?",
+        (metric, n),
+    )
+    return [int(trial) for (trial,) in rows]
+
+
+def _read_trial_rows(connection: sqlite3.Connection, condition: str) -> Iterator[TrialRecord]:
+    columns = "number, config, status, epochs, parent, error, traceback"
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    more = "resumable, parent_epoch" if version >= 2 else "0, NULL"
+    more += ", raised" if version >= 3 else ", NULL"
+    for row in connection.execute(
+        f"SELECT {columns}, {more} FROM trials WHERE {condition} ORDER BY number"
+    ):
+        number, config, status, epochs, parent, error, traceback = row[:7]
+        resumable, parent_epoch, raised = row[7:]
+        yield TrialRecord(
+            number=number,
+            config=check_config(decode(config)),
+            status=cast(Status, sys.intern(status)),
+            target_epochs=epochs,
+            parent=parent,
+            parent_epoch=parent_epoch,
+            resumable=bool(resumable),
+            error=error,
+            traceback=traceback,
+            raised=decode_raised(raised),
+        )
+
+
+def _epoch_of(record: TrialRecord, epoch: int) -> EpochRecord:
+    """A trial's epoch by its number; as a rule they are all there, from 0."""
+    epochs = record.epochs
+    if epoch < len(epochs) and epochs[epoch].epoch == epoch:
+        return epochs[epoch]
+    for candidate in epochs:
+        if candidate.epoch == epoch:
+            return candidate
+    raise LookupError(f"trial {record.number} has metrics of epoch {epoch}, which is not there")
+
+
+@dataclass
+class Answers:
+    """What an adaptive searcher has said about a trial."""
+
+    reported: int = -1
+    """The last epoch that it has heard of."""
+    asleep: bool = False
+    """Whether it has paused the trial and not resumed it."""
+
+
+def read_answers(connection: sqlite3.Connection) -> dict[int, Answers]:
+    """Read what an adaptive searcher has said, by trial; empty for any other."""
+    answers: dict[int, Answers] = {}
+    if not _has_table(connection, "decisions"):
+        return answers
+    for trial, epoch, decision in connection.execute(
+        "SELECT trial, epoch, decision FROM decisions ORDER BY id"
+    ):
+        answer = answers.setdefault(trial, Answers())
+        if decision in ("continue", "pause", "stop"):
+            answer.reported = epoch
+        else:  # begin, clone and resume name the epoch that comes next
+            answer.reported = epoch - 1
+        answer.asleep = decision == "pause"
+    return answers
+
+
+def read_said(connection: sqlite3.Connection, after: int = 0) -> list[tuple[Any, ...]]:
+    """Read what an adaptive searcher has said, in order, but for the first so many.
+
+    Trial, epoch, decision, and of suggestions until how many epochs.
+    """
+    if not _has_table(connection, "decisions"):
+        return []
+    sql = "SELECT trial, epoch, decision, epochs FROM decisions ORDER BY id LIMIT -1 OFFSET ?"
+    return [tuple(row) for row in connection.execute(sql, (after,))]
+
+
+def count_said(connection: sqlite3.Connection) -> int:
+    """Count what an adaptive searcher has said."""
+    if not _has_table(connection, "decisions"):
+        return 0
+    (count,) = connection.execute("SELECT count(*) FROM decisions").fetchone()
+    return int(count)
+
+
+def read_clock(connection: sqlite3.Connection) -> float:
+    """Where the run's clock stands, in seconds: at the last thing that is recorded."""
+    (units,) = connection.execute("SELECT max(started + seconds) FROM units").fetchone()
+    (events,) = connection.execute("SELECT max(time) FROM events").fetchone()
+    return max(units or 0.0, events or 0.0)
+
+
+def read_unit_seconds(connection: sqlite3.Connection) -> dict[tuple[int, int, int], float]:
+    """Read how long units took, by trial, epoch and step, of epochs without a row."""
+    rows = connection.execute(
+        "SELECT u.trial, u.epoch, u.step, u.seconds FROM units u LEFT JOIN "
+        "(SELECT trial, max(epoch) AS epoch FROM epochs GROUP BY trial) e ON e.trial = u.trial "
+        "WHERE u.epoch > coalesce(e.epoch, -1) ORDER BY u.id"
+    )
+    return {(trial, epoch, step): seconds for trial, epoch, step, seconds in rows}
+
+
+def read_extensions(
+    connection: sqlite3.Connection, condition: str = "1"
+) -> list[tuple[int, int, int]]:
+    """Read from which positions on ``info.epochs`` of which trials was which number."""
+    if not _has_table(connection, "extensions"):
+        return []
+    sql = "SELECT trial, position, epochs FROM extensions "
+    sql += f"WHERE {condition} ORDER BY trial, position"
+    return [(trial, position, epochs) for trial, position, epochs in connection.execute(sql)]
+
+
+def _has_table(connection: sqlite3.Connection, name: str) -> bool:
+    sql = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
+    return connection.execute(sql, (name,)).fetchone() is not None

@@ -1,0 +1,226 @@
+"""The tables of a run store, where the file is, and how older versions are brought forward.
+
+A store says its version in SQLite's ``user_version``. Reading takes every
+version from `OLDEST_READABLE` on as it is; the first writing open brings the
+store forward, one version after the other, in one transaction.
+"""
+
+from __future__ import annotations
+
+import datetime
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+from cerebro.errors import CorruptDataError, InputError
+from cerebro.machine.files import check_folder, check_no_link, is_network_file_system
+from cerebro.machine.installation import update_hint
+
+SCHEMA_VERSION = 3
+
+OLDEST_READABLE = 1
+
+EXTENSIONS = """
+CREATE TABLE extensions (
+    trial INTEGER NOT NULL,
+    position INTEGER NOT NULL,  -- units
+    epochs INTEGER NOT NULL,  -- what info.epochs is from there on
+    PRIMARY KEY (trial, position)
+);
+"""
+
+DECISIONS = """
+CREATE TABLE decisions (
+    id INTEGER PRIMARY KEY,
+    round INTEGER NOT NULL,
+    trial INTEGER NOT NULL,
+    epoch INTEGER NOT NULL,  -- that was reported; of a suggestion, the next one
+    decision TEXT NOT NULL,  -- continue, pause, stop; begin, resume, clone
+    epochs INTEGER  -- of a suggestion: how many are to be done
+);
+"""
+
+SCHEMA = f"""
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE trials (
+    number INTEGER PRIMARY KEY,
+    config TEXT NOT NULL,
+    status TEXT NOT NULL,
+    epochs INTEGER NOT NULL,
+    parent INTEGER,
+    error TEXT,
+    traceback TEXT,
+    resumable INTEGER NOT NULL DEFAULT 0,  -- 1: the run left it unfinished
+    parent_epoch INTEGER,  -- of a clone: the epoch whose state it began with
+    raised TEXT  -- JSON: of the user's exception the names of its bases, and its place
+);
+CREATE TABLE epochs (
+    trial INTEGER NOT NULL,
+    epoch INTEGER NOT NULL,
+    seconds REAL NOT NULL,
+    state_hash TEXT NOT NULL,
+    state_file TEXT,
+    PRIMARY KEY (trial, epoch)
+) WITHOUT ROWID;
+CREATE TABLE metrics (
+    trial INTEGER NOT NULL,
+    epoch INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    value REAL,  -- NULL stands for NaN, which SQLite does not have
+    PRIMARY KEY (trial, epoch, name)
+);
+CREATE TABLE units (
+    id INTEGER PRIMARY KEY,
+    trial INTEGER NOT NULL,
+    epoch INTEGER NOT NULL,
+    step INTEGER NOT NULL,
+    shard INTEGER NOT NULL,
+    worker INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    started REAL NOT NULL,
+    seconds REAL NOT NULL,
+    rows INTEGER NOT NULL,
+    batches INTEGER NOT NULL,
+    hopped INTEGER NOT NULL,
+    state_bytes INTEGER NOT NULL
+);
+CREATE TABLE events (
+    id INTEGER PRIMARY KEY,
+    time REAL NOT NULL,
+    kind TEXT NOT NULL,
+    trial INTEGER,
+    text TEXT NOT NULL
+);
+{DECISIONS}{EXTENSIONS}"""
+
+
+def _to_2(connection: sqlite3.Connection) -> None:
+    """Trials say whether the run left them unfinished, and clones where they began."""
+    connection.execute("ALTER TABLE trials ADD COLUMN resumable INTEGER NOT NULL DEFAULT 0")
+    connection.execute("ALTER TABLE trials ADD COLUMN parent_epoch INTEGER")
+    connection.execute(DECISIONS)
+    connection.execute(EXTENSIONS)
+    # In version 1 only a stopping rule ended a trial early for good.
+    connection.execute(
+        "UPDATE trials SET resumable = 1 WHERE status = 'stopped' AND EXISTS "
+        "(SELECT 1 FROM meta WHERE key = 'settings' AND value LIKE '%\"stop\":null%')"
+    )
+
+
+def _to_3(connection: sqlite3.Connection) -> None:
+    """Failures are known by their exceptions, not by their texts alone."""
+    connection.execute("ALTER TABLE trials ADD COLUMN raised TEXT")
+
+
+MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {2: _to_2, 3: _to_3}
+"""By the version that each leads to, from the one before."""
+
+
+def version_of(connection: sqlite3.Connection, file: Path) -> int:
+    """Return a store's version.
+
+    Raises
+    ------
+    CorruptDataError
+        If this Cerebro cannot read it; the message says what to do.
+    """
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if version > SCHEMA_VERSION:
+        raise CorruptDataError(
+            f"{file} has store version {version}, of a later Cerebro; this one reads "
+            f"{OLDEST_READABLE} to {SCHEMA_VERSION}: update it ({update_hint()})"
+        )
+    if version < OLDEST_READABLE:
+        raise CorruptDataError(
+            f"{file} has store version {version}: it is no run store, or its making was cut off"
+        )
+    return version
+
+
+def migrate(connection: sqlite3.Connection, file: Path) -> None:
+    """Bring a store forward to `SCHEMA_VERSION`, all or nothing.
+
+    Parameters
+    ----------
+    connection
+        In autocommit mode (``isolation_level=None``).
+    file
+        Its name, for messages.
+
+    Raises
+    ------
+    CorruptDataError
+        If the store's version is not one that this Cerebro knows.
+    """
+    if version_of(connection, file) == SCHEMA_VERSION:
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        # Again: another process may have been first.
+        for version in range(version_of(connection, file) + 1, SCHEMA_VERSION + 1):
+            MIGRATIONS[version](connection)
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+
+
+FILE = "run.sqlite"
+
+BUSY_SECONDS = 60.0
+"""How long a commit waits for readers and a reader for a commit, where they keep each
+other waiting: without WAL."""
+
+PARTS = ("states", "trials", "control")
+"""The folders in a run's folder."""
+
+FILES = (FILE, *(FILE + end for end in ("-wal", "-shm", "-journal", ".new")), "owner.lock")
+"""The files in a run's folder that are opened or made whether they were there or not."""
+
+
+def check_is_plain(folder: Path) -> None:
+    """Raise CorruptDataError if something in a run's folder is a symbolic link.
+
+    What is written to a run must not end up where somebody else's link points. The folder
+    itself may be reached by a link.
+    """
+    for name in PARTS:
+        check_folder(folder / name)
+    for name in FILES:
+        check_no_link(folder / name)
+
+
+def store_of(folder: Path) -> Path:
+    """Return the file of a run's store.
+
+    Raises
+    ------
+    InputError
+        If the folder holds no run.
+    CorruptDataError
+        If something in it is a symbolic link.
+    """
+    check_is_plain(folder)
+    if not (folder / FILE).exists():
+        lacks = f"it has no {FILE}" if folder.exists() else "there is no such folder"
+        raise InputError(f"{folder} is no run: {lacks}; give the folder that a search had as run=")
+    return folder / FILE
+
+
+def journal_mode(folder: Path) -> str:
+    """WAL, which needs memory shared between readers; a rollback journal on network disks."""
+    return "DELETE" if is_network_file_system(folder) else "WAL"
+
+
+def default_run_path() -> Path:
+    """Return ``runs/<time>``, a folder that does not exist yet."""
+    return unused_folder(Path("runs", datetime.datetime.now().strftime("%Y%m%d-%H%M%S")))
+
+
+def unused_folder(base: Path) -> Path:
+    """Return `base`, or ``<base>-2`` and so on if something is there."""
+    folder, n = base, 2
+    while folder.exists():
+        folder, n = base.with_name(f"{base.name}-{n}"), n + 1
+    return folder

@@ -1,0 +1,213 @@
+"""Spaces as Optuna distributions, and the storage of Optuna studies."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cerebro.errors import CerebroError, InputError, text_of
+from cerebro.machine.installation import install_hint
+from cerebro.space import (
+    Choice,
+    Dimension,
+    Integer,
+    LogUniform,
+    Node,
+    Normal,
+    Space,
+    Uniform,
+    path_name,
+    value_at,
+)
+
+ATTRIBUTE = "cerebro"
+"""User attribute of a study's trials: the run's folder, the trial's number in it, and more."""
+
+
+def import_optuna(what: str) -> Any:
+    """Return Optuna, or say how to get it.
+
+    Raises
+    ------
+    InputError
+        If it is not installed.
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise InputError(f"{what} needs Optuna: {install_hint('optuna')}") from None
+    return optuna
+
+
+class Parameters:
+    """The dimensions of a space that vary, as Optuna's distributions.
+
+    Bounds are the same values on both sides. Options that Optuna cannot hold (lists,
+    mappings) stand as their numbers.
+
+    Raises
+    ------
+    InputError
+        Naming the dimension, if Optuna has no distribution of its kind.
+    """
+
+    def __init__(self, optuna: Any, space: Space) -> None:
+        self._nodes = [node for node in space.nodes if node.varies]
+        # Conditional dimensions of one name may differ: each has a distribution of its own.
+        self._kinds = {
+            id(node): distribution(optuna, path_name(node.path), node.dimension)
+            for node in self._nodes
+        }
+
+    def suggest(self, trial: Any, node: Node) -> Any:
+        """Have an Optuna trial choose a node's value; return it as configurations have it."""
+        name, kind = path_name(node.path), self._kinds[id(node)]
+        dimension = node.dimension
+        if isinstance(dimension, Choice):
+            number = trial.suggest_categorical(name, kind.choices)
+            return number if is_plain(dimension) else dimension.options[number]
+        if isinstance(dimension, Integer):
+            step = {} if kind.log else {"step": kind.step}
+            return trial.suggest_int(name, kind.low, kind.high, log=kind.log, **step)
+        step = {} if kind.log else {"step": kind.step}
+        return trial.suggest_float(name, kind.low, kind.high, log=kind.log, **step)
+
+    def of_config(self, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return a configuration's parameters and distributions, those within bounds."""
+        params, kinds = {}, {}
+        for node in self._nodes:
+            there, value = value_at(config, node.path)
+            kind = self._kinds[id(node)]
+            if there and isinstance(node.dimension, Choice) and not is_plain(node.dimension):
+                there = value in node.dimension.options
+                value = list(node.dimension.options).index(value) if there else None
+            if there and contains(kind, value):
+                params[path_name(node.path)] = value
+                kinds[path_name(node.path)] = kind
+        return params, kinds
+
+
+def contains(kind: Any, value: Any) -> bool:
+    """Return whether a value is one of a distribution's."""
+    try:
+        return bool(kind._contains(kind.to_internal_repr(value)))
+    except (TypeError, ValueError):
+        return False
+
+
+def is_plain(dimension: Choice) -> bool:
+    """Whether Optuna can hold the options themselves."""
+    return all(
+        option is None or isinstance(option, (bool, int, float, str))
+        for option in dimension.options
+    )
+
+
+def distribution(optuna: Any, name: str, dimension: Dimension) -> Any:
+    """Return the Optuna distribution of a dimension.
+
+    Raises
+    ------
+    InputError
+        If Optuna has none of its kind.
+    """
+    kinds = optuna.distributions
+    if isinstance(dimension, Uniform):
+        return kinds.FloatDistribution(dimension.low, dimension.high, step=dimension.step)
+    if isinstance(dimension, LogUniform):
+        return kinds.FloatDistribution(dimension.low, dimension.high, log=True)
+    if isinstance(dimension, Integer):
+        return kinds.IntDistribution(
+            dimension.low, dimension.high, log=dimension.log, step=dimension.step
+        )
+    if isinstance(dimension, Choice):
+        options = dimension.options if is_plain(dimension) else range(len(dimension.options))
+        return kinds.CategoricalDistribution(list(options))
+    hint = ", which knows no normal distribution: use uniform" * isinstance(dimension, Normal)
+    raise InputError(f"{name}: {dimension!r} cannot be searched by Optuna{hint}")
+
+
+class quiet:
+    """Keeps Optuna's log, and its warnings of experimental parts, to itself."""
+
+    def __init__(self, optuna: Any) -> None:
+        self._optuna = optuna
+        self._warnings = warnings.catch_warnings()
+
+    def __enter__(self) -> None:
+        self._level = self._optuna.logging.get_verbosity()
+        self._optuna.logging.set_verbosity(self._optuna.logging.ERROR)
+        self._warnings.__enter__()
+        warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
+
+    def __exit__(self, *exc: object) -> None:
+        self._warnings.__exit__(None, None, None)
+        self._optuna.logging.set_verbosity(self._level)
+
+
+_ADVICE = {
+    "locked": (
+        "another process holds it: end that process, or wait longer with "
+        "RDBStorage(url, engine_kwargs={'connect_args': {'timeout': 60}})"
+    ),
+    "not a database": "the file is damaged or something else: give another storage=",
+    "malformed": "the file is damaged: restore it, or give another storage=",
+    "readonly": "make it writable, or give another storage=",
+    "unable to open": "its folder must exist and be writable",
+    "no such table": "it is no storage of Optuna, or its making was cut off: give another storage=",
+    "table schema": "",  # Optuna says what to do
+}
+
+
+@contextlib.contextmanager
+def storage_errors(
+    optuna: Any, storage: Any, name: str, *, kind: type[CerebroError] = InputError, more: str = ""
+) -> Iterator[None]:
+    """Say in one line which storage cannot be used, why, and what to do.
+
+    Parameters
+    ----------
+    kind
+        What is raised in place of what the storage raised.
+    more
+        What else there is to say.
+    """
+    try:
+        yield
+    except CerebroError:
+        raise
+    except Exception as error:
+        if not _is_of_storage(optuna, error):
+            raise
+        cause = _cause(error)
+        advice = next((text for key, text in _ADVICE.items() if key in cause), "")
+        parts = [f"the storage of the study {name!r} ({address(storage)}) fails", cause, advice]
+        raise kind(": ".join(part for part in parts if part) + more) from error
+
+
+def address(storage: Any) -> str:
+    """A storage's URL without its password, or what it is."""
+    backend = getattr(storage, "_backend", storage)
+    url = backend if isinstance(backend, str) else getattr(backend, "url", None)
+    if url is None:
+        return type(backend).__name__
+    return re.sub(r"://([^:/@]*):[^@]*@", r"://\1:***@", str(url))
+
+
+def _is_of_storage(optuna: Any, error: BaseException) -> bool:
+    if isinstance(error, optuna.exceptions.StorageInternalError):
+        return True
+    if type(error).__module__.startswith(("sqlalchemy.", "alembic.")):
+        return True
+    return isinstance(error, RuntimeError) and "table schema" in str(error)
+
+
+def _cause(error: BaseException) -> str:
+    """What the database itself says, without the statement that it was given."""
+    inner: Any = error
+    while inner.__cause__ is not None:
+        inner = inner.__cause__
+    return text_of(getattr(inner, "orig", None) or inner, 300)

@@ -1,0 +1,65 @@
+"""Ending trials that no longer get better."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from cerebro.arguments import check_number, check_whole
+from cerebro.errors import InputError
+from cerebro.searchers.metrics import metric_mode
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """Stop a trial whose metric has not improved for some epochs.
+
+    Whether a trial stops depends on its own history alone, so it never depends
+    on timing (Prechelt, "Early stopping - but when?", 1998).
+
+    Parameters
+    ----------
+    monitor
+        Name of the metric, as in ``history``: ``"loss"``, ``"val_accuracy"``.
+    patience
+        Epochs without improvement that are tolerated, at least 1.
+    min_delta
+        Smallest change that counts as an improvement, at least 0.
+    mode
+        ``"min"`` or ``"max"``; known for well-known metrics.
+
+    Raises
+    ------
+    InputError
+        For a value out of range, or a metric whose mode is not known.
+    """
+
+    monitor: str = "loss"
+    patience: int = 3
+    min_delta: float = 0.0
+    mode: Literal["min", "max"] | None = None
+
+    def __post_init__(self) -> None:
+        patience = check_whole("EarlyStopping: patience", self.patience, 1)
+        min_delta = check_number("EarlyStopping: min_delta", self.min_delta, 0)
+        object.__setattr__(self, "patience", patience)
+        object.__setattr__(self, "min_delta", min_delta)
+        metric_mode(self.monitor, self.mode, argument="EarlyStopping: monitor")
+
+    def should_stop(self, history: Sequence[Mapping[str, Any]]) -> bool:
+        """Tell from a trial's epochs so far whether it should end."""
+        sign = 1.0 if metric_mode(self.monitor, self.mode) == "min" else -1.0
+        best, waited = float("inf"), 0
+        for epoch in history:
+            if self.monitor not in epoch["metrics"]:
+                raise InputError(
+                    f"EarlyStopping: the model reports no metric {self.monitor!r}; it reports "
+                    f"{', '.join(sorted(epoch['metrics']))}"
+                )
+            value = sign * epoch["metrics"][self.monitor]
+            if value < best - self.min_delta:
+                best, waited = value, 0
+            else:
+                waited += 1
+        return waited >= self.patience

@@ -1,0 +1,20 @@
+"""Models in scikit-learn: `Model` for a search, `SearchCV` in scikit-learn's conventions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cerebro.sklearn.model import SUPPORTED, Model
+
+if TYPE_CHECKING:
+    from cerebro.sklearn.search_cv import SearchCV
+
+__all__ = ["SUPPORTED", "Model", "SearchCV"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "SearchCV":
+        from cerebro.sklearn.search_cv import SearchCV
+
+        return SearchCV
+    raise AttributeError(f"module 'cerebro.sklearn' has no attribute {name!r}")

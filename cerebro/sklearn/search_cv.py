@@ -1,0 +1,548 @@
+"""`cerebro.sklearn.SearchCV`: a search in scikit-learn's conventions.
+
+What `GridSearchCV` is to ``fit``, this is to ``partial_fit``, for estimators that learn by batch:
+the same folds, the same attributes when it is done. Underneath is `cerebro.search` with folds,
+over shards in a folder.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone, is_classifier
+from sklearn.metrics import check_scoring
+from sklearn.model_selection import check_cv
+from sklearn.utils import get_tags
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, check_random_state, validate_data
+
+from cerebro._core import trial_seed
+from cerebro.api.search import search
+from cerebro.data import Dataset, shard
+from cerebro.data.validation import KFold
+from cerebro.errors import InputError
+from cerebro.machine import generators
+from cerebro.machine.guard import refuse
+from cerebro.report.format import flatten
+from cerebro.searchers import RandomSearch
+from cerebro.sklearn.model import Model, kind_of
+from cerebro.space import Space, as_space
+from cerebro.worker.models import batch_size_of
+
+if TYPE_CHECKING:
+    from cerebro.results.result import Result
+
+ROWS_PER_SHARD = 10_000
+MAX_SHARDS = 8
+SCORE = "score"
+
+
+class ScoredModel(Model):
+    """An estimator that is validated by a scorer of scikit-learn's, once on all rows.
+
+    The data have classes as numbers 0, 1, ...; the estimator learns the `labels` themselves.
+    """
+
+    evaluates_whole = True
+
+    def __init__(self, estimator: Any, scorer: Callable[..., Any], labels: Any) -> None:
+        super().__init__(estimator, classes=labels)
+        self._scorer = scorer
+        self._labels = labels
+
+    def _columns(self, batch: Mapping[str, Any]) -> tuple[Any, Any]:
+        x, y = super()._columns(dict(batch))
+        return x, y if self._labels is None else self._labels[y]
+
+    def _values(self, x: Any, y: Any) -> dict[str, Any]:
+        return self._means(x, y, self.estimator.predict(x))  # batches have no score
+
+    def _whole(self, x: Any, y: Any, predicted: Any) -> dict[str, float]:
+        score = self._scorer(self.estimator, x, y)
+        if isinstance(score, Mapping):
+            raise InputError(
+                f"scoring gave several scores, {', '.join(map(str, score))}: SearchCV takes one"
+            )
+        return {SCORE: float(score)}
+
+
+class BuildEstimator:
+    """The search's ``build``: the estimator with a configuration's parameters."""
+
+    def __init__(self, estimator: Any, scorer: Callable[..., Any], labels: Any) -> None:
+        self.estimator = estimator
+        self.scorer = scorer
+        self.labels = labels
+        self.__module__ = type(self).__module__
+        self.__qualname__ = type(self).__qualname__
+
+    def __call__(self, config: Mapping[str, Any]) -> ScoredModel:
+        return ScoredModel(self.configured(config), self.scorer, self.labels)
+
+    def configured(self, config: Mapping[str, Any]) -> Any:
+        """A fresh estimator with these parameters."""
+        values = {name: value for name, value in flatten(config).items() if name != "batch_size"}
+        return clone(self.estimator).set_params(**values)
+
+
+class Given:
+    """A splitter that gives row numbers that were chosen before."""
+
+    def __init__(self, pairs: list[tuple[Any, Any]], name: str) -> None:
+        self._pairs = pairs
+        self._name = name
+
+    def get_n_splits(self) -> int:
+        """How many folds there are."""
+        return len(self._pairs)
+
+    def split(self, *_: Any) -> Iterator[tuple[Any, Any]]:
+        """The rows of each."""
+        return iter(self._pairs)
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _of_best(name: str) -> Callable[[Method], Method]:
+    """Offer a method where the best estimator has it, or before `fit` the one searched."""
+
+    def check(self: Any) -> bool:
+        getattr(getattr(self, "best_estimator_", self.estimator), name)
+        return True
+
+    decorate: Callable[[Method], Method] = available_if(check)
+    return decorate
+
+
+class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
+    """Search over the parameters of an estimator with `partial_fit`, by cross-validation.
+
+    As scikit-learn's `GridSearchCV`, for estimators that learn in passes over batches:
+    every configuration trains `epochs` passes in every fold, models hop between workers, and the
+    folds have one copy of the data. The best configuration is then trained on all rows.
+
+    Parameters
+    ----------
+    estimator
+        One of `cerebro.sklearn.SUPPORTED` that is a classifier or a regressor.
+    space
+        By name of the estimator's parameters: lists, tuples, ranges and arrays are choices, as in
+        scikit-learn; `cerebro.loguniform(...)`, SciPy's distributions and the like as in
+        `cerebro.search`. ``batch_size`` may be one of the names.
+    epochs
+        Passes over the data per configuration, at most.
+    n_trials
+        Configurations, for searchers that do not end by themselves. Random search over lists
+        tries each combination once, and warns if there are fewer.
+    searcher
+        ``"grid"``, ``"random"``, ``"hyperband"``, ..., as of `cerebro.search`.
+    cv
+        As of scikit-learn's `check_cv`: a number (stratified for classifiers), a splitter, or an
+        iterable of pairs of row numbers or boolean masks.
+    scoring
+        None (the estimator's ``score``), the name of a scorer, or ``scorer(estimator, X, y)``.
+    batch_size
+        Rows per batch, unless the space has it.
+    stop
+        A `cerebro.EarlyStopping` rule; it goes by the mean over folds.
+    refit
+        Whether the best configuration is trained on all rows, for as many epochs as were best; or
+        a function that chooses its index from `cv_results_`.
+    shards
+        In how many parts the data are cut; default: one for every 10,000 rows, at most 8.
+    path
+        A folder for the data, which must not exist; default: a temporary one, removed after `fit`.
+    run
+        A folder for the run, which stays; default: a temporary one, removed after `fit`.
+    workers
+        As of `cerebro.search`.
+    random_state
+        An int, a ``RandomState``, or None for another one each time.
+    progress
+        As of `cerebro.search`.
+
+    Attributes
+    ----------
+    best_estimator_
+        Trained on all rows, if `refit`.
+    best_index_, best_params_, best_score_, best_epochs_
+        The best configuration, its mean score over the folds, and after how many epochs.
+    cv_results_
+        Arrays, one value per configuration: ``params``, ``param_*``, ``split0_test_score`` ...,
+        ``mean_test_score``, ``std_test_score``, ``rank_test_score``, ``epochs`` (those that
+        the scores are of), ``mean_fit_time``, ``mean_score_time`` (seconds) and ``std_*`` of them.
+    n_splits_, refit_time_, scorer_, n_features_in_, feature_names_in_, classes_, multimetric_
+        As in scikit-learn.
+    result_
+        The run, a `cerebro.Result`, where `run` was given.
+
+    Raises
+    ------
+    InputError
+        In `fit`, which is a ``ValueError``: for arguments, data or folds that cannot be.
+    RunError
+        In `fit`, if every configuration failed.
+
+    Notes
+    -----
+    The result is a function of the data, the arguments and `random_state`, not of the number of
+    workers. The scores are those of the epoch with the best mean score.
+    """
+
+    def __init__(
+        self,
+        estimator: Any,
+        space: Any,
+        *,
+        epochs: int = 10,
+        n_trials: int | None = None,
+        searcher: Any = "random",
+        cv: Any = 5,
+        scoring: Any = None,
+        batch_size: int | None = 64,
+        stop: Any = None,
+        refit: bool | Callable[[Mapping[str, Any]], int] = True,
+        shards: int | None = None,
+        path: Any = None,
+        run: Any = None,
+        workers: int | None = None,
+        random_state: Any = 0,
+        progress: Any = False,
+    ) -> None:
+        self.estimator = estimator
+        self.space = space
+        self.epochs = epochs
+        self.n_trials = n_trials
+        self.searcher = searcher
+        self.cv = cv
+        self.scoring = scoring
+        self.batch_size = batch_size
+        self.stop = stop
+        self.refit = refit
+        self.shards = shards
+        self.path = path
+        self.run = run
+        self.workers = workers
+        self.random_state = random_state
+        self.progress = progress
+
+    def fit(self, X: Any, y: Any, groups: Any = None, **fit_params: Any) -> SearchCV:
+        """Search, and train the best configuration on all rows.
+
+        Parameters
+        ----------
+        X
+            Rows of numbers, dense, of shape ``(rows, features)``.
+        y
+            The target: classes of any kind, or numbers.
+        groups
+            For splitters that keep groups together.
+        """
+        refuse(f"{type(self).__name__}.fit")
+        if fit_params:
+            raise InputError(
+                f"SearchCV.fit takes X, y and groups, not {', '.join(sorted(fit_params))}: "
+                "scikit-learn's metadata and weights of samples are not handed on. Use "
+                "cerebro.search with a model of your own, or GridSearchCV"
+            )
+        if kind_of(self.estimator) not in ("classifier", "regressor"):
+            raise InputError(
+                f"SearchCV takes classifiers and regressors, not {type(self.estimator).__name__}: "
+                "use cerebro.search with cerebro.sklearn.Model"
+            )
+        x, target = self._validated(X, y)
+        if callable(getattr(self.scoring, "keys", None)) or isinstance(self.scoring, (list, tuple)):
+            raise InputError("scoring must be one scorer, not several: search by one of them")
+        space = _as_choices(self.space)
+        self.scorer_ = check_scoring(self.estimator, scoring=self.scoring)
+        self.multimetric_ = False
+        seed = _seed_of(self.random_state)
+        splitter = check_cv(self.cv, y, classifier=is_classifier(self.estimator))
+        pairs = [(_numbers(a), _numbers(b)) for a, b in splitter.split(x, y, groups)]
+        self.n_splits_ = len(pairs)
+        order = np.random.RandomState(seed).permutation(len(x))
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        _check_rows(pairs, len(x))
+        folds = Given([(place[train], place[test]) for train, test in pairs], repr(splitter))
+        build = BuildEstimator(self.estimator, self.scorer_, getattr(self, "classes_", None))
+        with tempfile.TemporaryDirectory(prefix="cerebro-search-") as temporary:
+            data = shard(
+                {"x": x[order], "y": target[order]},
+                Path(temporary, "data") if self.path is None else self.path,
+                shards=self.shards or max(1, min(MAX_SHARDS, len(x) // ROWS_PER_SHARD)),
+                shuffle=False,
+                progress=False,
+            )
+            result = search(
+                build,
+                space,
+                data,
+                epochs=self.epochs,
+                n_trials=self._trials_of(space),
+                validation=KFold(folds),
+                searcher=self.searcher,
+                metric=SCORE,
+                mode="max",
+                batch_size=None if "batch_size" in space.sample(0, 0) else self.batch_size,
+                stop=self.stop,
+                workers=self.workers,
+                devices="cpu",
+                seed=seed,
+                keep="last",
+                run=Path(temporary, "run") if self.run is None else self.run,
+                progress=self.progress,
+            )
+            self._conclude(result)
+            if self.refit:
+                self._refit(build, data, seed)
+        if self.run is not None:
+            self.result_ = result
+        return self
+
+    def _trials_of(self, space: Space) -> int | None:
+        """`n_trials`; of random search over a finite space at most one for each configuration."""
+        if self.n_trials is None or not isinstance(self.searcher, (str, RandomSearch)):
+            return self.n_trials
+        if isinstance(self.searcher, str) and self.searcher != "random":
+            return self.n_trials
+        if any(node.dimension.count() is None for node in space.nodes):
+            return self.n_trials
+        try:
+            most = len(space.grid())
+        except InputError:  # too many to count
+            return self.n_trials
+        if most < self.n_trials:
+            warnings.warn(
+                f"the space has only {most} configurations, fewer than n_trials={self.n_trials}: "
+                "each is tried once",
+                stacklevel=3,
+            )
+        return min(most, self.n_trials)
+
+    def _validated(self, X: Any, y: Any) -> tuple[Any, Any]:
+        """Rows and target as numbers; notes the classes."""
+        if y is None:
+            raise InputError(
+                f"{type(self).__name__} requires y to be passed, but the target y is None"
+            )
+        classifier = is_classifier(self.estimator)
+        x, target = validate_data(
+            self,
+            X,
+            y,
+            multi_output=not classifier,
+            y_numeric=not classifier,
+            dtype=[np.float64, np.float32],
+        )
+        if not classifier:
+            return x, target
+        check_classification_targets(target)
+        labels, codes = np.unique(target, return_inverse=True)
+        # What a state can hold; pandas' strings are objects.
+        self.classes_ = labels.astype(str) if labels.dtype.kind == "O" else labels
+        if len(labels) < 2:
+            raise InputError(f"y has only one class, {labels[0]!r}: there is nothing to learn")
+        return x, codes
+
+    def _conclude(self, result: Result) -> None:
+        """Take from a run what scikit-learn's searches are asked for."""
+        trials = result.trials
+        failed = [trial for trial in trials if trial.status in ("failed", "diverged")]
+        if failed:
+            warnings.warn(
+                f"{len(failed)} of {len(trials)} configurations failed, the first: "
+                f"{failed[0].error}",
+                stacklevel=3,
+            )
+        self.cv_results_ = cv_results(result)
+        if not failed and not np.isfinite(self.cv_results_["mean_test_score"]).all():
+            warnings.warn(
+                "One or more of the test scores are non-finite: "
+                f"{self.cv_results_['mean_test_score']}",
+                stacklevel=3,
+            )
+        if callable(self.refit):
+            self.best_index_ = _chosen(self.refit(self.cv_results_), len(trials))
+        else:
+            self.best_index_ = result.best.number
+        best = trials[self.best_index_]
+        self.best_params_ = self.cv_results_["params"][self.best_index_]
+        self.best_score_ = float(self.cv_results_["mean_test_score"][self.best_index_])
+        self.best_epochs_ = 1 + (best.epoch - 1 if best.best_epoch is None else best.best_epoch)
+
+    def _refit(self, build: BuildEstimator, data: Dataset, seed: int) -> None:
+        """Train on all rows: what trial 0 of a search without folds would be."""
+        begun = time.perf_counter()
+        estimator = build.configured(self.best_params_)
+        size = batch_size_of(
+            self.best_params_, None if "batch_size" in self.best_params_ else self.batch_size
+        )
+        labels = build.labels
+        classes = {} if labels is None else {"classes": labels}
+        with generators.preserved(False, trial_seed(seed, 0) % 2**32):
+            for epoch in range(self.best_epochs_):
+                for batch in data.batches(size, seed=seed, epoch=epoch, framework="numpy"):
+                    y = batch["y"] if labels is None else labels[batch["y"]]
+                    estimator.partial_fit(batch["x"], y, **classes)
+        self.best_estimator_ = estimator
+        if hasattr(self, "feature_names_in_"):
+            estimator.feature_names_in_ = self.feature_names_in_
+        self.refit_time_ = time.perf_counter() - begun
+
+    # --- what the best estimator does ----------------------------------------
+
+    def _best(self) -> Any:
+        if not self.refit:
+            raise AttributeError(
+                f"this {type(self).__name__} was made with refit={self.refit}: it has the best "
+                "parameters, best_params_, and no estimator that was trained with them"
+            )
+        check_is_fitted(self, "best_estimator_")
+        return self.best_estimator_
+
+    @_of_best("predict")
+    def predict(self, X: Any) -> Any:
+        """Predictions of the best estimator."""
+        return self._best().predict(X)
+
+    @_of_best("predict_proba")
+    def predict_proba(self, X: Any) -> Any:
+        """Probabilities of the best estimator."""
+        return self._best().predict_proba(X)
+
+    @_of_best("predict_log_proba")
+    def predict_log_proba(self, X: Any) -> Any:
+        """Logarithms of the best estimator's probabilities."""
+        return self._best().predict_log_proba(X)
+
+    @_of_best("decision_function")
+    def decision_function(self, X: Any) -> Any:
+        """The best estimator's decision function."""
+        return self._best().decision_function(X)
+
+    def score(self, X: Any, y: Any) -> float:
+        """The best estimator's score, by the scorer of the search."""
+        best = self._best()
+        return float(self.scorer_(best, X, y))
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "cv_results_")
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        own = get_tags(self.estimator)
+        tags.estimator_type = own.estimator_type
+        tags.classifier_tags = deepcopy(own.classifier_tags)
+        if tags.classifier_tags is not None:
+            tags.classifier_tags.multi_label = False
+        tags.regressor_tags = deepcopy(own.regressor_tags)
+        tags.target_tags = deepcopy(own.target_tags)
+        tags.target_tags.required = True
+        tags.input_tags.sparse = False
+        tags.array_api_support = False
+        return tags
+
+
+def cv_results(result: Result) -> dict[str, Any]:
+    """Return a run with folds as scikit-learn's table of a search: one value per configuration."""
+    trials = result.trials
+    scores = np.array([[_score(trial, fold) for fold in trial.folds] for trial in trials])
+    params = [flatten(trial.config) for trial in trials]
+    table: dict[str, Any] = _times(result, scores.shape)
+    for name in sorted({name for config in params for name in config}):
+        column = np.ma.MaskedArray(np.empty(len(params), object), mask=True)
+        for number, config in enumerate(params):
+            if name in config:
+                column[number] = config[name]
+        table[f"param_{name}"] = column
+    table["params"] = params
+    for fold in range(scores.shape[1]):
+        table[f"split{fold}_test_score"] = scores[:, fold]
+    table["mean_test_score"] = scores.mean(axis=1)
+    table["std_test_score"] = scores.std(axis=1)
+    table["rank_test_score"] = _ranks(table["mean_test_score"])
+    table["epochs"] = np.array(
+        [t.epoch if t.best_epoch is None else t.best_epoch + 1 for t in trials], np.int64
+    )
+    table["status"] = np.array([trial.status for trial in trials])
+    return table
+
+
+def _score(trial: Any, fold: Any) -> float:
+    """A fold's score at its configuration's best epoch; NaN where one of the folds failed."""
+    failed = trial.status in ("failed", "diverged")
+    return math.nan if failed else float(fold.metrics.get(SCORE, math.nan))
+
+
+def _ranks(means: Any) -> Any:
+    """Ranks from 1, the highest mean first; equals share the lowest, and NaN come last."""
+    known = np.where(np.isnan(means), -np.inf, means)
+    return np.array([1 + int((known > mean).sum()) for mean in known], np.int32)
+
+
+def _times(result: Result, shape: tuple[int, ...]) -> dict[str, Any]:
+    seconds = {"train": np.zeros(shape), "eval": np.zeros(shape)}
+    for unit in result.units():
+        seconds[unit["kind"]][unit["trial"], unit["fold"]] += unit["end"] - unit["start"]
+    table = {}
+    for name, kind in (("fit", "train"), ("score", "eval")):
+        table[f"mean_{name}_time"] = seconds[kind].mean(axis=1)
+        table[f"std_{name}_time"] = seconds[kind].std(axis=1)
+    return table
+
+
+def _seed_of(random_state: Any) -> int:
+    if isinstance(random_state, (int, np.integer)) and not isinstance(random_state, bool):
+        return int(random_state)
+    return int(check_random_state(random_state).randint(2**31))
+
+
+def _as_choices(space: Any) -> Space:
+    """The space; tuples are choices here, as in scikit-learn's grids."""
+    if isinstance(space, (list, tuple)):
+        raise InputError(
+            "space must be a mapping, not a list of grids: search each by itself, or use "
+            "cerebro.when(...) for parameters that depend on others"
+        )
+    if isinstance(space, Mapping):
+        space = {n: list(v) if isinstance(v, tuple) else v for n, v in space.items()}
+    return as_space(space)
+
+
+def _numbers(rows: Any) -> Any:
+    """Row numbers; of a mask those that it has."""
+    rows = np.asarray(rows)
+    return np.flatnonzero(rows) if rows.dtype == bool else rows
+
+
+def _chosen(index: Any, count: int) -> int:
+    """The configuration that a function given as `refit` has chosen."""
+    if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
+        raise TypeError(f"refit must give the index of a configuration, an int, not {index!r}")
+    if not 0 <= index < count:
+        raise IndexError(f"refit gave the index {index} of {count} configurations")
+    return int(index)
+
+
+def _check_rows(pairs: Sequence[tuple[Any, Any]], rows: int) -> None:
+    """Refuse row numbers that there are not, before they are taken for others."""
+    for fold, pair in enumerate(pairs):
+        for numbers in pair:
+            if numbers.dtype.kind not in "iu" or (numbers < 0).any() or (numbers >= rows).any():
+                raise InputError(
+                    f"cv, fold {fold}: it must give numbers of rows, from 0 to {rows - 1}"
+                )

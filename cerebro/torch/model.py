@@ -1,0 +1,877 @@
+"""Models in PyTorch: an ordinary network, optimizer and loss, made ready to hop.
+
+:class:`Model` trains exactly as the usual loop does::
+
+    for batch in batches:
+        loss = loss_function(net(batch["x"]), batch["y"])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+bit for bit, and adds what a model needs to move between workers: a state with
+everything that later training depends on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+
+from cerebro.arguments import TORCH_MODEL, answers
+from cerebro.data.moved import moved
+from cerebro.errors import InputError, StateError
+from cerebro.machine.devices import build_device
+from cerebro.model import (
+    NO_KERAS,
+    Batch,
+    Columns,
+    Means,
+    check_batch,
+    check_metrics,
+    column_names,
+    is_keras,
+    loss_of,
+    make_getter,
+    named_functions,
+    rows_of_all,
+)
+from cerebro.torch import graph as _torch_graph
+from cerebro.torch import place as _torch_place
+from cerebro.torch import state as _torch_state
+
+# Values by metric, loss with its graph (or None), output, target.
+_Objective = Callable[[Batch], tuple[dict[str, Any], Any, Any, Any]]
+
+_PREDICT_ROWS = 256
+
+
+class Model:
+    """A network with its optimizer, loss and schedule.
+
+    Parameters
+    ----------
+    net
+        A `torch.nn.Module`. If it is in host memory and the trial is trained on a GPU, it is
+        moved there, with the loss and metrics that are modules.
+    optimizer
+        A `torch.optim.Optimizer` over parameters of `net`, or a list of several,
+        which step one after the other. Optimizers that need a closure (LBFGS)
+        are refused.
+    loss
+        ``loss(output, target) -> 0-d tensor``, the mean over the batch's rows.
+        None: the network's output has it, as ``output.loss`` or
+        ``output["loss"]``. A module's own parameters and buffers belong to the
+        state.
+    metrics
+        ``metric(output, target)`` by name: a float, a 0-d tensor (a mean over the
+        rows) or ``(mean, weight)``. Computed without gradients on every training
+        and validation batch, in training on the outputs before the update. Functions of
+        ``torchmetrics.functional`` will do; a ``torchmetrics.Metric`` keeps a state of its own, and
+        is for `epoch_metrics`.
+    epoch_metrics
+        ``metric(outputs, targets)`` by name, for what is no mean over batches (AUC,
+        F1): computed once per validation pass on all its outputs and targets,
+        which are kept for it. With `amp` the outputs are float32.
+    inputs
+        What the network is called with: a column, a list of columns (positional)
+        or a mapping of keywords to columns.
+    target
+        What loss and metrics compare with: a column (for an autoencoder that of
+        `inputs`), a list (a tuple of tensors), a mapping (a dict of tensors), or
+        None: loss and metrics are called with the output alone.
+    step
+        ``step(net, batch) -> {"loss": ..., metric: ...}`` replaces `inputs`,
+        `target`, `loss` and `metrics`, in training and in validation.
+    augment
+        ``augment(batch) -> batch``, applied in training only; random numbers from
+        `random`, NumPy's or torch's global generator are exactly repeatable.
+    scheduler
+        A learning-rate scheduler (or a list) over `optimizer`.
+    scheduler_step
+        When it steps: "batch", after every training batch (also inside a window
+        of `accumulate`); "epoch", at the end of every epoch; "metric", at the end
+        of every epoch with the validation loss (without validation the training
+        loss), as `ReduceLROnPlateau` wants; "metric:NAME" with another metric.
+    clip_norm
+        Gradients are clipped to this norm before every update.
+    accumulate
+        Batches per update. Each loss is divided by it, as plain loops do. The last
+        window of a unit ends with the unit; being shorter, it makes a smaller step.
+    amp
+        "bf16" or "fp16": forward pass and loss under autocast; "fp16" scales the
+        loss (`torch.amp.GradScaler`).
+    graph
+        True: on a GPU the training step is captured as a CUDA graph and replayed for every batch
+        of its shape, which spares the time to start its kernels one by one. The step is the one of
+        ``capturable=True`` optimizers, whether it is replayed or not, and the graph is kept only
+        if it gives the same bits; else the trial's log says why. Python in the step (in the
+        network, loss and metrics) must do the same for every batch. Not with `accumulate` or
+        ``amp="fp16"``. On the CPU it changes nothing.
+    state
+        "all", or "trainable": parameters that do not require gradients (a frozen
+        backbone) are left out of states, so `build` must make them alike every
+        time. Buffers, such as batch norm's statistics, always belong to the state:
+        they change in training even where parameters are frozen.
+
+    Attributes
+    ----------
+    net
+        The network.
+
+    Notes
+    -----
+    Submodules that are in evaluation mode when the model is made, in a network
+    that is not, stay so in training.
+
+    Raises
+    ------
+    InputError
+        If an argument is of no use, saying which and why.
+    """
+
+    framework = "torch"
+    loads_in_place = True
+
+    @answers(TORCH_MODEL, name="cerebro.torch.Model")
+    def __init__(
+        self,
+        net: Any,
+        *,
+        optimizer: Any,
+        loss: Callable[..., Any] | None = None,
+        metrics: Mapping[str, Callable[..., Any]] | None = None,
+        epoch_metrics: Mapping[str, Callable[..., Any]] | None = None,
+        inputs: Columns = "x",
+        target: Columns | None = "y",
+        step: Callable[[Any, Batch], Mapping[str, Any]] | None = None,
+        augment: Callable[[Batch], Batch] | None = None,
+        scheduler: Any = None,
+        scheduler_step: str = "epoch",
+        clip_norm: float | None = None,
+        accumulate: int = 1,
+        amp: str | None = None,
+        graph: bool = False,
+        state: str = "all",
+    ) -> None:
+        _check_net(net)
+        self.net = net
+        self._loss = loss
+        self._metrics = named_functions("metrics", metrics)
+        self._epoch_metrics = named_functions("epoch_metrics", epoch_metrics)
+        self._inputs, self._target = inputs, target
+        self._step = step
+        self._augment = augment
+        self._clip_norm = _check_clip_norm(clip_norm)
+        self._accumulate = _check_accumulate(accumulate)
+        self._optimizers = _check_optimizers(optimizer, net, loss)
+        self._schedulers = _check_schedulers(scheduler, self._optimizers)
+        self._scheduler_step = _check_scheduler_step(scheduler_step, self._schedulers)
+        self._check_combinations(graph, state, amp)
+        _refuse_torchmetrics(net, {"loss": loss, **self._metrics})
+        self._partial = state == "trainable"
+        others = (loss, *self._metrics.values(), *self._epoch_metrics.values())
+        _torch_place.place(net, self._optimizers, others, build_device())
+
+        self._parameters = _all_parameters(net, self._optimizers)
+        self._device = self._parameters[0].device
+        self._on_gpu = self._device.type == "cuda"
+        self._autocast, self._scaler = _make_amp(amp, self._device.type)
+        self._no_grad = torch.no_grad()
+        self._keep_evaluating = _evaluating_parts(net)
+        self._to_training()
+        self._pending = 0  # batches since the last update
+        self._scheduler_due = False
+        self._objective = self._compile_objective()
+        self._graphed: _torch_graph.GraphedStep | None = None
+        if graph and self._on_gpu:
+            _torch_graph.make_capturable(self._optimizers)
+            self._train = self._compile_graphed(_torch_graph.CudaRecorder(self._device))
+        else:
+            self._train = self._compile_train()
+
+    def _check_combinations(self, graph: bool, state: str, amp: str | None) -> None:
+        if graph and self._accumulate != 1:
+            raise InputError("graph=True replays whole steps: leave out accumulate")
+        if graph and amp == "fp16":
+            raise InputError(
+                "graph=True: amp='fp16' looks at the gradients before each step: use amp='bf16'"
+            )
+        if state not in ("all", "trainable"):
+            raise InputError(f"state must be 'all' or 'trainable', not {state!r}")
+        check_metrics(self._loss, self._step, self._metrics, self._epoch_metrics)
+        for name, value in (("step", self._step), ("augment", self._augment), ("loss", self._loss)):
+            if value is not None and not callable(value):
+                raise InputError(f"{name} must be callable, not {value!r}")
+            if isinstance(value, type) and issubclass(value, torch.nn.Module):
+                raise InputError(f"{name} is the class {value.__name__}: give {value.__name__}()")
+        column_names("inputs", self._inputs)
+        column_names("target", self._target)
+
+    # --- training and evaluation ----------------------------------------------
+
+    def train_batch(self, batch: Batch) -> dict[str, Any]:
+        """Train on one batch.
+
+        Parameters
+        ----------
+        batch
+            Tensors by column; those in host memory are moved to the network's device.
+
+        Returns
+        -------
+        dict
+            The loss, a detached 0-d tensor, and the metrics.
+        """
+        if self._on_gpu:
+            batch = self._placed(batch)
+        try:
+            return self._train(batch)
+        except KeyError:
+            self._explain_missing_column(batch)
+            raise
+        except RuntimeError as error:
+            if "implicitly created only for scalar" in str(error):
+                raise InputError(
+                    "the loss must be a mean over the batch's rows, a tensor without dimensions: "
+                    "not one value for each row (reduction='none')"
+                ) from error
+            raise
+
+    def end_unit(self) -> None:
+        """Finish an update that waits for more batches: a window ends with its unit."""
+        if self._pending:
+            self._update()
+        if self._scheduler_due:
+            self._step_schedulers()
+
+    def end_epoch(self, epoch: int, metrics: Mapping[str, Any]) -> None:
+        """Step schedulers that go by epochs.
+
+        Parameters
+        ----------
+        epoch
+            The epoch's number, from 0.
+        metrics
+            The epoch's metrics, such as ``train_loss`` and ``val_accuracy``.
+
+        Raises
+        ------
+        InputError
+            If the scheduler follows a metric that is not among them.
+        """
+        self.end_unit()
+        if self._scheduler_step == "epoch":
+            self._step_schedulers()
+        elif self._scheduler_step != "batch":
+            value = _find_metric(self._scheduler_step, metrics)
+            for scheduler in self._schedulers:
+                scheduler.step(value)
+
+    def eval_batch(self, batch: Batch) -> dict[str, Any]:
+        """Return loss and metrics of one batch; the model stays as it is.
+
+        Gradients are off, but not by inference mode: what a network caches then
+        (masks, rotary tables) could not be used in training afterwards.
+        """
+        return self._evaluate_batch(batch)[0]
+
+    @property
+    def inputs(self) -> Columns:
+        """What the network is called with: a column, a list of columns or a mapping."""
+        return self._inputs
+
+    @property
+    def evaluates_whole(self) -> bool:
+        """Whether validation needs :meth:`evaluate` rather than :meth:`eval_batch`."""
+        return bool(self._epoch_metrics)
+
+    def evaluate(self, data: Any, *, batch_size: int = _PREDICT_ROWS) -> dict[str, float]:
+        """Return loss, metrics and epoch metrics over all rows.
+
+        Parameters
+        ----------
+        data
+            A :class:`cerebro.Dataset`, a mapping of columns to arrays, or an
+            iterable of batches.
+        batch_size
+            Rows per batch, where `data` is no iterable of batches.
+
+        Returns
+        -------
+        dict
+            Means weighted by rows (or by what a metric says), summed in float64.
+        """
+        means = Means(_floats)
+        kept: list[tuple[Any, Any]] = []
+        for batch in self._batches(data, batch_size):
+            values, output, target = self._evaluate_batch(batch)
+            means.add(batch, values)
+            if self._epoch_metrics:
+                kept.append((output, target))
+        result = means.take()
+        if self._epoch_metrics:
+            outputs = _concatenated([output for output, _ in kept])
+            if self._autocast is not None:  # NumPy and scikit-learn know no bfloat16
+                outputs = _in_float32(outputs)
+            targets = _concatenated([target for _, target in kept])
+            with self._no_grad:
+                for name, metric in self._epoch_metrics.items():
+                    value = self._call_metric(metric, outputs, targets)
+                    result[name] = float(value[0] if isinstance(value, tuple) else value)
+                    if _is_torchmetric(metric):
+                        metric.reset()  # type: ignore[attr-defined]  # it would keep all passes
+        return result
+
+    def predict_batch(self, batch: Batch) -> Any:
+        """Return the network's output for a batch, in evaluation mode, without gradients."""
+        if self.net.training:
+            self.net.eval()
+        if self._on_gpu:
+            batch = self._placed(batch)
+        try:
+            with self._no_grad:
+                if self._autocast is None:
+                    return self._forward(batch)
+                with self._autocast:
+                    return self._forward(batch)
+        except KeyError:
+            self._explain_missing_column(batch, with_target=False)
+            raise
+
+    def predict(self, data: Any, *, batch_size: int = _PREDICT_ROWS) -> Any:
+        """Return the network's outputs for all rows, in the order of the rows.
+
+        Parameters
+        ----------
+        data
+            A :class:`cerebro.Dataset`, a mapping of columns to arrays, an array of
+            the input column, or an iterable of batches.
+        batch_size
+            Rows per batch, where `data` is no iterable of batches.
+
+        Returns
+        -------
+        tensor
+            In host memory, shape (rows, ...); a tuple or dict of such where the
+            network returns several. A list of the batches' outputs where their
+            shapes differ by more than rows, as for sequences padded per batch.
+        """
+        outputs = []
+        for batch in self._batches(data, batch_size):
+            outputs.append(_to_host(self.predict_batch(batch)))
+        if not outputs:
+            raise InputError("there are no rows to predict")
+        return _concatenated(outputs)
+
+    # --- state ----------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state: live tensors, nothing is copied.
+
+        It holds ``net``, ``optimizer`` and, where there are such, ``scheduler``,
+        ``scaler`` and ``loss``; with ``state="trainable"`` also ``partial``, which is true.
+        States are taken between units, so taking one ends an open window of `accumulate`
+        (see :meth:`end_unit`).
+        """
+        self.end_unit()
+        net = dict(self.net.state_dict())
+        if self._partial:
+            for name in _torch_state.frozen_names(self.net):
+                net.pop(name, None)
+        state: dict[str, Any] = {"net": net}
+        if self._partial:  # for those that read states without the model
+            state["partial"] = True
+        state["optimizer"] = _each(_torch_state.optimizer_state, self._optimizers)
+        if self._schedulers:
+            state["scheduler"] = _each(_torch_state.scheduler_state, self._schedulers)
+        if self._scaler is not None:
+            state["scaler"] = self._scaler.state_dict()
+        if isinstance(self._loss, torch.nn.Module):
+            loss = dict(self._loss.state_dict())
+            if loss:
+                state["loss"] = loss
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a state of an equally built model; its tensors are copied, not kept.
+
+        Raises
+        ------
+        StateError
+            If the state is of another network or optimizer.
+        """
+        for part, there in (("net", True), ("optimizer", True), ("scheduler", self._schedulers)):
+            if bool(there) != (part in state):
+                raise StateError(
+                    f"the state has {'no' if there else 'a'} {part!r}, unlike the model that build "
+                    "made: build must make the same model from the same configuration"
+                )
+        self._pending, self._scheduler_due = 0, False
+        if self._graphed is not None:
+            self._graphed.moved()
+        self._drop_gradients()
+        _torch_state.load_net(self.net, state["net"], partial=self._partial)
+        for optimizer, part in self._parts(self._optimizers, state["optimizer"]):
+            _torch_state.load_optimizer(optimizer, part)
+        for scheduler, part in self._parts(self._schedulers, state.get("scheduler")):
+            _torch_state.load_scheduler(scheduler, part)
+        if self._scaler is not None:
+            self._scaler.load_state_dict(state["scaler"])
+        if "loss" in state:
+            _torch_state.load_net(self._loss, state["loss"], partial=False)
+
+    def load_clone(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        """Go on from another trial's state with this trial's hyper-parameters.
+
+        Weights, moments and where the scheduler stands are the parent's. The settings of
+        parameter groups (learning rate, weight decay, ...) and of torch's schedulers
+        (base learning rates, decay, milestones, ...) stay as `build` made them from
+        `config`; of other schedulers only the base learning rates do. Where a scheduler
+        has changed the parent's learning rate, this one's is changed in the same
+        proportion until its scheduler steps.
+        """
+        own = [_torch_state.group_settings(optimizer) for optimizer in self._optimizers]
+        advanced = [
+            _torch_state.advanced_state(scheduler, part)
+            for scheduler, part in self._parts(self._schedulers, state.get("scheduler", {}))
+        ]
+        self.load_state_dict(state)
+        for optimizer, settings in zip(self._optimizers, own, strict=True):
+            _torch_state.apply_settings(optimizer, settings)
+        for scheduler, part in zip(self._schedulers, advanced, strict=True):
+            _torch_state.load_scheduler(scheduler, part)
+
+    @staticmethod
+    def _parts(objects: Sequence[Any], state: Any) -> list[tuple[Any, Any]]:
+        if len(objects) == 1:
+            return [(objects[0], state)]
+        try:
+            return [(item, state[str(index)]) for index, item in enumerate(objects)]
+        except (KeyError, TypeError):
+            raise StateError(
+                f"the state is not of {len(objects)} optimizers or schedulers"
+            ) from None
+
+    def __repr__(self) -> str:
+        count = sum(parameter.numel() for parameter in self.net.parameters())
+        kinds = ", ".join(type(optimizer).__name__ for optimizer in self._optimizers)
+        return f"cerebro.torch.Model({type(self.net).__name__}, {count:,} parameters, {kinds})"
+
+    # --- the parts of a training step -----------------------------------------
+
+    def _compile_train(self) -> Callable[[Batch], dict[str, Any]]:
+        """Return the function that trains on a batch, with everything settled beforehand."""
+        net, objective, augment = self.net, self._objective, self._augment
+        autocast, scaler, accumulate = self._autocast, self._scaler, self._accumulate
+        by_batch = bool(self._schedulers) and self._scheduler_step == "batch"
+
+        def train(batch: Batch) -> dict[str, Any]:
+            if not net.training:
+                self._to_training()
+            if self._scheduler_due:
+                self._step_schedulers()
+            if augment is not None:
+                batch = augment(batch)
+            if autocast is None:
+                values, loss, _, _ = objective(batch)
+            else:
+                with autocast:
+                    values, loss, _, _ = objective(batch)
+            if accumulate != 1:
+                loss = loss / accumulate
+            (loss if scaler is None else scaler.scale(loss)).backward()
+            self._pending += 1
+            if self._pending == accumulate:
+                self._update()
+            if by_batch:
+                # Inside a unit the next batch steps it: should this batch be the unit's
+                # last, then its update, made by end_unit, comes first.
+                self._scheduler_due = True
+                if accumulate == 1:
+                    self._step_schedulers()
+            return values
+
+        return train
+
+    def _compile_graphed(
+        self, recorder: _torch_graph.Recorder
+    ) -> Callable[[Batch], dict[str, Any]]:
+        """Return the function that trains on a batch with a step that can be captured."""
+        net, objective, augment = self.net, self._objective, self._augment
+        by_batch = bool(self._schedulers) and self._scheduler_step == "batch"
+
+        def step(batch: Batch) -> dict[str, Any]:
+            with contextlib.nullcontext() if self._autocast is None else self._autocast:
+                values, loss, _, _ = objective(batch)
+            loss.backward()
+            self._update()
+            return values
+
+        modules = [net, self._loss] if isinstance(self._loss, torch.nn.Module) else [net]
+        graphed = _torch_graph.GraphedStep(
+            step, modules, self._optimizers, recorder, self._drop_gradients
+        )
+        self._graphed = graphed
+
+        def train(batch: Batch) -> dict[str, Any]:
+            if not net.training:
+                self._to_training()
+            if augment is not None:
+                batch = augment(batch)
+            values = graphed(batch)
+            if by_batch:
+                self._step_schedulers()
+            return values
+
+        return train
+
+    def _update(self) -> None:
+        """Update the parameters by the gradients gathered so far, and drop these."""
+        self._pending = 0
+        scaler = self._scaler
+        if scaler is not None and self._clip_norm is not None:
+            for optimizer in self._optimizers:
+                scaler.unscale_(optimizer)
+        if self._clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
+        for optimizer in self._optimizers:
+            if scaler is None:
+                optimizer.step()
+            else:
+                scaler.step(optimizer)
+        if scaler is not None:
+            scaler.update()
+        self._drop_gradients()
+
+    def _drop_gradients(self) -> None:
+        # Also of parameters that no optimizer has: gradients that piled up there would
+        # count in clip_norm, and would be lost in a hop.
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def _step_schedulers(self) -> None:
+        self._scheduler_due = False
+        for scheduler in self._schedulers:
+            scheduler.step()
+
+    def _to_training(self) -> None:
+        self.net.train()
+        for part in self._keep_evaluating:
+            part.training = False
+
+    def _compile_objective(self) -> _Objective:
+        self._forward = _make_forward(self.net, self._inputs)
+        if self._step is not None:
+            return self._step_objective
+        if self._target is None:
+            return self._targetless_objective
+        get_target, forward, no_grad = make_getter(self._target), self._forward, self._no_grad
+        loss_function, metrics = self._loss, list(self._metrics.items())
+        needs_target = bool(metrics or self._epoch_metrics)
+
+        def objective(batch: Batch) -> tuple[dict[str, Any], Any, Any, Any]:
+            output = forward(batch)
+            if loss_function is None:
+                target = get_target(batch) if needs_target else None
+                loss = loss_of(output)
+            else:
+                target = get_target(batch)
+                loss = loss_function(output, target)
+            values = {"loss": loss.detach()}
+            if metrics:
+                with no_grad:
+                    for name, metric in metrics:
+                        values[name] = metric(output, target)
+            return values, loss, output, target
+
+        return objective
+
+    def _targetless_objective(self, batch: Batch) -> tuple[dict[str, Any], Any, Any, Any]:
+        output = self._forward(batch)
+        loss = loss_of(output) if self._loss is None else self._loss(output)
+        values = {"loss": loss.detach()}
+        with self._no_grad:
+            for name, metric in self._metrics.items():
+                values[name] = metric(output)
+        return values, loss, output, None
+
+    def _step_objective(self, batch: Batch) -> tuple[dict[str, Any], Any, Any, Any]:
+        assert self._step is not None
+        returned = self._step(self.net, batch)
+        if not isinstance(returned, Mapping) or "loss" not in returned:
+            raise InputError(f"step must return a dict with 'loss', not {returned!r}")
+        loss = returned["loss"]
+        values = {name: _detached(value) for name, value in returned.items()}
+        return values, loss[0] if isinstance(loss, tuple) else loss, None, None
+
+    def _evaluate_batch(self, batch: Batch) -> tuple[dict[str, Any], Any, Any]:
+        if self.net.training:
+            self.net.eval()
+        if self._on_gpu:
+            batch = self._placed(batch)
+        try:
+            with torch.no_grad():
+                if self._autocast is None:
+                    values, _, output, target = self._objective(batch)
+                else:
+                    with self._autocast:
+                        values, _, output, target = self._objective(batch)
+        except KeyError:
+            self._explain_missing_column(batch)
+            raise
+        return values, output, target
+
+    def _call_metric(self, metric: Callable[..., Any], outputs: Any, targets: Any) -> Any:
+        return metric(outputs) if self._target is None else metric(outputs, targets)
+
+    # --- data -----------------------------------------------------------------
+
+    def _batches(self, data: Any, batch_size: int) -> Iterable[Batch]:
+        if isinstance(data, (torch.Tensor, np.ndarray)):
+            if not isinstance(self._inputs, str):
+                raise InputError("give a mapping of columns to arrays: the network has several")
+            data = {self._inputs: data}
+        if isinstance(data, Mapping):
+            return self._sliced(data, batch_size)
+        if hasattr(data, "in_order"):
+            batches: Iterable[Batch] = data.in_order(batch_size, "torch")
+            return batches
+        if not isinstance(data, Iterable):
+            raise InputError(f"{data!r} is no data set, mapping of arrays or iterable of batches")
+        return data
+
+    def _sliced(self, columns: Mapping[str, Any], batch_size: int) -> Iterator[Batch]:
+        arrays = {name: torch.as_tensor(column) for name, column in columns.items()}
+        for start in range(0, rows_of_all(arrays), batch_size):
+            yield {name: array[start : start + batch_size] for name, array in arrays.items()}
+
+    def _placed(self, batch: Batch) -> Batch:
+        """Return the batch on the network's device, itself if it is there."""
+        away = (isinstance(v, torch.Tensor) and not v.is_cuda for v in batch.values())
+        return moved(batch, self._device) if any(away) else batch
+
+    def _explain_missing_column(self, batch: Batch, with_target: bool = True) -> None:
+        """Raise InputError if a KeyError came from a column that the batch lacks."""
+        if self._step is None:
+            check_batch(batch, self._inputs, self._target if with_target else None)
+
+
+def _make_forward(net: Any, inputs: Columns) -> Callable[[Batch], Any]:
+    """Return the function that calls the network with a batch's columns."""
+    if isinstance(inputs, str):
+        return lambda batch: net(batch[inputs])
+    get = make_getter(inputs)
+    if isinstance(inputs, Mapping):
+        return lambda batch: net(**get(batch))
+    return lambda batch: net(*get(batch))
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_detached(item) for item in value)
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _floats(values: list[Any]) -> list[float]:
+    """Read numbers and 0-d tensors; tensors on a device at once, so that it is asked once."""
+    if values and all(isinstance(value, torch.Tensor) and value.is_cuda for value in values):
+        return torch.stack([value.double() for value in values]).tolist()  # type: ignore[no-any-return]
+    return [float(value) for value in values]
+
+
+def _to_host(output: Any) -> Any:
+    if isinstance(output, torch.Tensor):
+        return output.cpu()
+    if isinstance(output, Mapping):
+        return {key: _to_host(value) for key, value in output.items()}
+    if isinstance(output, (list, tuple)):
+        return tuple(_to_host(value) for value in output)
+    return output
+
+
+def _concatenated(parts: list[Any]) -> Any:
+    """Join the batches' outputs along their rows; a plain list where they do not fit."""
+    first = parts[0]
+    if isinstance(first, torch.Tensor):
+        fits = first.ndim > 0 and all(part.shape[1:] == first.shape[1:] for part in parts)
+        return torch.cat(parts) if fits else parts
+    if isinstance(first, Mapping):
+        return {key: _concatenated([part[key] for part in parts]) for key in first}
+    if isinstance(first, (list, tuple)):
+        return tuple(_concatenated([part[i] for part in parts]) for i in range(len(first)))
+    return parts
+
+
+def _in_float32(outputs: Any) -> Any:
+    """Return outputs of mixed precision in single precision; others as they are."""
+    if isinstance(outputs, torch.Tensor):
+        return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+    if isinstance(outputs, Mapping):
+        return {key: _in_float32(value) for key, value in outputs.items()}
+    if isinstance(outputs, (list, tuple)):
+        return type(outputs)([_in_float32(value) for value in outputs])
+    return outputs
+
+
+def _each(take: Callable[[Any], dict[str, Any]], objects: Sequence[Any]) -> dict[str, Any]:
+    if len(objects) == 1:
+        return take(objects[0])
+    return {str(index): take(item) for index, item in enumerate(objects)}
+
+
+def _find_metric(step: str, metrics: Mapping[str, Any]) -> float:
+    name = step.partition(":")[2] or "loss"
+    for key in (f"val_{name}", name, f"train_{name}"):
+        if key in metrics:
+            return float(metrics[key])
+    raise InputError(
+        f"scheduler_step={step!r} needs the metric {name!r}, but the epoch has "
+        f"{', '.join(metrics) or 'none'}"
+    )
+
+
+def _check_net(net: Any) -> None:
+    if is_keras(net):
+        raise InputError(f"net is a Keras {type(net).__name__}: {NO_KERAS}")
+    if not isinstance(net, torch.nn.Module):
+        raise InputError(f"net must be a torch.nn.Module, not {net!r}")
+    for name, part in net.named_modules():
+        if is_keras(part):
+            raise InputError(f"net.{name} is a Keras {type(part).__name__}: {NO_KERAS}")
+
+
+def _is_torchmetric(value: object) -> bool:
+    """Whether an object is a ``torchmetrics.Metric``, without importing its package."""
+    kinds = {(kind.__module__, kind.__name__) for kind in type(value).__mro__}
+    return ("torchmetrics.metric", "Metric") in kinds
+
+
+def _refuse_torchmetrics(net: Any, functions: Mapping[str, Any]) -> None:
+    """Refuse metrics that accumulate batches where batches of many workers pass."""
+    found = [(f"net.{name}", part) for name, part in net.named_modules()]
+    for name, function in functions.items():
+        what = "loss" if name == "loss" else f"metrics[{name!r}]"
+        parts = function.modules() if isinstance(function, torch.nn.Module) else [function]
+        found += [(what, part) for part in parts]
+    for what, part in found:
+        if _is_torchmetric(part):
+            raise InputError(
+                f"{what} is a torchmetrics {type(part).__name__}, which adds batches up in a state "
+                "that does not go with the trial: give it in epoch_metrics=, or take the function "
+                "of torchmetrics.functional in metrics="
+            )
+
+
+def _check_clip_norm(clip_norm: float | None) -> float | None:
+    if clip_norm is not None and not clip_norm > 0:
+        raise InputError(f"clip_norm must be above 0, not {clip_norm!r}")
+    return clip_norm
+
+
+def _check_accumulate(accumulate: Any) -> int:
+    if isinstance(accumulate, bool) or not isinstance(accumulate, Integral) or accumulate < 1:
+        raise InputError(f"accumulate must be a whole number from 1, not {accumulate!r}")
+    return int(accumulate)
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
+
+
+def _check_optimizers(optimizer: Any, net: Any, loss: Any) -> tuple[Any, ...]:
+    optimizers = _several(optimizer)
+    if not optimizers:
+        raise InputError("optimizer must be an optimizer or a list of them, not an empty list")
+    ours = {id(parameter) for parameter in net.parameters()}
+    if isinstance(loss, torch.nn.Module):
+        ours |= {id(parameter) for parameter in loss.parameters()}
+    for item in optimizers:
+        if is_keras(item):
+            raise InputError(f"optimizer is a Keras {type(item).__name__}: {NO_KERAS}")
+        if not all(hasattr(item, name) for name in ("step", "state_dict", "param_groups")):
+            raise InputError(f"optimizer must be a torch.optim.Optimizer, not {item!r}")
+        kind = type(item).__name__
+        if isinstance(item, torch.optim.LBFGS):
+            raise InputError(
+                f"{kind} evaluates the loss several times per step, which needs a closure: choose "
+                "an optimizer whose step() takes none"
+            )
+        taken = [parameter for group in item.param_groups for parameter in group["params"]]
+        if not any(id(parameter) in ours for parameter in taken):
+            raise InputError(
+                f"the {kind} has none of the network's parameters: make it of net.parameters()"
+            )
+        # Schedulers warn where they step before their optimizer object has, as they do
+        # after a hop: it is the trial that has stepped, not the object.
+        item._opt_called = True
+    return optimizers
+
+
+def _check_schedulers(scheduler: Any, optimizers: Sequence[Any]) -> tuple[Any, ...]:
+    schedulers = () if scheduler is None else _several(scheduler)
+    for item in schedulers:
+        if not all(hasattr(item, name) for name in ("step", "state_dict", "load_state_dict")):
+            raise InputError(f"scheduler must be a learning-rate scheduler, not {item!r}")
+        its = getattr(item, "optimizer", None)
+        if its is not None and not any(its is optimizer for optimizer in optimizers):
+            raise InputError(
+                f"the {type(item).__name__} belongs to another optimizer than the one given"
+            )
+    return schedulers
+
+
+def _check_scheduler_step(scheduler_step: str, schedulers: Sequence[Any]) -> str:
+    known = ("epoch", "batch", "metric")
+    if scheduler_step not in known and not str(scheduler_step).startswith("metric:"):
+        raise InputError(
+            f"scheduler_step must be 'epoch', 'batch', 'metric' or 'metric:NAME', not "
+            f"{scheduler_step!r}"
+        )
+    for scheduler in schedulers:
+        plateau = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        if plateau and not scheduler_step.startswith("metric"):
+            raise InputError("ReduceLROnPlateau follows a metric: give scheduler_step='metric'")
+        if scheduler_step == "metric" and getattr(scheduler, "mode", "min") == "max":
+            raise InputError(
+                "scheduler_step='metric' follows the loss, but the scheduler's mode is 'max': name "
+                "the metric, such as scheduler_step='metric:accuracy'"
+            )
+    return scheduler_step
+
+
+def _all_parameters(net: Any, optimizers: Sequence[Any]) -> list[Any]:
+    """Return the network's parameters in its order, then what else optimizers have."""
+    parameters = list(net.parameters())
+    known = {id(parameter) for parameter in parameters}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) not in known:
+                    known.add(id(parameter))
+                    parameters.append(parameter)
+    return parameters
+
+
+def _evaluating_parts(net: Any) -> list[Any]:
+    """Return the submodules that `build` put into evaluation mode for good."""
+    return [part for part in net.modules() if not part.training] if net.training else []
+
+
+def _make_amp(amp: str | None, device: str) -> tuple[Any, Any]:
+    """Return the autocast context and the gradient scaler, None where there is none."""
+    if amp is None:
+        return None, None
+    if amp not in ("bf16", "fp16"):
+        raise InputError(f"amp must be None, 'bf16' or 'fp16', not {amp!r}")
+    dtype = torch.bfloat16 if amp == "bf16" else torch.float16
+    try:
+        autocast = torch.autocast(device, dtype=dtype)
+        scaler = torch.amp.GradScaler(device) if amp == "fp16" else None
+    except (RuntimeError, ValueError) as error:
+        raise InputError(f"amp={amp!r} is not available on {device}: {error}") from error
+    return autocast, scaler

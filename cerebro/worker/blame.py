@@ -1,0 +1,147 @@
+"""Describes a failure of the user's code: the line, the cause and what may help."""
+
+from __future__ import annotations
+
+import os
+import re
+import sysconfig
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cerebro.errors import InputError, one_line, text_of
+from cerebro.machine.devices import is_gpu
+from cerebro.machine.imports import PACKAGE
+from cerebro.run.records import class_name
+from cerebro.worker.messages import RunContext, Task
+
+_TORCH_TYPES = {
+    "double": "float64",
+    "float64": "float64",
+    "float": "float32",
+    "float32": "float32",
+    "half": "float16",
+    "long": "int64",
+    "int": "int32",
+    "short": "int16",
+    "char": "int8",
+    "byte": "uint8",
+}
+"""Types as PyTorch's messages call them."""
+
+_STDLIB = sysconfig.get_path("stdlib") + os.sep
+
+
+def divergence(task: Task, mean: float, first: tuple[int, float] | None) -> str:
+    """Say where a loss stopped being a finite number: epoch, shard and batch, from 0."""
+    where = f"in epoch {task.epoch}, shard {task.shard}"
+    if first is None:  # finite in each batch, too large together
+        return f"the training loss became {mean} {where}"
+    batch, value = first
+    return f"the training loss became {value} {where}, batch {batch}"
+
+
+def describe(error: BaseException) -> str:
+    """One line: the exception's type, its text and the user's line that raised it."""
+    text = text_of(error)
+    if isinstance(error, InputError):
+        return text
+    cause = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    place = place_of(error)
+    return f"{cause} ({place})" if place else cause
+
+
+def place_of(error: BaseException) -> str:
+    """The user's line that raised an exception, as ``file:line in function``; empty if none did."""
+    here = str(PACKAGE) + os.sep
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [f for f in frames if not f.filename.startswith(here)]
+    if not outside:
+        return ""
+    # The last line of the user's own, not where a library noticed what that line had done.
+    at = [f for f in outside if not _is_library(f.filename)] or outside
+    return f"{Path(at[-1].filename).name}:{at[-1].lineno} in {at[-1].name}"
+
+
+def bases_of(error: BaseException) -> tuple[str, ...]:
+    """Full names of an exception's class and its base classes: the class itself may not travel."""
+    return tuple(class_name(kind) for kind in type(error).__mro__[:-1])
+
+
+def _is_library(file: str) -> bool:
+    """Whether a file is Python's own or an installed package's."""
+    installed = {"site-packages", "dist-packages"} & set(Path(file).parts)
+    return bool(installed) or file.startswith((_STDLIB, "<frozen ", "<__array_function__"))
+
+
+def missing_name(
+    error: BaseException, config: Mapping[str, Any], columns: Mapping[str, Any]
+) -> str:
+    """Say which names there are, if the user's code asked for one that is not."""
+    if not isinstance(error, KeyError) or not error.args or not isinstance(error.args[0], str):
+        return ""
+    functions = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
+    if "build_model" in functions:
+        what, names = "the configuration has", list(config)
+    elif functions & {"_train", "_evaluate"}:
+        what, names = "a batch has", list(columns)
+    else:
+        return ""
+    return "" if error.args[0] in names else one_line(f"; {what} {', '.join(names) or 'nothing'}")
+
+
+def misplaced(error: BaseException, device: str) -> str:
+    """Say where batches are, if the user's code has found tensors on two devices."""
+    if not is_gpu(device) or "on the same device" not in str(error):
+        return ""
+    return f"; batches arrive on info.device, {device}: put the model there, or give devices='cpu'"
+
+
+def unlike_types(error: BaseException, columns: Mapping[str, Any]) -> str:
+    """Say how to store columns whose types PyTorch found unlike the network's or the loss's."""
+    if not isinstance(error, (RuntimeError, ValueError)):
+        return ""
+    text = text_of(error).lower().replace("unsigned char", "byte").replace("tensor", "")
+    words = re.findall(r"[a-z0-9]+", text)
+    named = [_TORCH_TYPES[word] for word in words if word in _TORCH_TYPES]
+    labels = "expected target dtype to be long" in text
+    if labels and named:
+        found, wanted = named[-1], "int64"
+    elif ("type" in text and "float64" in named) or "share same datatype" in text:
+        found, wanted = "float64", "float32"
+    elif "type" in text and len(others := {*named} - {"float32"}) == 1 and "float32" in named:
+        found, wanted = others.pop(), "float32"
+    else:
+        return ""
+    wrong = [name for name, column in columns.items() if column.dtype == found]
+    if labels:
+        wrong = [name for name in wrong if not columns[name].shape]
+    if not wrong or (found != "float64" and len(wrong) > 1):  # one of them, but which?
+        return ""
+    whose = f"column {wrong[0]!r} is" if len(wrong) == 1 else f"columns {', '.join(wrong)} are"
+    dtypes = ", ".join(f'"{name}": "{wanted}"' for name in wrong)
+    return f"; {whose} {found}: give shard dtypes={{{dtypes}}}"
+
+
+def traceback_of(error: BaseException) -> str:
+    """An exception's traceback as text, clipped; also of one that cannot be shown."""
+    try:
+        return clipped("".join(traceback.format_exception(error)))
+    except Exception:
+        return clipped("".join(traceback.format_tb(error.__traceback__)) + describe(error))
+
+
+def clipped(text: str, limit: int = 20_000) -> str:
+    """Leave out the middle of a text that is too long to keep."""
+    if len(text) <= limit:
+        return text
+    return f"{text[: limit // 2]}\n... {len(text) - limit} characters ...\n{text[-limit // 2 :]}"
+
+
+def names_data(error: BaseException, context: RunContext) -> bool:
+    """Whether an error is about a file of the run's data that is gone."""
+    if not isinstance(error, FileNotFoundError):
+        return False
+    views = [context.train] + ([context.validation] if context.validation is not None else [])
+    return any(str(view.path) in str(error) for view in views)

@@ -1,0 +1,116 @@
+"""How far a trial's epoch has come: the part of its state that is Cerebro's own.
+
+It travels inside the state, so that a state alone says which unit comes next
+and what the epoch's metrics are so far, on whichever worker it is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from cerebro.errors import CorruptDataError
+from cerebro.worker.messages import Sums
+
+
+@dataclass
+class EpochProgress:
+    """Metric sums of the epoch in progress, in visit order."""
+
+    epoch: int = 0
+    step: int = 0
+    training: dict[str, tuple[float, float]] = field(default_factory=dict)
+    validation: dict[str, float] | None = None
+
+    def begin_unit(self, epoch: int, step: int) -> None:
+        if step == 0:
+            self.training = {}
+            self.validation = None
+        self.epoch = epoch
+        self.step = step
+
+    def add_training(self, sums: Sums) -> None:
+        for name, (total, weight) in sums.items():
+            before = self.training.get(name, (0.0, 0.0))
+            self.training[name] = (before[0] + total, before[1] + weight)
+
+    def add_validation(self, metrics: dict[str, float]) -> None:
+        self.validation = dict(metrics)
+
+    def epoch_metrics(self) -> dict[str, float]:
+        """``train_*``, ``val_*`` and short names; a short name means validation if there is one."""
+        training = {
+            name: total / weight if weight else math.nan
+            for name, (total, weight) in self.training.items()
+        }
+        validation = self.validation or {}
+        metrics = {f"train_{name}": value for name, value in training.items()}
+        metrics.update({f"val_{name}": value for name, value in validation.items()})
+        metrics.update(training)
+        metrics.update(validation)
+        return metrics
+
+    def to_state(self) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "training": {name: list(pair) for name, pair in self.training.items()},
+            "validation": self.validation,
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> EpochProgress:
+        return cls(
+            epoch=state["epoch"],
+            step=state["step"],
+            training={name: (pair[0], pair[1]) for name, pair in state["training"].items()},
+            validation=state["validation"],
+        )
+
+    @classmethod
+    def of_packed(cls, packed: Any) -> EpochProgress:
+        """Read it from a whole packed state, of which nothing else is unpacked.
+
+        Parameters
+        ----------
+        packed
+            A buffer with the bytes of a trial's state.
+
+        Raises
+        ------
+        CorruptDataError
+            If it is cut off, or not a trial's state.
+        """
+        view = memoryview(packed)
+        try:
+            begin = 8 + int.from_bytes(view[:8], "little")
+            header = json.loads(bytes(view[8:begin]))
+            structure = header.pop("__metadata__")["cerebro"]
+            if begin + max((e["data_offsets"][1] for e in header.values()), default=0) != len(view):
+                raise CorruptDataError("the state is cut off")
+            progress = cls.from_state(json.loads(structure, object_hook=_plain)["progress"])
+            progress._check()
+            return progress
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise CorruptDataError(f"this is not the state of a trial: {error}") from error
+
+    def _check(self) -> None:
+        """Raise TypeError for what no trial has written."""
+        numbers = [number for pair in self.training.values() for number in pair]
+        numbers += (self.validation or {}).values()
+        counts = (self.epoch, self.step)
+        if not all(type(count) is int and count >= 0 for count in counts) or not all(
+            isinstance(number, (int, float)) for number in numbers
+        ):
+            raise TypeError("its progress is none")
+
+
+def _plain(value: dict[str, Any]) -> Any:
+    """Take the tags from what metrics can be; see docs/design/states.md."""
+    if value.get("$") == "float":
+        return float(value["v"])
+    if value.get("$") == "dict":
+        return {key: item for key, item in value["v"] if isinstance(key, str)}
+    return value

@@ -1,0 +1,216 @@
+"""Evaluates a model: batches in order, metrics kept where they are computed and read once.
+
+Reading one number waits for all the work that was given to a GPU, or to XLA on the CPU. A pass
+therefore keeps what its steps return, reads it all with one copy, and has it summed by the same C
+code, in the same order, as values on the CPU are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import cerebro._core as _core
+from cerebro.errors import UnitCancelled
+from cerebro.model import whole_pass
+from cerebro.worker.messages import UnitSums
+
+
+class BatchSource(Protocol):
+    """What a pass goes over: a loader, or part of one."""
+
+    @property
+    def last_rows(self) -> int: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+def run_batches(
+    source: BatchSource,
+    step: Callable[[Any], Any],
+    *,
+    beat: _core.BeatPage | None = None,
+    device: str = "cpu",
+) -> Any:
+    """Call `step` for every batch and sum the metrics that it returns.
+
+    Parameters
+    ----------
+    source
+        Batches, and ``last_rows``.
+    step
+        ``train_batch`` or ``eval_batch`` of a model. On a GPU the tensors that it returns are
+        read at the end of the pass, so they must be new ones each time.
+    beat
+        Where batches are counted, and the flag is that cancels.
+    device
+        Where the model computes.
+
+    Returns
+    -------
+    _core.UnitResult
+        ``rows``, ``batches``, ``sums`` and ``not_finite``, as `_core.run_unit` returns it.
+    """
+    if device == "cpu" and not _computes_later(step):
+        return _core.run_unit(source, step, beat=beat)
+    kept = _Kept(source, step)
+    result = _core.run_unit(source, kept, beat=beat)
+    if not kept.entries:
+        return result
+    return _core.run_unit(_Told(kept.read()), _as_told)
+
+
+def _computes_later(step: Callable[[Any], Any]) -> bool:
+    """Whether a step returns before its numbers are computed, as JAX's do on the CPU, too."""
+    return getattr(getattr(step, "__self__", None), "framework", None) == "jax"
+
+
+class _Kept:
+    """A step whose metrics are kept for later."""
+
+    def __init__(self, source: BatchSource, step: Callable[[Any], Any]) -> None:
+        self._source = source
+        self._step = step
+        self.entries: list[tuple[int, Any]] = []
+
+    def __call__(self, batch: Any) -> None:
+        values = self._step(batch)
+        if isinstance(values, dict):  # a copy of it: a model may fill the same one again
+            values = values.copy()
+        self.entries.append((self._source.last_rows, values))
+
+    def read(self) -> list[tuple[int, Any]]:
+        """Return the entries with numbers in place of what lies on a device."""
+        waiting: list[Any] = []
+        for _, values in self.entries:
+            waiting += [v for v in _flat(values) if _is_scalar_elsewhere(v)]
+        numbers = iter(_read(waiting))
+        return [(rows, _filled(values, numbers)) for rows, values in self.entries]
+
+
+class _Told:
+    """Batches that are over: what they returned stands for them."""
+
+    def __init__(self, entries: Sequence[tuple[int, Any]]) -> None:
+        self._entries = entries
+        self.last_rows = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Any]:
+        for rows, values in self._entries:
+            self.last_rows = rows
+            yield values
+
+
+def _as_told(values: Any) -> Any:
+    return values
+
+
+def _flat(values: Any) -> Iterator[Any]:
+    for value in values.values() if isinstance(values, Mapping) else ():
+        yield from value if isinstance(value, tuple) else (value,)
+
+
+def _filled(values: Any, numbers: Iterator[float]) -> Any:
+    """Put numbers in the place of what was read, in the order of `_flat`."""
+    if not isinstance(values, Mapping):
+        return values
+
+    def number(value: Any) -> Any:
+        return next(numbers) if _is_scalar_elsewhere(value) else value
+
+    return {
+        name: tuple(map(number, value)) if isinstance(value, tuple) else number(value)
+        for name, value in values.items()
+    }
+
+
+def _is_scalar_elsewhere(value: Any) -> bool:
+    """Whether a value is one number in a device's memory: a tensor of PyTorch's."""
+    return getattr(value, "is_cuda", False) is True and value.numel() == 1
+
+
+def _read(tensors: Sequence[Any]) -> list[float]:
+    """Read many numbers with one copy for each type of them."""
+    if not tensors:
+        return []
+    import torch
+
+    places: dict[Any, list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        places.setdefault((tensor.device, tensor.dtype), []).append(place)
+    numbers = [0.0] * len(tensors)
+    for same in places.values():
+        stacked = torch.stack([tensors[place].detach().reshape(()) for place in same])
+        for place, number in zip(same, stacked.double().tolist(), strict=True):
+            numbers[place] = number
+    return numbers
+
+
+def evaluation_seed(seed: int, trial: int, epoch: int) -> int:
+    """The seed of a validation pass, below 2**32."""
+    return int(_core.random_doubles(1, seed, "eval", trial, epoch)[0] * 2**32)
+
+
+def evaluate_model(
+    model: Any, loader: BatchSource, beat: _core.BeatPage | None = None, device: str = "cpu"
+) -> tuple[UnitSums, dict[str, float]]:
+    """Run a model over a loader's batches; return counts and mean metrics."""
+    evaluate = whole_pass(model)
+    if evaluate is None:
+        result = run_batches(loader, model.eval_batch, beat=beat, device=device)
+        sums = UnitSums(result.rows, result.batches, result.sums)
+        return sums, {name: ratio(pair) for name, pair in sums.sums.items()}
+    counter = CountedBatches(loader, beat)
+    metrics = whole_metrics(evaluate(counter))
+    weight = float(counter.rows_seen)
+    pairs = {name: (value * weight, weight) for name, value in metrics.items()}
+    return UnitSums(counter.rows_seen, counter.batches_seen, pairs), metrics
+
+
+def whole_metrics(returned: Any) -> dict[str, float]:
+    """Check what a model's ``evaluate`` returned: names that can be stored, and numbers."""
+    if not isinstance(returned, Mapping):
+        raise TypeError(f"evaluate must return a dict of metrics, not {type(returned).__name__}")
+    metrics = {}
+    for name, value in returned.items():
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a metric must be a str, not {name!r}")
+        name.encode()  # a lone surrogate cannot be stored
+        try:
+            metrics[name] = float(value)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"the metric {name!r} must be a number, not {type(value).__name__}"
+            ) from error
+    return metrics
+
+
+class CountedBatches:
+    """Hands on a loader's batches, counting rows, beating and minding the cancel flag."""
+
+    def __init__(self, loader: BatchSource, beat: _core.BeatPage | None) -> None:
+        self._loader = loader
+        self._beat = beat
+        self.rows_seen = 0
+        self.batches_seen = 0
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._loader:
+            if self._beat is not None and self._beat.cancelled:
+                raise UnitCancelled("the unit was cancelled")
+            self.rows_seen += self._loader.last_rows
+            self.batches_seen += 1
+            yield batch
+
+
+def ratio(pair: tuple[float, float]) -> float:
+    """Mean of a (sum, weight) pair; NaN without weight."""
+    total, weight = pair
+    return total / weight if weight else math.nan

@@ -1,0 +1,71 @@
+"""Runs whatever a worker is asked for: a unit, a rehearsal of the model, or imports in advance."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from dataclasses import replace
+from typing import Any
+
+from cerebro.errors import DeviceError
+from cerebro.machine import cuda, environment
+from cerebro.machine.devices import is_gpu
+from cerebro.machine.flags import set_torch_flags
+from cerebro.model import is_cpu_only
+from cerebro.worker.messages import CheckDone, CheckTask, Event, Job, WarmTask
+from cerebro.worker.rehearsal import try_out
+from cerebro.worker.runner import UnitRunner
+
+
+def execute(runner: UnitRunner, job: Job) -> Event:
+    """Run whatever was asked for."""
+    if isinstance(job, CheckTask):
+        return check(runner, job)
+    return warm(runner, job) if isinstance(job, WarmTask) else runner.run(job)
+
+
+def check(runner: UnitRunner, task: CheckTask) -> CheckDone:
+    """Train a few batches with and without a hop between; see `cerebro.check`."""
+    with runner.warnings.of(None) as warned:
+        event = _check(runner, task)
+    runner.warnings.forget(None)  # the next check reports them again
+    return replace(event, warned=tuple(warned))
+
+
+def _check(runner: UnitRunner, task: CheckTask) -> CheckDone:
+    runner.forget_generators()
+    not_exact: set[str] = set()
+    try:
+        with runner.output_of(None), runner.computing(not_exact):
+            if task.build_only:
+                model = runner.build(0, task.config).model
+                seen, for_cpu = computes_with(runner), is_cpu_only(model)
+                return CheckDone(runner.worker, (), environment=seen, cpu_only=for_cpu)
+            found = try_out(runner, task.config, not_exact)
+        seen = computes_with(runner)
+        return replace(found, environment=seen, not_exact=tuple(sorted(not_exact)))
+    except BaseException as error:
+        if not runner.is_of_the_trial(error):
+            raise
+        cause, seen = runner.cause(error, task.config), computes_with(runner)
+        return CheckDone(runner.worker, (), error=cause, environment=seen)
+
+
+def computes_with(runner: UnitRunner) -> dict[str, Any]:
+    """What this worker computes with, now that the model has imported what it needs."""
+    device = runner.context.device
+    record = environment.describe(runner.context.threads, device)
+    if is_gpu(device) and "cuda" not in record:
+        with contextlib.suppress(DeviceError):
+            record |= {"cuda": own} if (own := cuda.describe_opened()) is not None else {}
+    return record
+
+
+def warm(runner: UnitRunner, task: WarmTask) -> CheckDone:
+    """Import what other workers have imported; see `WarmTask`."""
+    with runner.output_of(None):
+        for name in task.modules:
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+    set_torch_flags(runner.context.torch_flags)
+    return CheckDone(runner.worker, ())

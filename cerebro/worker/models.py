@@ -1,0 +1,203 @@
+"""Models of trials: built, given their batches, packed and loaded."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import cerebro._core as _core
+from cerebro.data import depots
+from cerebro.data.batches import make_trusted
+from cerebro.data.moved import MovedBatches
+from cerebro.errors import InputError
+from cerebro.machine import flags, generators
+from cerebro.machine.devices import building_on, is_gpu
+from cerebro.machine.flags import compute_settings, set_torch_flags
+from cerebro.machine.guard import in_trial
+from cerebro.model import Info, check_model
+from cerebro.run.recipe import accepts_info
+from cerebro.worker.epoch_progress import EpochProgress
+from cerebro.worker.messages import RunContext
+from cerebro.worker.state_arena import StateArena
+
+Loader = _core.Loader | MovedBatches
+
+
+@dataclass
+class LiveModel:
+    """A model in memory and the position (committed units) its state is at."""
+
+    model: Any
+    torch: bool
+    cuda: bool = False
+    """Whether it computes on a GPU, so that CUDA's generator belongs to its state."""
+    position: int = -1
+    epochs: int | None = None
+    """What its ``info.epochs`` was, where it is not the run's."""
+    generators: dict[str, Any] = field(default_factory=dict)
+    progress: EpochProgress = field(default_factory=EpochProgress)
+    state_bytes: int = 0
+
+
+# --- what replay, check and Trial.load share with the runner -----------------
+
+
+def build_model(
+    context: RunContext, trial: int, config: Mapping[str, Any], info: Info
+) -> tuple[Any, bool]:
+    """Seed the generators and call the user's ``build``; return model and uses-torch.
+
+    If ``build`` is the first to import PyTorch, it is called once more, so that
+    the first model too is made under the run's threads and flags.
+    """
+    for _ in range(2):
+        had_torch = "torch" in sys.modules
+        generators.seed_all(info.seed, had_torch)
+        settings = compute_settings(context.threads, context.deterministic, info.device)
+        xla = flags.xla_threads(context.threads)
+        with settings, xla, building_on(info.device), in_trial():
+            model = (
+                context.build(dict(config), info)
+                if accepts_info(context.build)
+                else context.build(dict(config))
+            )
+        if had_torch or "torch" not in sys.modules:
+            break
+        set_torch_flags(context.torch_flags)
+    check_model(model)
+    if hasattr(model, "bind_info"):
+        model.bind_info(info)
+    uses_torch = generators.uses_torch(model)
+    if uses_torch and is_gpu(info.device):
+        # Before another trial is built: the GPU's generator takes the seed that was given last.
+        sys.modules["torch"].cuda.init()
+    return model, uses_torch
+
+
+def make_info(
+    data: Any,
+    *,
+    trial: int,
+    seed: int,
+    epochs: int,
+    batch_size: int,
+    drop_last: bool,
+    fold: int | None = None,
+    device: str = "cpu",
+) -> Info:
+    """Describe the trial to ``build``; steps count batches over all shards."""
+
+    steps = sum(_core.batch_count(rows, batch_size, drop_last) for rows in data.shard_rows())
+    if steps == 0:
+        raise InputError(
+            f"trial {trial}: batch_size {batch_size} with drop_last leaves no batch: the largest "
+            f"of {data.num_shards} shards has {max(data.shard_rows())} rows; make it smaller"
+        )
+    return Info(
+        epochs=epochs,
+        steps_per_epoch=steps,
+        total_steps=steps * epochs,
+        batch_size=batch_size,
+        trial=trial,
+        seed=_core.trial_seed(seed, trial),
+        device=device,
+        columns=data.columns,
+        classes=data.classes,
+        data=data,
+        fold=fold,
+    )
+
+
+def batch_size_of(config: Mapping[str, Any], default: int | None) -> int:
+    """Return the configuration's batch size, or the search's: it is given once.
+
+    Raises
+    ------
+    InputError
+        If it is given twice, nowhere, or is no batch size.
+    """
+    if "batch_size" in config and default is not None:
+        raise InputError(
+            "batch_size is given twice, to search() and in the space: leave out one of them"
+        )
+    value = config.get("batch_size", default)
+    if value is None:
+        raise InputError(
+            "batch_size is missing: give it to search(batch_size=...) or put it into the space"
+        )
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
+        raise InputError(f"batch_size must be a whole number from 1 to {2**31 - 1}, not {value!r}")
+    return value
+
+
+def batch_device(model: Any, device: str) -> str:
+    """Where a model's batches arrive: of PyTorch's on `device`, of others in host memory."""
+    return device if getattr(model, "framework", "dlpack") == "torch" else "cpu"
+
+
+def make_batches(model: Any, data: Any, batch_size: int, device: str, **options: Any) -> Loader:
+    """Return a loader that gives a model its batches, where it wants them.
+
+    On a GPU they are made there only if it can be trusted; see `make_trusted`.
+    """
+    options["framework"] = getattr(model, "framework", "dlpack")
+    loader = make_trusted(data, batch_size, device=batch_device(model, device), **options)
+    if isinstance(loader, MovedBatches):
+        depots.tell(depots.moving(loader.why))
+    return loader
+
+
+def is_short_of_gpu_memory(error: BaseException) -> bool:
+    """Whether PyTorch, one of its libraries, or the loader has found no memory on a GPU."""
+    torch = sys.modules.get("torch")
+    if isinstance(error, MemoryError):
+        return True
+    if torch is not None and isinstance(error, torch.cuda.OutOfMemoryError):
+        return True
+    # CUDA itself, cuBLAS and cuDNN take memory beside PyTorch's allocator.
+    texts = ("CUDA error: out of memory", "STATUS_ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
+
+
+def give_back_memory(device: str) -> int:
+    """Give back what is kept of a GPU's memory for later; return the bytes of shards among it."""
+    torch = sys.modules.get("torch")
+    shards = depots.drop(device) if is_gpu(device) else 0
+    if is_gpu(device) and torch is not None:
+        torch.cuda.empty_cache()
+    return shards
+
+
+def pack_tree(live: LiveModel) -> dict[str, Any]:
+    """Everything that a trial carries from unit to unit."""
+    return {
+        "model": live.model.state_dict(),
+        "generators": live.generators,
+        "progress": live.progress.to_state(),
+    }
+
+
+def load_tree(
+    live: LiveModel, buffer: Any, device: str = "cpu", arena: StateArena | None = None
+) -> None:
+    """Load a packed state into a live model, which is on `device`."""
+    if device != "cpu":
+        tree = _core.unpack_state(buffer, "torch", copy=None)  # only read: the arena copies
+        load_parts(live, (arena or StateArena()).to_device(tree, device))
+        return
+    framework: Literal["torch", "numpy"] = "torch" if live.torch else "numpy"
+    tree = None
+    if getattr(live.model, "loads_in_place", False):
+        tree = _core.load_into(buffer, pack_tree(live))  # None where it does not fit
+    if tree is None:
+        tree = _core.unpack_state(buffer, framework)
+    load_parts(live, tree)
+
+
+def load_parts(live: LiveModel, tree: Mapping[str, Any]) -> None:
+    """Give a live model what `pack_tree` has taken."""
+    live.model.load_state_dict(tree["model"])
+    live.generators = tree["generators"]
+    live.progress = EpochProgress.from_state(tree["progress"])

@@ -1,0 +1,300 @@
+"""Rehearses a hop: trains straight, and with a pack and unpack between, and compares."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import cerebro._core as _core
+from cerebro.machine import generators
+from cerebro.machine.devices import is_gpu
+from cerebro.model import is_cpu_only
+from cerebro.worker.blame import describe
+from cerebro.worker.evaluate import evaluate_model, run_batches
+from cerebro.worker.messages import CheckDone
+from cerebro.worker.models import batch_size_of
+from cerebro.worker.runner import UnitRunner
+
+BATCHES = 2
+"""Batches before the hop, and as many after it."""
+
+MAX_DEPTH = 6
+
+
+def try_out(
+    runner: UnitRunner, config: Mapping[str, Any], not_exact: Collection[str] = ()
+) -> CheckDone:
+    """Run the comparison in a worker, which notes in `not_exact` what is not deterministic."""
+    runner.context.check_files()
+    straight = _Rehearsal(runner, config)
+    problems, metrics = _hop_problems(runner, config, straight, not_exact)
+    return CheckDone(
+        runner.worker,
+        tuple(problems),
+        metrics=tuple(metrics),
+        state_bytes=memoryview(straight.packed()).nbytes,
+        cpu_only=is_cpu_only(straight.live.model),
+    )
+
+
+def _hop_problems(
+    runner: UnitRunner,
+    config: Mapping[str, Any],
+    straight: _Rehearsal,
+    not_exact: Collection[str],
+) -> tuple[list[str], list[str]]:
+    """Return problems and metric names."""
+    straight.train(0)
+    before = straight.packed()
+    straight.train(1)
+    hopped = _Rehearsal(runner, config)
+    try:
+        hopped.load(before)
+    except Exception as error:
+        return [f"load_state_dict does not take what state_dict gave: {describe(error)}"], []
+    hopped.train(1)
+    metrics = straight.validate()
+    problems = differences(straight, hopped, metrics, hopped.validate())
+    context = runner.context
+    if not_exact or (is_gpu(context.device) and context.deterministic is False):
+        return [], sorted(metrics)  # no two runs are alike: nothing can be said of the hop
+    if problems and _differs_from_itself(runner, config, straight):
+        return ["training is not deterministic: the same batches twice gave different states"], (
+            sorted(metrics)
+        )
+    return problems, sorted(metrics)
+
+
+class _Rehearsal:
+    """One model on its way through the check."""
+
+    def __init__(self, runner: UnitRunner, config: Mapping[str, Any]) -> None:
+        self._runner = runner
+        self._config = config
+        self.live = runner.build(0, config)
+        self.sums: list[Any] = []
+
+    def train(self, half: int) -> None:
+        """Train on the first or second few batches of shard 0."""
+        live, runner = self.live, self._runner
+        generators.restore(live.generators)
+        if half == 0 and hasattr(live.model, "begin_epoch"):
+            live.model.begin_epoch(0)
+        size = batch_size_of(self._config, runner.context.batch_size)
+        loader = runner.loader(live.model, size, training=True, trial=0)
+        train, _ = runner.context.views(0)
+        drop_last = runner.context.drop_last
+        shards = first_shards(train.shard_rows(), size, drop_last, (half + 1) * BATCHES)
+        loader.begin(shards, 0, half * BATCHES)
+        step, device = live.model.train_batch, runner.device_of(live.model)
+        result = run_batches(_First(loader, BATCHES), step, device=device)
+        if hasattr(live.model, "end_unit"):
+            live.model.end_unit()
+        live.progress.add_training(result.sums)
+        live.generators = generators.capture(live.torch, live.cuda)
+
+    def packed(self) -> Any:
+        return _core.pack_state(self._runner.packable(self.live))
+
+    def load(self, packed: Any) -> None:
+        self._runner.load_packed(self.live, packed)
+
+    def validate(self) -> dict[str, float]:
+        """Evaluate on a batch and end the epoch; return the epoch's metrics."""
+        live, runner = self.live, self._runner
+        generators.restore(live.generators)
+        _, validation = runner.context.views(0)
+        if validation is not None:
+            size = runner.context.eval_batch_size or batch_size_of(
+                self._config, runner.context.batch_size
+            )
+            loader = runner.loader(live.model, size, training=False, trial=0)
+            loader.begin(first_shards(validation.shard_rows(), size, False, 1), 0)
+            with generators.preserved(live.torch, seed=0):
+                device = runner.device_of(live.model)
+                _, metrics = evaluate_model(live.model, _First(loader, 1), device=device)
+            live.progress.add_validation(metrics)
+        metrics = live.progress.epoch_metrics()
+        if hasattr(live.model, "end_epoch"):
+            live.model.end_epoch(0, dict(metrics))
+        live.generators = generators.capture(live.torch, live.cuda)
+        return metrics
+
+
+def first_shards(rows: Sequence[int], size: int, drop_last: bool, batches: int) -> range:
+    """The shards, from the first on, that have so many batches: no others are brought to a GPU."""
+    left, shards = batches, 0
+    while left > 0 and shards < len(rows):
+        left -= _core.batch_count(rows[shards], size, drop_last)
+        shards += 1
+    return range(shards)
+
+
+class _First:
+    """The first few batches of a loader."""
+
+    def __init__(self, loader: Any, count: int) -> None:
+        self._loader = loader
+        self._left = count
+
+    @property
+    def last_rows(self) -> int:
+        return int(self._loader.last_rows)
+
+    def __len__(self) -> int:
+        return min(self._left, len(self._loader))
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._left == 0:
+            raise StopIteration
+        self._left -= 1
+        return next(self._loader)
+
+
+def differences(
+    straight: _Rehearsal,
+    hopped: _Rehearsal,
+    straight_metrics: Mapping[str, float],
+    hopped_metrics: Mapping[str, float],
+) -> list[str]:
+    """Name what the hop changed; empty if nothing."""
+    problems = []
+    if _core.hash_state(straight.packed()) != _core.hash_state(hopped.packed()):
+        left = dict(walk(straight.live.model.state_dict(), "state_dict()"))
+        right = dict(walk(hopped.live.model.state_dict(), "state_dict()"))
+        changed = [path for path in left if not same(left[path], right.get(path))]
+        named = ", ".join(changed[:3]) or (
+            "a random generator (a model that draws from PyTorch's says framework = 'torch')"
+        )
+        problems.append(f"after a hop training went on differently: {named} differs")
+    left = dict(walk(straight.live.model, "model"))
+    right = dict(walk(hopped.live.model, "model"))
+    state = dict(walk(straight.live.model.state_dict(), ""))  # kept, so that its ids stay its own
+    known = {id_of(value) for value in state.values()}
+    lost = [
+        path
+        for path, value in left.items()
+        if id_of(value) not in known and not same(value, right.get(path))
+    ]
+    problems += [f"{path} is lost by a hop: it is not in state_dict()" for path in lost[:5]]
+    for name, value in straight_metrics.items():
+        if not problems and not same(value, hopped_metrics.get(name)):
+            problems.append(f"after a hop the metric {name!r} differs, although the state does not")
+    return problems
+
+
+def _differs_from_itself(
+    runner: UnitRunner, config: Mapping[str, Any], straight: _Rehearsal
+) -> bool:
+    again = _Rehearsal(runner, config)
+    again.train(0)
+    again.train(1)
+    again.validate()
+    return _core.hash_state(again.packed()) != _core.hash_state(straight.packed())
+
+
+# --- walking an object -------------------------------------------------------
+
+
+def walk(root: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield path and value of every array, tensor and number below an object.
+
+    Follows attributes, containers, closures and bound methods; shared objects are
+    reported once.
+    """
+    yield from _walk(root, name, MAX_DEPTH, {})
+
+
+def _walk(value: Any, path: str, depth: int, seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, (bool, int, float, complex)):
+        yield path, value
+        return
+    if isinstance(value, (str, bytes, type, types.ModuleType)) or value is None:
+        return
+    if id(value) in seen:
+        return
+    seen[id(value)] = value  # kept alive: the next object would be given a dead one's id
+    if is_array(value):
+        yield path, value
+        return
+    if depth == 0:
+        return
+    for part, child in children(value):
+        yield from _walk(child, path + part, depth - 1, seen)
+
+
+def children(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of an object in which state can hide."""
+    if isinstance(value, Mapping):
+        for key, child in list(value.items()):
+            yield f"[{key!r}]", child
+        return
+    if isinstance(value, (list, tuple)):
+        for index, child in enumerate(value):
+            yield f"[{index}]", child
+        return
+    if isinstance(value, types.MethodType):
+        yield "", value.__self__
+        return
+    if isinstance(value, types.FunctionType):
+        names = value.__code__.co_freevars
+        for free, cell in zip(names, value.__closure__ or (), strict=True):
+            try:
+                yield f".{free}", cell.cell_contents
+            except ValueError:  # not filled yet
+                continue
+        return
+    module = type(value).__module__
+    # How a step is run is no state: a graph that is replayed, a program that was compiled.
+    ours = ("cerebro._core", "cerebro.torch.graph", "cerebro.jax.program")
+    numbered = ("flax.ids",)  # every module of flax has a number of its own
+    if module.startswith((*ours, *numbered, "builtins", "numpy.random")):
+        return
+    for attribute, child in sorted(getattr(value, "__dict__", {}).items()):
+        # Torch keeps a module's parts in three mappings; users know them by name.
+        if attribute in ("_parameters", "_buffers", "_modules") and isinstance(child, Mapping):
+            yield "", child if attribute == "_modules" else dict(child)
+        elif not attribute.startswith("__"):
+            yield f".{attribute}", child
+
+
+def is_array(value: Any) -> bool:
+    return isinstance(value, (np.ndarray, np.generic)) or (
+        hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "__dlpack__")
+    )
+
+
+def id_of(value: Any) -> Any:
+    """Identity of a tensor's memory, or of the object."""
+    pointer = getattr(value, "data_ptr", None)
+    return ("memory", pointer()) if callable(pointer) else id(value)
+
+
+def same(left: Any, right: Any) -> bool:
+    """Bit-for-bit equality of two leaves."""
+    if is_array(left) != is_array(right):
+        return False
+    if not is_array(left):
+        return type(left) is type(right) and (left == right or (left != left and right != right))
+    if tuple(left.shape) != tuple(right.shape) or str(left.dtype) != str(right.dtype):
+        return False
+    return as_bytes(left) == as_bytes(right)
+
+
+def as_bytes(value: Any) -> bytes:
+    if not hasattr(value, "detach"):  # of NumPy or JAX
+        return np.asarray(value).tobytes()
+    tensor = value.detach().cpu().contiguous()
+    return bytes(tensor.reshape(-1).view(_byte_type(tensor)).numpy().tobytes())
+
+
+def _byte_type(tensor: Any) -> Any:
+    import torch
+
+    return torch.uint8 if tensor.numel() else tensor.dtype

@@ -1,0 +1,557 @@
+"""Runs units: one trial over one shard, from its committed state to the next.
+
+A `UnitRunner` lives in every worker process, and in the coordinator's own when
+``workers=0``. It keeps models alive between units; a trial that stays pays for
+packing its state, not for unpacking it. What a unit does, in order:
+
+1. take the live model, or build one and load the trial's committed state;
+2. give the trial its random generators back;
+3. train on the shard's batches (in C: `_core.run_unit`), or evaluate;
+4. at an epoch's end call ``end_epoch`` and complete the metrics;
+5. pack model, generators and progress into the slot that is not committed,
+   seal it with its hash, and commit it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import time
+import traceback
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import cerebro._core as _core
+from cerebro.data import depots
+from cerebro.errors import CorruptDataError, StateError, UnitCancelled, text_of
+from cerebro.machine import device_check, generators
+from cerebro.machine import resources as memory
+from cerebro.machine.devices import is_gpu
+from cerebro.machine.files import ExhaustedError, StorageError, is_full, storing
+from cerebro.machine.flags import compute_settings, operations_noted, set_torch_flags
+from cerebro.model import Info
+from cerebro.run.records import plain
+from cerebro.run.states import CloneOf, epoch_state_file, read_state, unpublished
+from cerebro.worker import growth
+from cerebro.worker.blame import (
+    bases_of,
+    describe,
+    divergence,
+    misplaced,
+    missing_name,
+    names_data,
+    place_of,
+    traceback_of,
+    unlike_types,
+)
+from cerebro.worker.evaluate import evaluate_model, evaluation_seed, run_batches
+from cerebro.worker.log import append, log_path, redirected_descriptors, redirected_streams
+from cerebro.worker.messages import LIBRARIES, RunContext, Task, UnitDone, UnitFailed, UnitSums
+from cerebro.worker.models import (
+    LiveModel,
+    Loader,
+    batch_device,
+    batch_size_of,
+    build_model,
+    give_back_memory,
+    is_short_of_gpu_memory,
+    load_tree,
+    make_batches,
+    make_info,
+    pack_tree,
+)
+from cerebro.worker.state_arena import StateArena
+from cerebro.worker.trial_warnings import Watch
+
+MAX_LIVE_MODELS = 8
+
+MAX_OPEN_SLOTS = 64
+
+MAX_LOADERS = 8
+
+MAX_GPU_LOADERS = 4  # each has batches in device memory and in pinned memory
+"""Of a run with folds two for each fold, if that is more."""
+
+TRY_SECONDS = 2 * device_check.SECONDS
+"""What the first use of a GPU may take: the check, and kernels that are compiled here again."""
+
+
+class Diverged(Exception):
+    """A loss that is no finite number."""
+
+
+class TaskClock(Protocol):
+    """Told what a worker's time goes into; see `cerebro._worker`."""
+
+    def built(self) -> None:
+        """A model is built, and what it needs imported."""
+
+    def aside(self, seconds: float) -> contextlib.AbstractContextManager[None]:
+        """What is done within is not the unit's, and has this much time of its own."""
+
+
+class UnitRunner:
+    """Runs the units of one run; see the module's text.
+
+    Parameters
+    ----------
+    context
+        What the run is.
+    worker
+        This worker's number, repeated in every answer.
+    beat
+        The page shared with the coordinator: beats, and the flag that cancels.
+    own_process
+        Whether the process is a worker's: then what trials print is caught by
+        redirecting its standard output and error, and nobody but trials uses
+        its random generators.
+    clock
+        Hears when a model is built.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        *,
+        worker: int,
+        beat: _core.BeatPage | None = None,
+        own_process: bool = False,
+        clock: TaskClock | None = None,
+    ) -> None:
+        self.context = context
+        self.worker = worker
+        self._beat = beat
+        self._own_process = own_process
+        self._clock = clock
+        self._live: OrderedDict[int, LiveModel] = OrderedDict()
+        self._slots: OrderedDict[int, _core.Slots] = OrderedDict()
+        self._loaders: OrderedDict[tuple[bool, int, str, int, int | None], Loader] = OrderedDict()
+        self._arena = StateArena()  # for states of models on a GPU
+        self._verified: set[tuple[bool, int]] = set()
+        self._last_trial: int | None = None  # whose generators are in place
+        self._moved = ""  # why PyTorch moves batches to the GPU
+        self._tried = False  # the GPU, if there is one
+        self.warnings = Watch(context.warning_filters if own_process else ())
+        set_torch_flags(context.torch_flags)
+
+    # --- units -----------------------------------------------------------
+
+    def run(self, task: Task) -> UnitDone | UnitFailed:
+        """Run one unit; never raises for what the user's code, data or disk did."""
+        with self.warnings.of(task.trial) as warned:
+            event = self._run_or_fail(task)
+        return replace(event, warned=tuple(warned)) if warned else event
+
+    def _run_or_fail(self, task: Task) -> UnitDone | UnitFailed:
+        try:
+            with self.output_of(task.trial):
+                try:
+                    return self._run_with_room(task)
+                except BaseException as error:
+                    if not self.is_of_the_trial(error):
+                        raise
+                    return self._failure(task, error)
+        except StorageError as error:  # not even the log can be written
+            return self._failure(task, error)
+
+    def _run_with_room(self, task: Task) -> UnitDone:
+        """Run a unit; if the GPU's memory is short for it, once more without other live models."""
+        try:
+            return self._run(task)
+        except Exception as error:
+            if not (is_gpu(self.context.device) and is_short_of_gpu_memory(error)):
+                raise
+            traceback.clear_frames(error.__traceback__)  # they hold what is to be given back
+            others = tuple(trial for trial in self._live if trial != task.trial)
+            self._release((*others, task.trial))
+            while self._loaders:
+                self._loaders.popitem()[1].close()
+            if give_back_memory(self.context.device) == 0 and not others:
+                raise
+        done = self._run(task)
+        return replace(done, dropped=(*others, *done.dropped))
+
+    def is_of_the_trial(self, error: BaseException) -> bool:
+        """Whether the user's code raised it: inline, Ctrl-C is for the run."""
+        return self._own_process or not isinstance(error, KeyboardInterrupt)
+
+    def _failure(self, task: Task, error: BaseException) -> UnitFailed:
+        """Say who is to blame: the trial, the data, or the disk that the run is on."""
+        self._live.pop(task.trial, None)  # its state is somewhere in the middle
+        kind: Literal["error", "diverged", "cancelled", "data", "storage", "worker"] = "error"
+        if isinstance(error, UnitCancelled):
+            kind = "cancelled"
+        elif isinstance(error, Diverged):
+            kind = "diverged"
+        elif isinstance(error, CorruptDataError) or names_data(error, self.context):
+            kind = "data"
+        elif self._own_process and (isinstance(error, ExhaustedError) or self._lost_gpu()):
+            kind = "worker"
+        elif isinstance(error, StorageError) or is_full(error):
+            kind = "storage"
+        bases: tuple[str, ...] = ()
+        place = ""
+        if kind != "error":
+            cause, text = text_of(error, 2000), ""
+        else:
+            bases, place = bases_of(error), place_of(error)
+            cause = self.cause(error, plain(task.config))
+            text = traceback_of(error)
+        if kind in ("error", "diverged"):
+            append(log_path(self.context.log_dir, task.trial), text or cause)
+        return UnitFailed(self.worker, task, kind, cause, text, (task.trial,), bases, place)
+
+    def cause(self, error: BaseException, config: Mapping[str, Any]) -> str:
+        """What went wrong in the user's code, and what helps where that is known."""
+        columns = self.context.train.columns
+        hints = (
+            missing_name(error, config, columns),
+            misplaced(error, self.context.device),
+            unlike_types(error, columns),
+        )
+        return describe(error) + "".join(hints)
+
+    def _lost_gpu(self) -> bool:
+        """Whether the process can use its GPU no more, as after an assertion that failed there."""
+        torch = sys.modules.get("torch")
+        if torch is None or not is_gpu(self.context.device) or not torch.cuda.is_initialized():
+            return False
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            return True
+        return False
+
+    def _run(self, task: Task) -> UnitDone:
+        context = self.context
+        started = time.time()
+        clock = time.perf_counter()
+        evaluating = task.step == context.train.num_shards
+        self._release(task.ended)
+        slots = self._slots_of(task.trial)
+        self._settle(task, slots)
+        live, loaded = self._model_of(task, slots)
+        before = memory.usage()
+        not_exact: set[str] = set()
+        with self.computing(not_exact):
+            live.progress.begin_unit(task.epoch, task.step)
+            if task.step == 0 and hasattr(live.model, "begin_epoch"):
+                live.model.begin_epoch(task.epoch)
+            result = self._evaluate(live, task) if evaluating else self._train(live, task)
+            metrics = None
+            if task.step == context.units_per_epoch - 1:
+                metrics = live.progress.epoch_metrics()
+                if hasattr(live.model, "end_epoch"):
+                    # A copy: what is reported is what the state says, whoever reads it.
+                    live.model.end_epoch(task.epoch, dict(metrics))
+            live.generators = generators.capture(live.torch, live.cuda)
+            tree = self.packable(live)
+            with storing():
+                live.state_bytes = slots.pack(tree, attempt=task.dispatch)
+                packed_hash = slots.commit(task.position + 1)
+        live.position = task.position + 1
+        self._last_trial = task.trial
+        after = memory.usage()
+        state_hash = state_file = None
+        if metrics is not None:
+            state_hash = packed_hash
+            if task.keep_state:
+                state_file = epoch_state_file(task.trial, task.epoch)
+                with storing():
+                    name = unpublished(state_file, state_hash)
+                    slots.save(str(Path(context.epoch_dir, name)))
+        return UnitDone(
+            worker=self.worker,
+            task=task,
+            rows=result.rows,
+            batches=result.batches,
+            sums=result.sums,
+            started=started,
+            seconds=time.perf_counter() - clock,
+            loaded=loaded,
+            state_bytes=live.state_bytes,
+            metrics=metrics,
+            state_hash=state_hash,
+            state_file=state_file,
+            dropped=self._shrink(task.trial),
+            libraries=tuple(name for name in LIBRARIES if name in sys.modules),
+            resident=0 if after is None else after.resident,
+            grown=growth.unexplained(before, after, loaded=loaded, state_bytes=live.state_bytes),
+            packed_hash=packed_hash,
+            not_exact=tuple(sorted(not_exact)),
+            moved=self._moved,
+        )
+
+    def _train(self, live: LiveModel, task: Task) -> UnitSums:
+        batch_size = batch_size_of(task.config, self.context.batch_size)
+        self._verify(True, task.shard)
+        loader = self.loader(live.model, batch_size, training=True, trial=task.trial)
+        loader.begin([task.shard], task.epoch)
+        depots.tell_first_note(loader)
+        step, device = live.model.train_batch, self.device_of(live.model)
+        result = run_batches(loader, step, beat=self._beat, device=device)
+        sums = UnitSums(result.rows, result.batches, result.sums)
+        if hasattr(live.model, "end_unit"):
+            live.model.end_unit()
+        live.progress.add_training(sums.sums)
+        loss, weight = sums.sums.get("loss", (0.0, 0.0))
+        if weight and not math.isfinite(loss):
+            raise Diverged(divergence(task, loss / weight, result.not_finite.get("loss")))
+        return sums
+
+    def _evaluate(self, live: LiveModel, task: Task) -> UnitSums:
+        """Validate with generators of its own, so that training cannot notice."""
+        context = self.context
+        batch_size = context.eval_batch_size or batch_size_of(task.config, context.batch_size)
+        _, validation = context.views(task.trial)
+        assert validation is not None
+        shards = range(validation.num_shards)
+        for shard in shards:
+            self._verify(False, shard)
+        loader = self.loader(live.model, batch_size, training=False, trial=task.trial)
+        loader.begin(shards, 0)
+        depots.tell_first_note(loader)
+        seed = evaluation_seed(context.seed, task.trial, task.epoch)
+        with generators.preserved(live.torch, seed):
+            device = self.device_of(live.model)
+            result, metrics = evaluate_model(live.model, loader, self._beat, device)
+        live.progress.add_validation(metrics)
+        return result
+
+    # --- models ----------------------------------------------------------
+
+    def _model_of(self, task: Task, slots: _core.Slots) -> tuple[LiveModel, bool]:
+        """Return the trial's model at the task's position, its generators restored."""
+        live = self._live.pop(task.trial, None)
+        if live is not None and live.epochs != task.epochs:
+            live = None  # it was built for another number of epochs
+        begins = task.position == 0 or task.clone_of is not None
+        if live is not None and begins and live.position != task.position:
+            live = None  # its states are lost, and it begins once more
+        loaded = False
+        if live is None:
+            live = self.build(task.trial, task.config, task.epochs)
+            if task.clone_of is not None:
+                self._load_clone(live, task, task.clone_of)
+                loaded = True
+            elif task.position == 0:
+                live.position = 0
+        if live.position != task.position:
+            with self.computing():
+                self._load(live, task, slots)
+            loaded = True
+        if loaded or task.trial != self._last_trial or not self._own_process:
+            generators.restore(live.generators)
+        self._last_trial = None  # until the unit has ended well
+        self._live[task.trial] = live
+        return live, loaded
+
+    def build(self, trial: int, config: Mapping[str, Any], epochs: int | None = None) -> LiveModel:
+        """Build a trial's model; `epochs` is what it is told, None: the run's."""
+        info = self.info_of(trial, config, epochs)
+        model, torch = build_model(self.context, trial, config, info)
+        if self._clock is not None:
+            self._clock.built()
+        if not self._tried and is_gpu(where := self.device_of(model)):
+            self._try_device(where)
+        self.warnings.take_filters()  # of what was imported for it
+        cuda = torch and (is_gpu(self.context.device) or generators.uses_cuda(model))
+        state = generators.capture(torch, cuda)
+        return LiveModel(model, torch, cuda, epochs=epochs, generators=state)
+
+    def _try_device(self, device: str) -> None:
+        """Try the GPU, and have its kernels compiled, which is not the unit's time."""
+        aside = contextlib.nullcontext() if self._clock is None else self._clock.aside(TRY_SECONDS)
+        with aside, contextlib.suppress(MemoryError):  # the loader will say so
+            depots.problem(device)
+            self._tried = True
+
+    def _settle(self, task: Task, slots: _core.Slots) -> None:
+        """Shut out whoever was given this unit before, and make its state the newest.
+
+        From here on a worker that was given up for dead cannot commit. One that
+        died after its commit and before its answer has left a state that the
+        coordinator never heard of: the unit is done again from the one before.
+        """
+        slots.fence(task.dispatch)
+        if task.position == 0 or task.clone_of is not None or task.origin is not None:
+            return  # it begins with a state that is not in the slots, or with none
+        committed = slots.committed()
+        if committed is not None and committed[0] == task.position + 1:
+            slots.revert(attempt=task.dispatch, position=task.position)
+
+    def _load(self, live: LiveModel, task: Task, slots: _core.Slots) -> None:
+        if task.origin is not None:
+            self.load_packed(live, read_state(task.origin))
+            live.position = task.position
+            return
+        committed = slots.committed()
+        if committed is None or committed[0] != task.position:
+            at = "nothing" if committed is None else f"unit {committed[0]}"
+            raise StateError(
+                f"trial {task.trial}: expected the state of unit {task.position} in "
+                f"{self._stem(task.trial)}, found {at}"
+            )
+        self.load_packed(live, slots.view())
+        live.position = task.position
+
+    def _load_clone(self, live: LiveModel, task: Task, clone_of: CloneOf) -> None:
+        """Give a new trial the model of another one, but generators of its own."""
+        packed = read_state(clone_of)
+        state = _core.unpack_state(packed, "torch" if live.torch else "numpy")["model"]
+        with self.computing():
+            if hasattr(live.model, "load_clone"):
+                live.model.load_clone(state, plain(task.config))
+            else:
+                live.model.load_state_dict(state)
+        live.position = task.position
+
+    def _shrink(self, current: int) -> tuple[int, ...]:
+        """Give up the models used longest ago; return their trials."""
+        context = self.context
+        limit = context.live_models
+        if limit is None:
+            size = 3 * max(1, self._live[current].state_bytes)
+            limit = max(1, min(MAX_LIVE_MODELS, context.live_bytes // size))
+        dropped = []
+        while len(self._live) > limit:
+            trial, _ = self._live.popitem(last=False)
+            dropped.append(trial)
+        while len(self._slots) > MAX_OPEN_SLOTS:
+            trial = next(iter(self._slots))
+            self._slots.pop(trial).close()
+        return tuple(dropped)
+
+    def _release(self, ended: Sequence[int]) -> None:
+        """Free the models and the slots of trials that have ended.
+
+        Their files are deleted, but take room as long as they are mapped.
+        """
+        for trial in ended:
+            self._live.pop(trial, None)
+            self.warnings.forget(trial)
+            slots = self._slots.pop(trial, None)
+            if slots is not None:
+                slots.close()
+
+    def info_of(self, trial: int, config: Mapping[str, Any], epochs: int | None = None) -> Info:
+        context = self.context
+        return make_info(
+            context.views(trial)[0],
+            trial=trial,
+            seed=context.seed,
+            epochs=context.epochs if epochs is None else epochs,
+            batch_size=batch_size_of(config, context.batch_size),
+            drop_last=context.drop_last,
+            fold=context.fold_of(trial),
+            device=context.device,
+        )
+
+    # --- devices ---------------------------------------------------------
+
+    def device_of(self, model: Any) -> str:
+        """Where a model's batches arrive and its metrics are: of PyTorch's, the run's device."""
+        return batch_device(model, self.context.device)
+
+    @contextlib.contextmanager
+    def computing(self, not_exact: set[str] | None = None) -> Iterator[None]:
+        """Compute under the run's settings; note what on a GPU is not deterministic."""
+        context = self.context
+        with compute_settings(context.threads, context.deterministic, context.device):
+            if context.device == "cpu" or context.deterministic != "warn":
+                yield
+                return
+            with operations_noted(set() if not_exact is None else not_exact):
+                yield
+
+    def packable(self, live: LiveModel) -> dict[str, Any]:
+        """Everything that a trial carries, in host memory: what is on a GPU is copied."""
+        tree = pack_tree(live)
+        if self.device_of(live.model) == "cpu":
+            return tree
+        return self._arena.to_host(tree)  # type: ignore[no-any-return]
+
+    def load_packed(self, live: LiveModel, buffer: Any) -> None:
+        """Load a packed state into a live model, wherever that is."""
+        load_tree(live, buffer, self.device_of(live.model), self._arena)
+
+    # --- data and files --------------------------------------------------
+
+    def forget_generators(self) -> None:
+        """Restore the generators of whichever trial runs next, because others are in place."""
+        self._last_trial = None
+
+    def loader(self, model: Any, batch_size: int, *, training: bool, trial: int) -> Loader:
+        """Return a loader; a few are kept, because their buffers are warm."""
+        context = self.context
+        framework = getattr(model, "framework", "dlpack")
+        train, validation = context.views(trial)
+        data = train if training else validation
+        assert data is not None
+        key = (training, batch_size, framework, data.generation, context.fold_of(trial))
+        loader = self._loaders.pop(key, None)
+        if loader is None:
+            loader = make_batches(
+                *(model, data, batch_size, context.device),
+                seed=context.seed,
+                shuffle=training,
+                drop_last=training and context.drop_last,
+                threads=context.loader_threads,
+                augment=training,
+            )
+            depots.limit(loader, context.data_bytes)
+            self._moved = self._moved or getattr(loader, "why", "")
+        self._loaders[key] = loader
+        most = MAX_GPU_LOADERS if is_gpu(context.device) else MAX_LOADERS
+        if len(self._loaders) > max(most, 2 * len(context.folds or ())):
+            self._loaders.popitem(last=False)[1].close()
+        return loader
+
+    def _verify(self, training: bool, shard: int) -> None:
+        """Check a shard's checksums at its first use in this run, its files' sizes always."""
+        # Folds are validated on files of the training data.
+        training = training or self.context.folds is not None
+        key = (training, shard)
+        data = self.context.train if training else self.context.validation
+        assert data is not None
+        if not self.context.verify or key in self._verified:
+            data.check_sizes(shard)
+            return
+        data.verify_shard(shard)
+        self._verified.add(key)
+
+    def _stem(self, trial: int) -> str:
+        return str(Path(self.context.state_dir, f"{trial}"))
+
+    def _slots_of(self, trial: int) -> _core.Slots:
+        slots = self._slots.pop(trial, None)
+        if slots is None:
+            with storing():
+                slots = _core.Slots(self._stem(trial), True)
+        self._slots[trial] = slots
+        return slots
+
+    @contextlib.contextmanager
+    def output_of(self, trial: int | None) -> Iterator[None]:
+        """Send what is printed to the trial's log; to nobody while nothing is recorded."""
+        path = log_path(self.context.log_dir, trial)
+        with redirected_descriptors(path) if self._own_process else redirected_streams(path):
+            yield
+
+    # --- the end ---------------------------------------------------------
+
+    def close(self) -> None:
+        """Release models, loaders and mapped files, and memory of the GPU that is kept for more."""
+        self._live.clear()
+        self._arena = StateArena()
+        for loader in self._loaders.values():
+            loader.close()
+        self._loaders.clear()
+        for slots in self._slots.values():
+            slots.close()
+        self._slots.clear()
+        give_back_memory(self.context.device)

@@ -1,0 +1,160 @@
+"""States of models on a GPU, to and from host memory, through memory that stays pinned.
+
+A copy from ordinary memory goes through a small buffer of the driver and waits for it; from
+pinned memory it runs by itself at the speed of the bus. Pinning takes longer than copying, so a
+worker pins one arena and uses it again: all tensors of a state are copied into it behind the work
+that was given to the GPU, one wait follows, and the slot is packed from there. Loading goes the
+other way, with one copy for the whole state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from cerebro.errors import one_line
+from cerebro.machine import cuda
+
+ALIGNMENT = 256
+
+
+class StateArena:
+    """Pinned host memory for one state at a time.
+
+    Parameters
+    ----------
+    pin
+        False: ordinary memory, which a system that pins no more gives as well.
+    """
+
+    def __init__(self, pin: bool = True) -> None:
+        self._pin = pin
+        self._memory: Any = None
+        self._used = 0
+        self._reader: Any = None  # the device that copies from here, perhaps still
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arena: those of the largest state so far, in powers of two."""
+        return 0 if self._memory is None else int(self._memory.numel())
+
+    def to_host(self, tree: Any) -> Any:
+        """Return a nested state with its tensors on devices replaced by copies in the arena.
+
+        They stay valid until the arena is used again. Tensors in host memory are handed on as
+        they are.
+        """
+        import torch
+
+        away: dict[int, Any] = {}
+        _collect(tree, lambda value: _is_away(torch, value), away)
+        if not away:
+            return tree
+        places = self._places(torch, away)
+        for key, tensor in away.items():
+            places[key].copy_(tensor.detach(), non_blocking=True)
+        for device in {tensor.device for tensor in away.values() if tensor.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()
+        return _replaced(tree, places)
+
+    def to_device(self, tree: Any, device: str) -> Any:
+        """Return a nested state with its tensors on a device, where one copy has brought them.
+
+        Single numbers stay in host memory: an optimizer's counts of steps are read there. All of
+        it is the caller's to keep: nothing shows the arena, which the next state overwrites, nor
+        the memory that `tree` shows.
+        """
+        import torch
+
+        here: dict[int, Any] = {}
+        _collect(tree, lambda value: isinstance(value, torch.Tensor), here)
+        self._wait(torch)  # for what was copied from here the last time
+        places = self._places(torch, here)
+        for key, tensor in here.items():
+            places[key].copy_(tensor)
+        if places:
+            flat = self._memory[: self._used].to(device, non_blocking=True, copy=True)
+            self._reader = torch.device(device)
+            for key, place in places.items():
+                if place.numel() > 1:
+                    offset = place.data_ptr() - self._memory.data_ptr()
+                    places[key] = _view(flat, offset, place)
+                else:  # PyTorch's optimizers keep it as it is
+                    places[key] = place.clone()
+        return _replaced(tree, places)
+
+    def _wait(self, torch: Any) -> None:
+        if self._reader is not None and self._reader.type == "cuda":
+            torch.cuda.current_stream(self._reader).synchronize()
+        self._reader = None
+
+    def _places(self, torch: Any, tensors: Mapping[int, Any]) -> dict[int, Any]:
+        """Views of the arena for these tensors: of their types and shapes, in C order."""
+        offsets, end = {}, 0
+        for key, tensor in tensors.items():
+            offsets[key] = end
+            size = tensor.numel() * tensor.element_size()
+            end += math.ceil(size / ALIGNMENT) * ALIGNMENT
+        self._reserve(torch, end)
+        self._used = end
+        return {key: _view(self._memory, offsets[key], like) for key, like in tensors.items()}
+
+    def _reserve(self, torch: Any, size: int) -> None:
+        if self.nbytes >= size and self._memory is not None:
+            return
+        self._memory = None  # before more is asked for
+        size = 1 << max(12, (size - 1).bit_length())
+        if self._pin:
+            try:
+                self._memory = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+                return
+            except RuntimeError as error:  # the system pins no more
+                self._pin = False
+                cuda.tell_unpinned(one_line(str(error), 200))
+        self._memory = torch.empty(size, dtype=torch.uint8)
+
+
+def _view(memory: Any, offset: int, like: Any) -> Any:
+    """A tensor of the type and shape of another one, in C order, in flat memory."""
+    size = like.numel() * like.element_size()
+    return memory[offset : offset + size].view(like.dtype).reshape(like.shape)
+
+
+def _is_away(torch: Any, value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type == "cuda"
+
+
+def _collect(value: Any, wanted: Any, into: dict[int, Any]) -> None:
+    """Find tensors in nested containers, each once, by identity."""
+    if isinstance(value, Mapping):
+        for item in value.values():
+            _collect(item, wanted, into)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _collect(item, wanted, into)
+    elif wanted(value):
+        into[id(value)] = value
+
+
+def _replaced(value: Any, places: Mapping[int, Any]) -> Any:
+    """Return nested containers of the same kinds, with tensors replaced."""
+    if id(value) in places:
+        return places[id(value)]
+    if isinstance(value, Mapping):
+        items = {key: _replaced(item, places) for key, item in value.items()}
+        return items if type(value) is dict else _like(value, items)
+    if isinstance(value, (list, tuple)):
+        parts = [_replaced(item, places) for item in value]
+        return parts if type(value) is list else type(value)(parts)
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def _like(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """A mapping of another kind than dict with other values."""
+    try:
+        return type(mapping)(items)  # type: ignore[call-arg]
+    except TypeError:  # packing will say which kinds there are
+        return items
