@@ -201,7 +201,7 @@ def last_value(trial: SimulatedTrial) -> float:
     return trial.values[-1]
 
 
-CURVES = json.loads((Path(__file__).parent.parent / "golden/learning-curves.json").read_text())
+CURVES = json.loads((Path(__file__).parents[2] / "golden/learning-curves.json").read_text())
 """Of real models: the one that is best in the end is the fifth after 3 epochs, third after 9."""
 
 

@@ -209,7 +209,7 @@ def test_a_store_with_rows_that_do_not_fit_is_damaged(tmp_path, damage):
 
 # --- versions ----------------------------------------------------------------
 
-VERSION_1 = Path(__file__).parent.parent / "golden" / "store-v1.sqlite"
+VERSION_1 = Path(__file__).parents[2] / "golden" / "store-v1.sqlite"
 """Trial 0 finished, 1 failed, Ctrl-C left 2 in its second epoch and 3 in its first."""
 
 

@@ -288,7 +288,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "new")],
-        capture_output=True, text=True, check=True, timeout=60, cwd=Path(__file__).parents[2],
+        capture_output=True, text=True, check=True, timeout=60, cwd=Path(__file__).parents[3],
     )  # fmt: skip
     assert "shard-00000/x.npy" in done.stdout
     assert done.stderr == ""
@@ -307,7 +307,7 @@ def test_folders_of_dead_processes_are_removed_and_those_of_living_ones_kept(
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "d")],
-        timeout=60, check=False, cwd=Path(__file__).parents[2],
+        timeout=60, check=False, cwd=Path(__file__).parents[3],
     )  # fmt: skip
     assert done.returncode == -9
     (stale,) = names_below(tmp_path)

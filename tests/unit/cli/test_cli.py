@@ -65,7 +65,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_doctor_knows_every_extra() -> None:
-    project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    project = (Path(__file__).parents[3] / "pyproject.toml").read_text()
     extras = project.split("[project.optional-dependencies]")[1].split("\n[")[0]
     names = set(re.findall(r"^(\w+) = ", extras, re.MULTILINE))
     assert set(diagnosis.EXTRAS) == names - {"demo", "dev"}  # which are made of the others

@@ -16,7 +16,7 @@ from cerebro.machine import environment, installation
 from cerebro.machine.installation import DISTRIBUTION, install_hint, update_hint
 
 PACKAGE = Path(cerebro.__file__).parent
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TEXTS = {".cfg", ".in", ".ini", ".ipynb", ".md", ".py", ".toml", ".txt", ".yaml", ".yml"}
 SKIPPED = {".git", ".venv", ".tox", "build", "dist", "runs", "data"}
 
