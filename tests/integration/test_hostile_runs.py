@@ -58,7 +58,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = cerebro.shard({"x": x, "y": x[:, 0]}, base / "data", shards=2)
     settings: dict[str, Any] = {"epochs": 2, "n_trials": 3, "batch_size": 5, "validation": 0.5}
     cerebro.search(
-        Model, {"a": [1, 2.5], "b": (1, 2)}, data, workers=0, run=base / "run", progress=False,
+        Model, {"a": [1, 2.5], "b": [(1, 2)]}, data, workers=0, run=base / "run", progress=False,
         **settings,
     )  # fmt: skip
     return base / "run"
