@@ -84,7 +84,7 @@ def in_rehearsal() -> bool:
     """Whether this is the check before the first trial, which is no unit."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        if frame.f_globals.get("__name__") == "cerebro.check":
+        if frame.f_globals.get("__name__") == "cerebro.worker.rehearsal":
             return True
         frame = frame.f_back
     return False

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import cerebro
 from cerebro.cli.options import count, new_command, progress, progress_option
 from cerebro.errors import InputError
+from cerebro.machine import environment
 from cerebro.machine.installation import install_hint
 from cerebro.report import format as fmt
 from cerebro.report import summary
@@ -156,7 +157,7 @@ def demonstrate(
     progress: Any = "auto",
 ) -> int:
     """Shard, search, and show what was found; the exit status of the command."""
-    if not cerebro.environment.installed("torch"):
+    if not environment.installed("torch"):
         raise InputError(f"the demo trains PyTorch models: {install_hint('demo')}")
     import torch  # noqa: F401  (so that every worker imports it while it starts)
 
@@ -198,7 +199,7 @@ def demonstrate(
 
 def draw(result: Any) -> list[str]:
     """Draw learning curves and units on workers into the run's folder; names of the files."""
-    if not cerebro.environment.installed("matplotlib"):
+    if not environment.installed("matplotlib"):
         return []
     names = []
     for kind in ("curves", "gantt"):

@@ -16,6 +16,7 @@ import cerebro
 from cerebro.data import batches, depots
 from cerebro.data.moved import MovedBatches
 from cerebro.worker import evaluate as device_values
+from cerebro.worker import jobs
 from cerebro.worker import state_arena as device_states
 from cerebro.worker.messages import CheckTask, RunContext, Task, UnitDone
 from cerebro.worker.runner import UnitRunner
@@ -155,7 +156,7 @@ def test_an_optimizer_that_keeps_what_it_loads(context, tmp_path, host_as_gpu, m
 
 def test_the_check_of_a_first_configuration_finds_nothing(context, host_as_gpu):
     runner = UnitRunner(replace(context, device="cuda:0"), worker=0)
-    found = runner.check(CheckTask({"lr": 0.01}))
+    found = jobs.check(runner, CheckTask({"lr": 0.01}))
     assert (found.problems, found.error) == ((), None)
     assert {"accuracy", "val_loss", "train_share"} <= set(found.metrics)
     assert found.state_bytes > 0
@@ -189,7 +190,7 @@ def varying(operation):
 )
 def test_a_first_configuration_that_varies(context, host_as_gpu, device, options, operation, fine):
     the_context = replace(context, device=device, build=varying(operation), **options)
-    found = UnitRunner(the_context, worker=0).check(CheckTask({"lr": 0.01}))
+    found = jobs.check(UnitRunner(the_context, worker=0), CheckTask({"lr": 0.01}))
     assert found.error is None
     assert (found.problems == ()) is fine
     assert "val_loss" in found.metrics
