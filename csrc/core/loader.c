@@ -517,7 +517,9 @@ set_pass(cer_loader *l, const uint32_t *parts, size_t n, size_t start)
 {
     size_t skip = start;
 
-    l->n_order = l->n_batches = l->n_rows = 0;
+    l->n_order = 0;
+    l->n_batches = 0;
+    l->n_rows = 0;
     l->at = l->batch = 0;
     l->claimed = l->delivered = 0;
     l->failed = CER_OK;
@@ -558,7 +560,9 @@ cer_loader_begin(cer_loader *l, const uint32_t *parts, size_t n, uint64_t epoch,
     while (l->active != 0)
         pthread_cond_wait(&l->ready, &l->lock);
     drop_waiting(l);
-    l->n_order = l->n_batches = l->n_rows = 0;
+    l->n_order = 0;
+    l->n_batches = 0;
+    l->n_rows = 0;
     cer_batch_ring_trim(l->ring, l->keep);
     status = check_parts(l, parts, n, err);
     if (status == CER_OK) {
