@@ -302,7 +302,7 @@ def test_first_trials_that_fail_alike_may_be_caught(data, tmp_path):
     study = new_study()
     optimize(study, data, build, n_trials=6, catch=Mine, run=tmp_path / "run")
     assert states(study) == ["FAIL"] * 4 + ["COMPLETE"] * 2
-    with pytest.raises(RunError, match="all 3 trials failed; the first: Mine: bad"):
+    with pytest.raises(RunError, match="all three trials failed; the first: Mine: bad"):
         optimize(new_study(), data, build, n_trials=3, catch=Mine, run=tmp_path / "none")
 
 
@@ -583,6 +583,6 @@ def test_metrics_that_are_not_finite(data, tmp_path, value, pruned):
 @pytest.mark.parametrize("name", ["n_jobs", "show_progress_bar", "gc_after_trial", "mode"])
 def test_arguments_that_there_are_not(data, tmp_path, name):
     study = new_study()
-    with pytest.raises(TypeError, match=rf"optimize\(\) got an unexpected keyword .* '{name}'"):
+    with pytest.raises(TypeError, match=rf"cerebro\.optuna\.optimize\(\) .*\b{name}="):
         optimize(study, data, run=tmp_path / "run", **{name: 1})
     assert not study.trials
