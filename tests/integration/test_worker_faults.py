@@ -160,18 +160,18 @@ FAULTS = {
     "exits": ("os._exit(7)", "exited with status 7"),
     "crashes": ("ctypes.string_at(0)", "was ended by SIGSEGV"),
     "stopped": ("os.kill(os.getpid(), signal.SIGSTOP)", "was stopped: it gave no sign of life"),
-    "cut socket": ("os.close(int(sys.argv[1])); time.sleep(1000)", "was ended by SIGKILL"),
+    "cut socket": ("os.close(int(sys.orig_argv[-2])); time.sleep(1000)", "was ended by SIGKILL"),
     "garbage": (
-        "os.write(int(sys.argv[1]), b'hello, world')",
+        "os.write(int(sys.orig_argv[-2]), b'hello, world')",
         "sent a message of 1751477356 bytes",
     ),
-    "no pickle": (r"os.write(int(sys.argv[1]), b'\0\0\0\3abc')", "sent what cannot be read"),
+    "no pickle": (r"os.write(int(sys.orig_argv[-2]), b'\0\0\0\3abc')", "sent what cannot be read"),
     "truncated": (
-        r"os.write(int(sys.argv[1]), b'\0\0\0\77abc'); os._exit(3)",
+        r"os.write(int(sys.orig_argv[-2]), b'\0\0\0\77abc'); os._exit(3)",
         "exited with status 3",
     ),
     "stopped while it answers": (
-        r"os.write(int(sys.argv[1]), b'\0\0\0\77abc'); os.kill(os.getpid(), signal.SIGSTOP)",
+        r"os.write(int(sys.orig_argv[-2]), b'\0\0\0\77abc'); os.kill(os.getpid(), signal.SIGSTOP)",
         "was stopped",
     ),
 }

@@ -154,7 +154,7 @@ def test_a_memory_file_system_has_no_more_room_than_there_is_memory(tmp_path, mo
 
 def test_that_states_take_memory_is_said(data, tmp_path, monkeypatch):
     free(monkeypatch, {"": 1 * MB})
-    monkeypatch.setattr(files_module, "is_memory", lambda folder: True)
+    monkeypatch.setattr(room, "is_memory", lambda folder: True)
     with pytest.raises(InputError, match="of memory, which is the disk there"):
         search(data, tmp_path / "run")
 

@@ -127,7 +127,7 @@ def test_the_same_rows_are_the_same_bits_from_any_source(
     monkeypatch.setattr("cerebro.data.sources.row_mappings.CHUNK_ROWS", 10)
     monkeypatch.setattr("cerebro.data.sources.csv_files.CHUNK_ROWS", 10)
     monkeypatch.setattr("cerebro.data.sources.npz_files.CHUNK_BYTES", 100)
-    monkeypatch.setattr("cerebro.data.sources.parquet_files.BATCH_ROWS", 10)
+    monkeypatch.setattr("cerebro.data.sources.arrow_tables.BATCH_ROWS", 10)
     monkeypatch.setattr("cerebro.data.sources.huggingface.BATCH_ROWS", 10)
     source = SCALAR_SOURCES[kind](tmp_path)
     data = shard(source, tmp_path / "d", shards=4, seed=7)
