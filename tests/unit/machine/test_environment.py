@@ -81,14 +81,14 @@ def test_torch_flags_travel() -> None:
 def test_torch_is_imported_only_for_flags_that_it_does_not_begin_with() -> None:
     pytest.importorskip("torch")
     code = (
-        "import sys; from cerebro.machine import environment\n"
-        "first = environment.FIRST_TORCH_FLAGS\n"
-        "environment.set_torch_flags(dict(first))\n"
+        "import sys; from cerebro.machine import flags\n"
+        "first = flags.FIRST_TORCH_FLAGS\n"
+        "flags.set_torch_flags(dict(first))\n"
         "assert 'torch' not in sys.modules\n"
-        "environment.set_torch_flags({**first, 'matmul_precision': 'high'})\n"
-        "assert environment.torch_flags() == {**first, 'matmul_precision': 'high'}\n"
-        "environment.set_torch_flags(first)\n"
-        "assert environment.torch_flags() == first"
+        "flags.set_torch_flags({**first, 'matmul_precision': 'high'})\n"
+        "assert flags.torch_flags() == {**first, 'matmul_precision': 'high'}\n"
+        "flags.set_torch_flags(first)\n"
+        "assert flags.torch_flags() == first"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -96,10 +96,10 @@ def test_torch_is_imported_only_for_flags_that_it_does_not_begin_with() -> None:
 def test_what_torch_begins_with_is_known_and_setting_it_imports_nothing() -> None:
     pytest.importorskip("torch")
     code = (
-        "import sys, torch; from cerebro.machine import environment\n"
+        "import sys, torch; from cerebro.machine import flags\n"
         "before = set(sys.modules)\n"
-        "assert environment.torch_flags() == environment.FIRST_TORCH_FLAGS\n"
-        "environment.set_torch_flags(environment.FIRST_TORCH_FLAGS)\n"
+        "assert flags.torch_flags() == flags.FIRST_TORCH_FLAGS\n"
+        "flags.set_torch_flags(flags.FIRST_TORCH_FLAGS)\n"
         "assert not {name for name in set(sys.modules) - before if name.startswith('torch')}"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -11,6 +11,7 @@ import pytest
 
 import cerebro
 import cerebro._core as _core
+from cerebro.worker import jobs
 from cerebro.worker.messages import CheckTask, RunContext, Task, UnitDone
 from cerebro.worker.rehearsal import walk
 from cerebro.worker.runner import UnitRunner
@@ -269,7 +270,7 @@ def test_a_model_with_a_frozen_trunk_passes_every_check(context, tmp_path):
     data = cerebro.shard(columns, tmp_path / "frozen", dtypes={"y": "float32"}, progress=False)
     with torch.random.fork_rng():
         runner = UnitRunner(replace(context, train=data, build=build_frozen_trunk), worker=0)
-        found = [runner.check(CheckTask({})) for _ in range(40)]
+        found = [jobs.check(runner, CheckTask({})) for _ in range(40)]
         runner.close()
     assert [(done.error, done.problems) for done in found] == [(None, ())] * 40
 
