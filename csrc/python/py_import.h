@@ -12,6 +12,10 @@
 #include "py_exchange.h"
 #include "state.h"
 
+/* From NumPy 2.5 on this declares its table too, which module.c defines. */
+#ifndef NO_IMPORT_ARRAY
+#define NO_IMPORT_ARRAY
+#endif
 #include <numpy/ndarraytypes.h>
 
 typedef struct py_import_options {

@@ -12,13 +12,13 @@ import random
 
 import numpy as np
 import pytest
-from captured import is_captured
 
 import cerebro._core as _core
 import cerebro.data
 from cerebro.machine import generators
 
 torch = pytest.importorskip("torch")
+from captured import is_captured  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.optim import lr_scheduler  # noqa: E402
 
