@@ -49,14 +49,8 @@ def reader(folder: Path) -> Iterator[sqlite3.Connection]:
         If the file is no run store of a version that this Cerebro reads.
     """
     file = store_of(folder)
-    uri = f"{file.resolve().as_uri()}?{_access(file)}"
     try:
-        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as connection:
-            connection.row_factory = sqlite3.Row
-            defend(connection)
-            version_of(connection, file)
-            connection.execute("BEGIN")  # all tables as they are at one moment
-            check_tables(connection, file)
+        with contextlib.closing(_opened(file)) as connection:
             yield connection
     except CerebroError:
         raise
@@ -66,6 +60,32 @@ def reader(folder: Path) -> Iterator[sqlite3.Connection]:
         raise CorruptDataError(
             f"{file} is damaged: a row cannot be read ({type(error).__name__}: {text_of(error)})"
         ) from error
+
+
+def _opened(file: Path) -> sqlite3.Connection:
+    """Return a connection whose reads are all of one moment."""
+    try:
+        return _begun(file, _access(file))
+    except sqlite3.OperationalError as error:
+        # A loss of power can leave a rollback journal beside a log; SQLite takes it back first.
+        if "readonly" not in str(error) or not os.access(file.parent, os.W_OK):
+            raise
+        return _begun(file, "mode=rw")
+
+
+def _begun(file: Path, access: str) -> sqlite3.Connection:
+    uri = f"{file.resolve().as_uri()}?{access}"
+    connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)
+    try:
+        connection.row_factory = sqlite3.Row
+        defend(connection)
+        version_of(connection, file)
+        connection.execute("BEGIN")  # all tables as they are at one moment
+        check_tables(connection, file)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _access(file: Path) -> str:

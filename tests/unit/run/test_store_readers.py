@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -213,3 +214,19 @@ def test_states_that_wait_for_the_disk_are_few(tmp_path, monkeypatch):
     store.close()
     assert max(waiting) <= writing.MIN_STATES + 2
     assert len(list(tmp_path.glob("*.state"))) == 100
+
+
+def test_a_journal_that_a_loss_of_power_left_beside_the_log_is_taken_back(tmp_path):
+    """SQLite has to look into it, which a connection that only reads may not."""
+    live, left = tmp_path / "live", tmp_path / "left"
+    live.mkdir()
+    left.mkdir()
+    store = Store.create(live, {})
+    add_trials(store, range(3))
+    for end in ("", "-wal"):
+        shutil.copy(live / (FILE + end), left / (FILE + end))
+    store.close()
+    shutil.copy(left / FILE, left / (FILE + "-journal"))
+    with reader(left) as connection:
+        assert count(connection) == 3
+    assert not (left / (FILE + "-journal")).exists()
