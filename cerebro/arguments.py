@@ -182,6 +182,8 @@ OPTIMIZE: Words = {
     "gc_after_trial": "leave it out: models are built in worker processes",
     "select": "leave it out: the value of a study's trial is that of its last epoch",
     "if_exists": "leave it out: a run= that exists is resumed",
+    "points": "enqueue them: study.enqueue_trial(...)",
+    "asynchronous": "leave it out: a study is asked and told in rounds",
     **_to("catch", "except", "errors"),
 }  # fmt: skip
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import datetime
-import inspect
 import math
 import os
 import sys
@@ -139,7 +138,6 @@ def optimize(
     value infinity is a value, and a trial whose value is NaN fails.
     """
     refuse("cerebro.optuna.optimize")
-    check_options(options)
     whole_number("epochs", epochs, 1)
     n_trials = whole_number("n_trials", n_trials, 1, optional=True)
     timeout = positive("timeout", timeout)
@@ -184,15 +182,6 @@ def optimize(
         raise
     searcher.close()
     return result
-
-
-def check_options(options: Mapping[str, Any]) -> None:
-    """Raise TypeError for arguments that `optimize` cannot hand on to `cerebro.search`."""
-    ours = {"mode", "select", "searcher", "points", "space", "if_exists", "asynchronous"}
-    known = {"run_callbacks", *inspect.signature(search).parameters} - ours
-    for name in options:
-        if name not in known:
-            raise TypeError(f"optimize() got an unexpected keyword argument {name!r}")
 
 
 def check_study(study: optuna.Study, metric: str, epochs: int) -> None:
