@@ -77,7 +77,7 @@ class RandomSearch(DrawnSearch):
     _title = "random search"
 
     def _prepare(self) -> None:
-        self._is_finite = all(node.dimension.count() is not None for node in self._space.nodes)
+        self._is_finite = self._space.is_finite
         self._used: set[str] = set()
         self._drawn: list[dict[str, Any]] = []  # of a finite space: of the trials after the points
         self._all: dict[str, dict[str, Any]] | None = None  # every configuration, when it is needed

@@ -319,7 +319,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             return self.n_trials
         if isinstance(self.searcher, str) and self.searcher != "random":
             return self.n_trials
-        if any(node.dimension.count() is None for node in space.nodes):
+        if not space.is_finite:
             return self.n_trials
         try:
             most = len(space.grid())

@@ -156,6 +156,11 @@ class Space:
     def _nests(self) -> set[Path]:
         return {node.path for node in self.nodes if node.nest}
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether every dimension has finitely many values."""
+        return all(node.dimension.count() is not None for node in self.nodes)
+
     def grid(self) -> list[dict[str, Any]]:
         """Return every configuration.
 
