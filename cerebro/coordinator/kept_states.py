@@ -50,8 +50,8 @@ class KeptStates:
 
     def clone_of(self, record: TrialRecord, epoch: int) -> CloneOf:
         """Return a trial's state after an epoch, which now stays until :meth:`release`."""
-        found = next(e for e in record.epochs if e.epoch == epoch)
-        if found.state_file is None:
+        found = next((e for e in record.epochs if e.epoch == epoch), None)
+        if found is None or found.state_file is None:
             raise StateError(f"trial {record.number} has no state of epoch {epoch}: it was deleted")
         self._needed[record.number, epoch] += 1
         return CloneOf(str(self._folder / found.state_file), found.state_hash)

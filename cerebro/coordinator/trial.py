@@ -34,6 +34,8 @@ class LiveTrial:
     """Paused by the searcher, which may suggest it again."""
     unkept: bool = False
     """The state of its last epoch is on its way to where it is kept; see `UnitDone.is_kept`."""
+    awaits_parent: bool = False
+    """Of a resumed run: its parent trains the epoch that it begins with again."""
     lost_states: int = 0
     """Times that it had to go back in this epoch."""
     reported: int = -1

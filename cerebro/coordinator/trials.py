@@ -74,6 +74,7 @@ class LiveTrials:
         self._stepwise = stepwise
         self._expected = expected
         self._over: dict[int, None] = {}  # ended, and perhaps of no more use: a set in order
+        self._awaited: dict[tuple[int, int], list[LiveTrial]] = {}  # see `LiveTrial.awaits_parent`
 
     # --- beginning -------------------------------------------------------
 
@@ -141,9 +142,7 @@ class LiveTrials:
                 self._note_end(trial)
                 continue
             if record.parent_epoch is not None and not record.epochs:
-                parent = self.by_number[record.parent or 0].record
-                with contextlib.suppress(StateError):  # it may do without, or fail alone
-                    trial.clone_of = self.states.clone_of(parent, record.parent_epoch)
+                self._find_parents_state(trial, record.parent_epoch)
             epoch, step = divmod(trial.position, self._context.units_per_epoch)
             self._schedule.add_trial(
                 record.number, epochs=self._goal(trial), epoch=epoch, step=step
@@ -154,7 +153,31 @@ class LiveTrials:
                 self.set_status(trial, "paused")
             else:
                 self._plan(trial, record.target_epochs)
+        for (number, _), clones in self._awaited.items():
+            for trial in (self.by_number[number], *clones):
+                self._hold_or_release(trial)
         self._expect_others()
+
+    def _find_parents_state(self, clone: LiveTrial, epoch: int) -> None:
+        """Let a clone that has trained nothing begin with its parent's state, or wait for it."""
+        parent = self.by_number[clone.record.parent or 0]
+        is_trained_again = parent.record.done <= epoch and parent.record.status not in ENDED
+        if is_trained_again and clone.position == clone.first_position:
+            clone.awaits_parent = True
+            self._awaited.setdefault((parent.record.number, epoch), []).append(clone)
+            return
+        with contextlib.suppress(StateError):  # its slots may hold a state; else it fails alone
+            clone.clone_of = self.states.clone_of(parent.record, epoch)
+
+    def _release_clones(self, parent: LiveTrial, epoch: int) -> None:
+        """Let the clones begin that have waited for an epoch of their parent."""
+        for clone in self._awaited.pop((parent.record.number, epoch), ()):
+            clone.awaits_parent = False
+            if clone.record.status not in ENDED:
+                clone.clone_of = self.states.clone_of(parent.record, epoch)
+                self._hold_or_release(clone)
+        if parent.asleep and parent.record.done > parent.reported:
+            self.pause(parent)
 
     # --- epochs ----------------------------------------------------------
 
@@ -163,6 +186,7 @@ class LiveTrials:
         trial.epoch_seconds = 0.0
         trial.history.append(epoch.to_history())
         self.states.add(trial.record, epoch, self._told(trial))
+        self._release_clones(trial, epoch.epoch)
         self._drop_parent(trial)  # a loss of power would no longer take it back to there
         self._hooks.tell_of(trial.record, "on_epoch_end", dict(epoch.metrics))
 
@@ -246,7 +270,9 @@ class LiveTrials:
 
     def _hold_or_release(self, trial: LiveTrial) -> None:
         """Tell the scheduler whether the trial rests, for whatever reason."""
-        if trial.held or trial.asleep or trial.unkept:
+        number = trial.record.number
+        asleep = trial.asleep and all(parent != number for parent, _ in self._awaited)
+        if trial.held or asleep or trial.unkept or trial.awaits_parent:
             self._schedule.hold_trial(trial.record.number)
         else:
             self._schedule.release_trial(trial.record.number)
@@ -307,6 +333,10 @@ class LiveTrials:
         record.raised = raised
         self._schedule.drop_trial(record.number)
         self._drop_parent(trial)
+        for number, epoch in [key for key in self._awaited if key[0] == record.number]:
+            for clone in self._awaited.pop((number, epoch)):
+                clone.awaits_parent = False
+                self._hold_or_release(clone)  # its first unit fails: the state is missing
         self._plan_units(trial, trial.position - trial.first_position)
         self.set_status(trial, status)
         self.states.retire(record, self._told(trial))
