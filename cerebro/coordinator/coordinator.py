@@ -28,7 +28,7 @@ from cerebro.coordinator.failures import (
     raise_if_all_failed,
 )
 from cerebro.coordinator.folds import FoldedTrials
-from cerebro.coordinator.overview import EndedTrials, Meter
+from cerebro.coordinator.overview import Meter
 from cerebro.coordinator.restore import Restored
 from cerebro.coordinator.search_loop import SearchLoop
 from cerebro.coordinator.trial import LiveTrial
@@ -93,13 +93,8 @@ class Coordinator:
         self._meter = Meter(settings, progress, self._now)
         self._places = placing(executor)  # None: every worker reads every shard
         self._schedule = self._make_schedule()
-        self._trials = self._make_trials(searcher)
-        self._trials.states.pinned = getattr(searcher, "pinned", ())
-        self._folded = (
-            None
-            if settings.folds is None
-            else FoldedTrials(settings, self._trials, self._meter, self._hooks)
-        )
+        self._folded = self._make_folded(searcher)
+        self._trials = self._make_trials(searcher) if self._folded is None else self._folded.folds
         self._searched = self._trials if self._folded is None else self._folded
         self._loop = SearchLoop(settings, searcher, store, self._hooks, self._searched, first)
         self._schedule_worker: dict[int, int] = {}
@@ -713,14 +708,26 @@ class Coordinator:
         return time.perf_counter() - self._begun
 
     def _make_trials(self, searcher: Searcher) -> LiveTrials:
-        settings = self.settings
-        expected = None if searcher.adaptive else expected_trials(searcher, settings.n_trials)
         return LiveTrials(
-            *(settings, self.context, self.store, self._schedule, self._meter, self._hooks),
-            stepwise=searcher.adaptive or settings.folds is not None,
-            expected=None if expected is None else expected * settings.trials_each,
-            ended=None if settings.folds is None else EndedTrials.of(settings),
+            *(self.settings, self.context, self.store, self._schedule, self._meter),
+            *(self._meter.ended, self._hooks.tell_of),
+            stepwise=searcher.adaptive,
+            expected=self._expected(searcher),
+            pinned=getattr(searcher, "pinned", ()),
         )
+
+    def _make_folded(self, searcher: Searcher) -> FoldedTrials | None:
+        if self.settings.folds is None:
+            return None
+        return FoldedTrials(
+            *(self.settings, self.context, self.store, self._schedule, self._meter, self._hooks),
+            expected=self._expected(searcher),
+            pinned=getattr(searcher, "pinned", ()),
+        )
+
+    def _expected(self, searcher: Searcher) -> int | None:
+        """The number of trials, if it is known before the searcher has suggested them all."""
+        return None if searcher.adaptive else expected_trials(searcher, self.settings.n_trials)
 
     def _make_schedule(self) -> _core.Schedule:
         train, validation = self.context.views(0)

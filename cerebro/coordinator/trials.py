@@ -7,17 +7,14 @@ store, the scheduler, its files and the callbacks always say the same.
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import cerebro._core as _core
-from cerebro.coordinator.callbacks import Hooks
-from cerebro.coordinator.failures import ALIKE_FAILURES
 from cerebro.coordinator.kept_states import KeptStates
 from cerebro.coordinator.overview import EndedTrials, Meter
 from cerebro.coordinator.trial import LiveTrial
+from cerebro.coordinator.trial_table import TrialTable
 from cerebro.errors import InputError, StateError
 from cerebro.run.records import ENDED, NOTHING_RAISED, EpochRecord, Raised, Status, TrialRecord
 from cerebro.run.settings import Settings
@@ -27,21 +24,24 @@ from cerebro.worker.log import log_path, remove_if_empty
 from cerebro.worker.messages import RunContext
 
 
-class LiveTrials:
-    """The trials of a run by number; see the module's text.
-
-    Those that have ended are forgotten: the store has them, from which :meth:`recall` reads
-    one that is cloned, and the meter what displays show.
+class LiveTrials(TrialTable[LiveTrial]):
+    """The trials that are trained: a search's trials, or with folds the folds of them all.
 
     Parameters
     ----------
-    stepwise
-        Whether a trial trains no further than one epoch until :meth:`go_on` says so,
-        because a searcher decides after each.
-    expected
-        How many trials there will be, where that is known.
     ended
-        Where they are noted that have ended; default: where displays look.
+        The trials that have ended: the meter's, unless displays show configurations.
+    tell_of
+        Called with a trial's record, the name of a callback's hook, and the hook's arguments.
+    stepwise
+        Whether a trial waits after each epoch until :meth:`go_on`, because a searcher decides
+        then.
+    expected
+        The number of trials, if it is known before the searcher has suggested them all.
+    best_epoch
+        Returns the epoch whose state ``keep="best"`` keeps; default: the trial's own best.
+    pinned
+        Trials and epochs whose states the searcher wants to keep.
     """
 
     def __init__(
@@ -51,29 +51,26 @@ class LiveTrials:
         store: Store,
         schedule: _core.Schedule,
         meter: Meter,
-        hooks: Hooks,
+        ended: EndedTrials,
+        tell_of: Callable[..., None],
         *,
         stepwise: bool,
         expected: int | None = None,
-        ended: EndedTrials | None = None,
+        best_epoch: Callable[[TrialRecord], int | None] | None = None,
+        pinned: Collection[tuple[int, int]] = (),
     ) -> None:
-        self.by_number: dict[int, LiveTrial] = {}
-        """All that are not forgotten; always the first `ALIKE_FAILURES`."""
-        self.forgotten: Counter[str] = Counter()
-        """How many are, by status."""
-        self.states = KeptStates(settings, context, store)
-        self._ended: dict[int, list[int]] = {}  # trials of which a worker has not heard it yet
+        super().__init__(ended)
+        self.states = KeptStates(settings, context, store, best_epoch, pinned)
+        self._ended_on: dict[int, list[int]] = {}  # by worker: ended trials to tell it of
         self._settings = settings
         self._context = context
         self._store = store
         self._flushes = 0
         self._schedule = schedule
         self._meter = meter
-        self.ended = meter.ended if ended is None else ended
-        self._hooks = hooks
+        self._tell_of = tell_of
         self._stepwise = stepwise
         self._expected = expected
-        self._over: dict[int, None] = {}  # ended, and perhaps of no more use: a set in order
 
     # --- beginning -------------------------------------------------------
 
@@ -105,7 +102,7 @@ class LiveTrials:
         self._plan(trial, record.target_epochs)
         self._expect_others()
         if problem is not None:
-            self._hooks.tell_of(record, "on_trial_start")
+            self._tell_of(record, "on_trial_start")
             self.end(trial, "failed", problem)
         return trial
 
@@ -118,7 +115,7 @@ class LiveTrials:
             self._store.flush()
         if not trial.started:
             trial.started = True
-            self._hooks.tell_of(trial.record, "on_trial_start")
+            self._tell_of(trial.record, "on_trial_start")
 
     def restore(self, trials: Sequence[LiveTrial], answers: Mapping[int, Answers]) -> None:
         """Take in the trials of an earlier process; those that have not ended train on.
@@ -164,7 +161,7 @@ class LiveTrials:
         trial.history.append(epoch.to_history())
         self.states.add(trial.record, epoch, self._told(trial))
         self._drop_parent(trial)  # a loss of power would no longer take it back to there
-        self._hooks.tell_of(trial.record, "on_epoch_end", dict(epoch.metrics))
+        self._tell_of(trial.record, "on_epoch_end", dict(epoch.metrics))
 
     def go_on(self, trial: LiveTrial) -> None:
         """Let the trial train the next epoch."""
@@ -186,7 +183,7 @@ class LiveTrials:
         trial.origin = kept
         self.states.remove_slots(trial.record.number)
         for worker in trial.workers:
-            self._ended.setdefault(worker, []).append(trial.record.number)
+            self._ended_on.setdefault(worker, []).append(trial.record.number)
 
     def resume(self, trial: LiveTrial, epochs: int) -> None:
         """The searcher lets a trial go on that it had paused."""
@@ -251,45 +248,6 @@ class LiveTrials:
         else:
             self._schedule.release_trial(trial.record.number)
 
-    def named(self, number: int, what: str) -> tuple[LiveTrial, list[LiveTrial]]:
-        """Return a trial that has not ended, and what is trained of it: itself.
-
-        Raises
-        ------
-        InputError
-            If there is no such trial, or it has ended; `what` says what cannot be done.
-        """
-        trial = self.by_number.get(number)
-        status = self.status_of(number)
-        if status is None:
-            raise InputError(f"there is no trial {number}: it cannot be {what}")
-        if trial is None or status in ENDED:
-            raise InputError(f"trial {number} is {status}: it cannot be {what}")
-        return trial, [trial]
-
-    def status_of(self, number: Any) -> Status | None:
-        """What a trial is, forgotten or not; None where there is none, whatever is asked for."""
-        trial = self.by_number.get(number)
-        if trial is not None:
-            return trial.record.status
-        return self.ended.status_of(int(number)) if isinstance(number, Integral) else None
-
-    def recall(self, number: int) -> LiveTrial | None:
-        """Return a trial, from the store if it was forgotten; None where there is none."""
-        if number in self.by_number or self.status_of(number) is None:
-            return self.by_number.get(number)
-        self._store.flush()
-        with reader(self._store.folder) as connection:
-            (record,) = read_trials(connection, [number])
-        # It was forgotten when the searcher had heard of all that it trained.
-        trial = self.by_number[number] = LiveTrial(record, reported=record.done - 1)
-        self.forgotten[record.status] -= 1
-        self._over[number] = None
-        return trial
-
-    def __len__(self) -> int:
-        return len(self.by_number) + self.forgotten.total()
-
     # --- ending ----------------------------------------------------------
 
     def end(
@@ -312,9 +270,9 @@ class LiveTrials:
         self.states.retire(record, self._told(trial))
         self.states.remove_slots(record.number)
         for worker in trial.workers:
-            self._ended.setdefault(worker, []).append(record.number)
+            self._ended_on.setdefault(worker, []).append(record.number)
         remove_if_empty(log_path(self._context.log_dir, record.number))
-        self._hooks.tell_of(record, "on_trial_end")
+        self._tell_of(record, "on_trial_end")
         self._note_end(trial)
 
     def _note_end(self, trial: LiveTrial) -> None:
@@ -323,29 +281,24 @@ class LiveTrials:
             self._over[trial.record.number] = None
 
     def forget_ended(self, is_expected: Callable[[int], bool]) -> list[int]:
-        """Forget the trials that have ended and that nobody will ask for; return them.
+        """Forget ended trials that are of no more use; return their numbers.
 
         Parameters
         ----------
         is_expected
             Whether a report of a trial is still to be delivered.
         """
-        forgotten = []
-        for number in list(self._over):
-            trial = self.by_number[number]
-            if trial.worker is not None or is_expected(number):
-                continue
-            del self._over[number]
-            # It is looked at again when it wakes, or its last clone has begun.
-            if trial.asleep or self.states.is_needed(number) or number < ALIKE_FAILURES:
-                continue
-            del self.by_number[number]
+
+        def is_awaited(number: int) -> bool:
+            return self.by_number[number].worker is not None or is_expected(number)
+
+        # The others are added to `_over` again by `wake`, or when their last clone has begun.
+        unused = self._forget_unused(is_awaited, self.states.is_needed)
+        for trial in unused:
             if trial.scheduled:
-                self._schedule.forget_trial(number)
-            self.forgotten[trial.record.status] += 1
-            self.states.forget(number)
-            forgotten.append(number)
-        return forgotten
+                self._schedule.forget_trial(trial.record.number)
+            self.states.forget(trial.record.number)
+        return [trial.record.number for trial in unused]
 
     def wake(self, trial: LiveTrial) -> None:
         """The searcher has paused the trial and does so no longer."""
@@ -353,11 +306,11 @@ class LiveTrials:
         if trial.record.status in ENDED:
             self._over[trial.record.number] = None
 
-    def end_paused(self) -> None:
-        """Nobody will resume the trials that the searcher has paused: they are over."""
-        for trial in self.by_number.values():
-            if trial.asleep and trial.record.status not in ENDED:
-                self.end(trial, "stopped")
+    def _read(self, number: int) -> LiveTrial:
+        self._store.flush()
+        with reader(self._store.folder) as connection:
+            (record,) = read_trials(connection, [number])
+        return LiveTrial(record)
 
     def mark_open_as_stopped(self) -> None:
         """The run ends before its trials: they show as stopped, and their slots stay."""
@@ -378,10 +331,10 @@ class LiveTrials:
 
     def ended_for(self, worker: int) -> tuple[int, ...]:
         """Trials that have ended since a worker was told last."""
-        return tuple(self._ended.pop(worker, ()))
+        return tuple(self._ended_on.pop(worker, ()))
 
     def forget_worker(self, worker: int) -> None:
-        self._ended.pop(worker, None)
+        self._ended_on.pop(worker, None)
         for trial in self.by_number.values():
             trial.workers.discard(worker)
 
