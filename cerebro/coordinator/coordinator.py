@@ -20,7 +20,7 @@ from cerebro.coordinator.callbacks import Hooks
 from cerebro.coordinator.commands import Remote
 from cerebro.coordinator.failures import (
     ALIKE_FAILURES,
-    Losses,
+    LostWorkers,
     asks_to_stop,
     missing_metric,
     not_finite,
@@ -58,7 +58,7 @@ from cerebro.worker.messages import (
     WorkerJoined,
     WorkerLost,
 )
-from cerebro.worker.trial_warnings import EVENT, Told
+from cerebro.worker.trial_warnings import EVENT, ShownWarnings
 
 MAX_LOST_STATES = 10
 """Times that a trial may go back in one epoch because a machine was lost."""
@@ -103,10 +103,10 @@ class Coordinator:
         self._unkept: dict[int, UnitDone] = {}  # ends of epochs whose states are on their way
         self._warming: set[int] = set()  # workers that are not ready for units yet
         self._libraries: set[str] = set()
-        self._losses = Losses(settings.max_retries)
+        self._lost_workers = LostWorkers(settings.max_retries)
         self._growth = Growth()
         self._moved: set[str] = set()  # why PyTorch moves batches to GPUs
-        self._told = Told()
+        self._shown = ShownWarnings()
         self.out_of_time = False
         self._remote = Remote(settings.folder / control.FOLDER, self._note_command)
         if restored is not None:
@@ -414,7 +414,7 @@ class Coordinator:
             state_bytes=event.state_bytes,
         )
         trial.last_worker = event.worker
-        self._losses.unit_done(event.worker, task)
+        self._lost_workers.unit_done(event.worker, task)
         self._libraries.update(event.libraries)
         self._watch_memory(event)
         self._note_not_exact(trial, event.not_exact)
@@ -466,7 +466,7 @@ class Coordinator:
         """Show and record what the first configuration, which is trial 0's, warns of when tried."""
         for each in warned:
             self.store.add_event(self._now(), EVENT, str(each))
-        self._told.show(warned, self._named(0))
+        self._shown.show(warned, self._named(0))
 
     def _note_warnings(self, trial: LiveTrial, warned: Sequence[Warned]) -> None:
         """Record what a trial warns of, and show what no other has warned of before."""
@@ -475,7 +475,7 @@ class Coordinator:
             if each not in trial.warned:  # on another worker
                 trial.warned.add(each)
                 self.store.add_event(self._now(), EVENT, str(each), number)
-        self._told.show(warned, self._named(number))
+        self._shown.show(warned, self._named(number))
 
     def _named(self, number: int) -> str:
         """What the user calls a trial, which with folds is one of a configuration's."""
@@ -623,21 +623,21 @@ class Coordinator:
         if event.signal == signal.SIGBUS:
             # It touched the mapping of a file that was cut: the trial is not to blame.
             self.context.check_files()
-        loss = self._losses.add(event, task)
+        verdict = self._lost_workers.add(event, task)
         number = None if task is None else task.trial
-        self.store.add_event(self._now(), "worker lost", loss.text, number)
+        self.store.add_event(self._now(), "worker lost", verdict.text, number)
         if task is not None:
             trial = self._trials.by_number[task.trial]
             trial.worker = None
-            if loss.error is not None:
-                self._end_trial(trial, "failed", loss.error)
+            if verdict.error is not None:
+                self._end_trial(trial, "failed", verdict.error)
             self._settle(trial)
         self._replace(event)
 
     def _replace(self, lost: WorkerLost) -> None:
         """Start a worker in place of a lost one, or go on with those that are left."""
         cause = lost.reason
-        if self._losses.may_replace:
+        if self._lost_workers.may_replace:
             try:
                 worker = self.executor.replace(lost.worker)
                 if self._places is None:
