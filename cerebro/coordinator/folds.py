@@ -1,11 +1,11 @@
-"""The configurations of a search with folds, as the searcher and the user deal with them.
+"""The configurations of a search with folds, as the searcher and the user see them.
 
-Between the search loop, which speaks of configurations, and `LiveTrials`, whose trials are
-folds. The folds of a configuration go from epoch to epoch together: none begins an epoch before
-all have finished the one before, and the searcher, or the rule that stops early, has heard their
-means. So what is decided does not depend on timing, and no fold trains what a decision would have
-spared. A fold that fails ends its configuration: the others finish the epoch that it failed in,
-which may fail as well, and of the folds that failed the first one is named.
+`FoldedTrials` stands between the search loop, which works on configurations, and `LiveTrials`,
+whose trials are folds. The folds of a configuration advance together: no fold begins an epoch
+until all have finished the one before, and the searcher, or the rule of early stopping, has
+received their means. So decisions do not depend on timing, and no fold trains an epoch that a
+decision would have saved. A fold that fails ends its configuration. The others finish the epoch
+in which it failed; they may fail in it, too, and then the first of the failed folds is named.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cerebro.worker.messages import RunContext
 
 @dataclass
 class FoldedTrial(LiveTrial):
-    """A configuration: its record is made of those of its folds."""
+    """A configuration, whose record is made of the records of its folds."""
 
     folds: list[LiveTrial] = field(default_factory=list)
 
@@ -80,41 +80,41 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         )
         """The trials that are trained."""
 
-    # --- what the search loop does -----------------------------------------
+    # --- called by the search loop -----------------------------------------
 
     def add(self, suggestion: Suggestion) -> LiveTrial:
-        """Add a new configuration or a clone of one; each fold is a clone of the same fold."""
+        """Add a new configuration, or a clone, whose folds are clones of the parent's folds."""
         folds = [self.folds.add(self._of_fold(suggestion, fold)) for fold in range(self._each)]
         trial = self._take(folds)
-        if trial.record.status in ENDED:  # it cannot be trained
+        if trial.record.status in ENDED:  # its configuration is invalid
             self._hooks.tell_of(trial.record, "on_trial_start")
             self._note_end(trial)
         return trial
 
     def go_on(self, trial: LiveTrial) -> None:
         """Let all folds train the next epoch."""
-        for fold in self._passed_on(trial):
+        for fold in self._decided(trial):
             self.folds.go_on(fold)
 
     def pause(self, trial: LiveTrial) -> None:
-        """The searcher lets the configuration wait."""
-        for fold in self._passed_on(trial):
+        """Pause a configuration for the searcher."""
+        for fold in self._decided(trial):
             self.folds.pause(fold)
         update(trial.record)
 
     def shelve(self, trial: LiveTrial) -> None:
-        """Free what a paused configuration holds."""
-        for fold in self._passed_on(trial):
+        """Free the slots and live models of a paused configuration."""
+        for fold in self._decided(trial):
             self.folds.shelve(fold)
 
     def resume(self, trial: LiveTrial, epochs: int) -> None:
-        """The searcher lets a configuration go on that it had paused."""
-        for fold in self._passed_on(trial):
+        """Resume a configuration that the searcher had paused, until `epochs` are done."""
+        for fold in self._decided(trial):
             self.folds.resume(fold, epochs)
         update(trial.record)
 
     def wake(self, trial: LiveTrial) -> None:
-        """The searcher has paused the configuration and does so no longer."""
+        """Clear the searcher's pause, before the configuration is resumed or dropped."""
         trial.asleep = False
         self._over[trial.record.number] = None
         for fold in self._folds(trial):
@@ -123,20 +123,20 @@ class FoldedTrials(TrialTable[FoldedTrial]):
 
     def end(self, trial: LiveTrial, status: Status) -> None:
         """End a configuration for good."""
-        for fold in self._passed_on(trial):
+        for fold in self._decided(trial):
             self.folds.end(fold, status)
         update(trial.record)
         self._note_end(trial)
 
-    # --- what the coordinator says ------------------------------------------
+    # --- called by the coordinator ------------------------------------------
 
     def hear(self, fold: LiveTrial) -> LiveTrial | None:
-        """A fold has finished an epoch, or ended.
+        """Update the configuration of a fold that has finished an epoch, or ended.
 
         Returns
         -------
         LiveTrial or None
-            The configuration, if with it all folds have finished the epoch, or all have ended.
+            The configuration, if all its folds have now finished the epoch, or have ended.
         """
         trial = self.by_number.get(fold.record.number // self._each)
         if trial is None or trial.record.status in ENDED:
@@ -156,12 +156,12 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         return trial if new else None
 
     def siblings(self, fold: LiveTrial) -> list[LiveTrial]:
-        """The other folds of a fold's configuration that have not ended."""
+        """Return the open folds of a fold's configuration."""
         trial = self.by_number.get(fold.record.number // self._each)
         return [] if trial is None else self._trained(trial)
 
     def restore(self, folds: Sequence[LiveTrial], answers: Mapping[int, Answers]) -> None:
-        """Take in the trials of an earlier process; `answers` are about configurations."""
+        """Take over the trials of an earlier process; `answers` are by configuration."""
         each = self._each
         spread = {
             number * each + fold: answer
@@ -174,16 +174,16 @@ class FoldedTrials(TrialTable[FoldedTrial]):
             trial.reported, trial.asleep = folds[first].reported, folds[first].asleep
             if trial.record.status in ENDED:
                 self.ended.add(trial.record, trial.row(self._settings))
-            elif any(fold.history for fold in trial.folds):  # else a rule begins anew
+            elif any(fold.history for fold in trial.folds):  # else early stopping starts anew
                 trial.history = [epoch.to_history() for epoch in trial.record.epochs]
 
     def take_up(self) -> None:
-        """Of a resumed run: epochs may have been found, and folds may have failed."""
+        """Update the configurations of a resumed run: folds may have recovered epochs or failed."""
         for trial in self.by_number.values():
             self.hear(trial.folds[0])
 
     def forget_ended(self, is_expected: Callable[[int], bool]) -> list[int]:
-        """Forget what has ended and nobody will ask for; return the folds that are forgotten.
+        """Forget ended configurations and folds that are of no more use; return the folds' numbers.
 
         Parameters
         ----------
@@ -198,7 +198,7 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         self._forget_unused(is_expected, self._has_folds)
         return gone
 
-    # --- inside --------------------------------------------------------------
+    # --- internal --------------------------------------------------------------
 
     def _read(self, number: int) -> FoldedTrial:
         folds = [self.folds.recall(number * self._each + fold) for fold in range(self._each)]
@@ -225,14 +225,14 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         number = suggestion.parent * self._each + fold
         of_fold = self.folds.recall(number)
         assert parent is not None and parent.told is not None and of_fold is not None
-        of_fold.reported = parent.told  # where one fold of them has failed others may be further
+        of_fold.reported = parent.told  # other folds may be further than one that failed
         return replace(suggestion, parent=number)
 
     def _folds(self, trial: LiveTrial) -> list[LiveTrial]:
         return self.by_number[trial.record.number].folds
 
-    def _passed_on(self, trial: LiveTrial) -> list[LiveTrial]:
-        """The folds that have not ended; they know what the searcher has said."""
+    def _decided(self, trial: LiveTrial) -> list[LiveTrial]:
+        """Copy the searcher's decision to the folds; return those that have not ended."""
         for fold in self._folds(trial):
             fold.reported, fold.asleep = trial.reported, trial.asleep
         return [fold for fold in self._folds(trial) if fold.record.status not in ENDED]
@@ -242,7 +242,7 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         self._hooks.tell_of(trial.record, "on_trial_end")
 
     def _best_epoch(self, record: TrialRecord) -> int | None:
-        """The epoch whose state a fold keeps as the best: that of its configuration."""
+        """Return the best epoch of a fold's configuration, whose state the fold keeps."""
         settings = self._settings
         trial = self.by_number.get(record.number // self._each)
         return None if trial is None else trial.record.best_epoch(settings.metric, settings.mode)

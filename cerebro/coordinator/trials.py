@@ -1,7 +1,7 @@
-"""The trials of a run and what becomes of them: added, paused, resumed, cloned, ended.
+"""Adds, pauses, resumes, clones and ends the trials of a run.
 
-Whatever changes a trial's fate goes through here, so that its record, its row in the
-store, the scheduler, its files and the callbacks always say the same.
+Every change of a trial's status is made here, so that its record, its row in the store, the
+scheduler, its files and the callbacks always agree.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class LiveTrials(TrialTable[LiveTrial]):
     # --- beginning -------------------------------------------------------
 
     def add(self, suggestion: Suggestion) -> LiveTrial:
-        """Add a new trial or a clone; one that cannot be trained has failed already."""
+        """Add a new trial or a clone; it fails at once if its configuration cannot be stored."""
         number = len(self)
         config, problem = recordable(suggestion.config)
         record = TrialRecord(
@@ -107,10 +107,10 @@ class LiveTrials(TrialTable[LiveTrial]):
         return trial
 
     def start(self, trial: LiveTrial) -> None:
-        """A unit of the trial is handed to a worker."""
+        """Mark a trial as running, before a unit of it is dispatched."""
         if trial.record.status != "running":
             self.set_status(trial, "running")
-        if trial.unwritten == self._flushes:  # slots beyond what is on record are of no use
+        if trial.unwritten == self._flushes:  # the store must not lag behind the slots
             self._flushes += 1
             self._store.flush()
         if not trial.started:
@@ -118,12 +118,12 @@ class LiveTrials(TrialTable[LiveTrial]):
             self._tell_of(trial.record, "on_trial_start")
 
     def restore(self, trials: Sequence[LiveTrial], answers: Mapping[int, Answers]) -> None:
-        """Take in the trials of an earlier process; those that have not ended train on.
+        """Take over the trials of an earlier process; open ones continue.
 
         Parameters
         ----------
         answers
-            What the searcher has said of each, if it listens.
+            The decisions of an adaptive searcher, by trial.
         """
         for trial in trials:
             number = trial.record.number
@@ -139,7 +139,7 @@ class LiveTrials(TrialTable[LiveTrial]):
                 continue
             if record.parent_epoch is not None and not record.epochs:
                 parent = self.by_number[record.parent or 0].record
-                with contextlib.suppress(StateError):  # it may do without, or fail alone
+                with contextlib.suppress(StateError):  # it may not need it, or it fails alone
                     trial.clone_of = self.states.clone_of(parent, record.parent_epoch)
             epoch, step = divmod(trial.position, self._context.units_per_epoch)
             self._schedule.add_trial(
@@ -160,23 +160,23 @@ class LiveTrials(TrialTable[LiveTrial]):
         trial.epoch_seconds = 0.0
         trial.history.append(epoch.to_history())
         self.states.add(trial.record, epoch, self._told(trial))
-        self._drop_parent(trial)  # a loss of power would no longer take it back to there
+        self._drop_parent(trial)  # even after a loss of power it would not need it
         self._tell_of(trial.record, "on_epoch_end", dict(epoch.metrics))
 
     def go_on(self, trial: LiveTrial) -> None:
-        """Let the trial train the next epoch."""
+        """Let a trial train its next epoch."""
         if self._stepwise:
             self._schedule.extend_trial(trial.record.number, self._goal(trial))
             self.states.retire(trial.record, trial.told)
 
     def pause(self, trial: LiveTrial) -> None:
-        """The searcher lets the trial wait; its slots stay, and a live model may."""
+        """Pause a trial for the searcher. Its slots stay, and its live model may."""
         self._hold_or_release(trial)
         self._plan(trial, trial.record.done)
         self.set_status(trial, "paused")
 
     def shelve(self, trial: LiveTrial) -> None:
-        """Free the slots of a paused trial, and its live models: its last epoch's state stays."""
+        """Free the slots and live models of a paused trial; its last epoch's state stays."""
         kept = self.states.kept(trial.record)
         if kept is None or trial.worker is not None or trial.record.status in ENDED:
             return
@@ -186,7 +186,7 @@ class LiveTrials(TrialTable[LiveTrial]):
             self._ended_on.setdefault(worker, []).append(trial.record.number)
 
     def resume(self, trial: LiveTrial, epochs: int) -> None:
-        """The searcher lets a trial go on that it had paused."""
+        """Resume a trial that the searcher had paused, until `epochs` are done."""
         record = trial.record
         record.target_epochs = epochs
         self._store.set_epochs(record.number, epochs)
@@ -200,31 +200,31 @@ class LiveTrials(TrialTable[LiveTrial]):
     # --- the user's commands ---------------------------------------------
 
     def hold(self, trial: LiveTrial) -> None:
-        """Give the trial no further unit until it is released."""
+        """Dispatch no unit of the trial until it is released."""
         trial.held = True
         self._hold_or_release(trial)
 
     def release(self, trial: LiveTrial) -> None:
-        """Let a trial go on that was held."""
+        """Release a trial that was held."""
         trial.held = False
         self._hold_or_release(trial)
         if trial.record.status == "paused" and not trial.asleep:
             self.set_status(trial, "waiting")
 
     def await_state(self, trial: LiveTrial, awaited: bool) -> None:
-        """Let a trial rest until the state of its last epoch is where it is kept."""
+        """Hold a trial while its last epoch's state is being copied, or release it."""
         trial.unkept = awaited
         if trial.record.status not in ENDED:
             self._hold_or_release(trial)
 
     def go_back(self, trial: LiveTrial, position: int | None) -> None:
-        """Take a trial back to a state that there still is: the others are lost.
+        """Take a trial back to a state that is not lost.
 
         Parameters
         ----------
         position
-            Units behind that state; None, or before its last epoch's end: that one is where
-            it goes back to, or to its beginning.
+            The position of that state. If it is None or before the end of the last finished
+            epoch, the trial goes back to that end, or to its beginning.
         """
         record, units = trial.record, self._context.units_per_epoch
         kept = record.done * units if record.epochs else trial.first_position
@@ -242,7 +242,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         self._hold_or_release(trial)
 
     def _hold_or_release(self, trial: LiveTrial) -> None:
-        """Tell the scheduler whether the trial rests, for whatever reason."""
+        """Tell the scheduler whether the trial has to wait, for any of the reasons."""
         if trial.held or trial.asleep or trial.unkept:
             self._schedule.hold_trial(trial.record.number)
         else:
@@ -277,7 +277,7 @@ class LiveTrials(TrialTable[LiveTrial]):
 
     def _note_end(self, trial: LiveTrial) -> None:
         self.ended.add(trial.record, trial.row(self._settings))
-        if not trial.record.is_open:  # else what the run is depends on it
+        if not trial.record.is_open:  # an open one determines the run's status
             self._over[trial.record.number] = None
 
     def forget_ended(self, is_expected: Callable[[int], bool]) -> list[int]:
@@ -301,7 +301,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         return [trial.record.number for trial in unused]
 
     def wake(self, trial: LiveTrial) -> None:
-        """The searcher has paused the trial and does so no longer."""
+        """Clear the searcher's pause, before the trial is resumed or dropped."""
         trial.asleep = False
         if trial.record.status in ENDED:
             self._over[trial.record.number] = None
@@ -313,13 +313,13 @@ class LiveTrials(TrialTable[LiveTrial]):
         return LiveTrial(record)
 
     def mark_open_as_stopped(self) -> None:
-        """The run ends before its trials: they show as stopped, and their slots stay."""
+        """Mark open trials as stopped at the run's end; their slots stay, to be resumed."""
         for trial in self.by_number.values():
             if trial.record.status not in ENDED:
                 self.set_status(trial, "stopped", resumable=True)
 
     def _drop_parent(self, trial: LiveTrial) -> None:
-        """A clone does not need its parent's state any more."""
+        """Release the parent's state, which a clone no longer needs."""
         record = trial.record
         if trial.clone_of is None or record.parent is None or record.parent_epoch is None:
             return
@@ -330,16 +330,17 @@ class LiveTrials(TrialTable[LiveTrial]):
             self._over[record.parent] = None
 
     def ended_for(self, worker: int) -> tuple[int, ...]:
-        """Trials that have ended since a worker was told last."""
+        """Return the trials that have ended since this was last called for a worker."""
         return tuple(self._ended_on.pop(worker, ()))
 
     def forget_worker(self, worker: int) -> None:
+        """Forget a lost worker."""
         self._ended_on.pop(worker, None)
         for trial in self.by_number.values():
             trial.workers.discard(worker)
 
     def set_status(self, trial: LiveTrial, status: Status, *, resumable: bool = False) -> None:
-        """Change a trial's status; `resumable` says that it is not over, whatever the status."""
+        """Set a trial's status; with `resumable` it counts as open despite its status."""
         record = trial.record
         record.status, record.resumable = status, resumable
         self._store.set_status(
@@ -349,26 +350,26 @@ class LiveTrials(TrialTable[LiveTrial]):
         )
 
     def _told(self, trial: LiveTrial) -> int | None:
-        """The epoch whose state has to stay because a clone might begin with it."""
+        """Return the epoch whose state has to stay because a clone may start from it."""
         return trial.told if self._stepwise else None
 
     # --- counting --------------------------------------------------------
 
     def _goal(self, trial: LiveTrial) -> int:
-        """Epochs until which the scheduler may train the trial."""
+        """Return the number of epochs that the scheduler may train the trial for."""
         if not self._stepwise:
             return trial.record.target_epochs
         wanted = trial.reported + (1 if trial.asleep else 2)
-        # Of a resumed run: it may have trained on when what let it was still to be written.
+        # A resumed trial may be further: it trained before the decision reached the store.
         epoch, step = divmod(trial.position, self._context.units_per_epoch)
         return max(wanted, epoch + (step > 0))
 
     def _plan(self, trial: LiveTrial, epochs: int) -> None:
-        """Expect the trial to train until `epochs` are done."""
+        """Plan the trial's units until `epochs` are done."""
         self._plan_units(trial, (epochs - trial.record.first_epoch) * self._context.units_per_epoch)
 
     def _expect_others(self) -> None:
-        """Count the units of trials that the searcher will be asked for."""
+        """Count the units of trials that the searcher has not suggested yet."""
         others = max(0, (self._expected or 0) - len(self))
         units = self._settings.epochs * self._context.units_per_epoch
         self._meter.units_to_come = others * units
@@ -379,10 +380,10 @@ class LiveTrials(TrialTable[LiveTrial]):
 
 
 def recordable(config: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """Return a configuration as it will be read back, and why no trial can have it.
+    """Return a configuration as the store returns it, and why it is invalid, or None.
 
-    A replay sees the configuration that the store has, so that trials must too. What it
-    cannot hold stands as text in the place of a configuration that cannot be trained.
+    A replay gets the configuration from the store, so trials must get the same. In an invalid
+    configuration, values that the store cannot hold are replaced by their text.
     """
     known, problem = {}, None
     for name, value in config.items():
