@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import cerebro._core as _core
 import cerebro.transforms as _transforms
-from cerebro.arguments import whole
+from cerebro.arguments import whole_number
 from cerebro.data import depots
 from cerebro.data.moved import MovedBatches
 from cerebro.errors import DeviceError, InputError, one_line
@@ -96,12 +96,12 @@ def make_loader(
     return _core.Loader(
         dataset.parts(),
         _transforms.compile(dataset.columns, dataset.transforms, augment=augment),
-        batch_size=whole("batch_size", batch_size, 1),
-        seed=whole("seed", seed, 0, 2**64 - 1),
+        batch_size=whole_number("batch_size", batch_size, 1),
+        seed=whole_number("seed", seed, 0, 2**64 - 1),
         shuffle=bool(shuffle),
         drop_last=bool(drop_last),
         framework=framework,
-        threads=whole("threads", threads, 0, MAX_THREADS),
+        threads=whole_number("threads", threads, 0, MAX_THREADS),
         first_rows=dataset.first_rows(),
         depot=depot,
         residence=residence,
@@ -235,11 +235,10 @@ class Batches:
             "device": where,
             "residence": residence,
         }
-        self._epoch = whole("epoch", epoch, 0, 2**32 - 1)
-        self._start = whole("start", start, 0)
-        self._shard = (
-            None if shard is None else whole("shard", shard, 0, max(dataset.num_shards - 1, 0))
-        )
+        self._epoch = whole_number("epoch", epoch, 0, 2**32 - 1)
+        self._start = whole_number("start", start, 0)
+        last = max(dataset.num_shards - 1, 0)
+        self._shard = whole_number("shard", shard, 0, last, optional=True)
         self._idle = [self._new_loader()]  # loaders that no pass is using
         self._process = os.getpid()
         if framework == "torch" and where != "cpu" and not cuda.start_torch():
@@ -302,7 +301,7 @@ class Batches:
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the one that iterating gives next."""
-        self._epoch = whole("epoch", epoch, 0, 2**32 - 1)
+        self._epoch = whole_number("epoch", epoch, 0, 2**32 - 1)
 
     def _new_loader(self) -> _core.Loader | MovedBatches:
         return make_trusted(self._dataset, **self._options)

@@ -392,10 +392,10 @@ class Dataset:
         InputError
             Wrong fractions or seed, an unsuitable column, or a part that would get no rows.
         """
-        from cerebro.arguments import whole
+        from cerebro.arguments import whole_number
 
         bounds = splitting.check_fractions(fractions)
-        seed = whole("seed", seed, 0, 2**64 - 1)
+        seed = whole_number("seed", seed, 0, 2**64 - 1)
         if stratify is not None and groups is not None:
             raise InputError("split takes stratify or groups, not both: choose one")
         if stratify is not None:

@@ -15,14 +15,14 @@ everything that later training depends on.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
 
-from cerebro.arguments import TORCH_MODEL, answers
+from cerebro.arguments import TORCH_MODEL, answers, real_number, whole_number
 from cerebro.data.moved import moved
 from cerebro.errors import InputError, StateError
 from cerebro.machine.devices import build_device
@@ -175,8 +175,8 @@ class Model(BaseModel):
         self._inputs, self._target = inputs, target
         self._step = step
         self._augment = augment
-        self._clip_norm = _check_clip_norm(clip_norm)
-        self._accumulate = _check_accumulate(accumulate)
+        self._clip_norm = real_number("clip_norm", clip_norm, above=0, optional=True)
+        self._accumulate = whole_number("accumulate", accumulate, 1, math.inf)
         self._optimizers = _check_optimizers(optimizer, net, loss)
         self._schedulers = _check_schedulers(scheduler, self._optimizers)
         self._scheduler_step = _check_scheduler_step(scheduler_step, self._schedulers)
@@ -693,18 +693,6 @@ def _refuse_torchmetrics(net: Any, functions: Mapping[str, Any]) -> None:
                 "that does not go with the trial: give it in epoch_metrics=, or take the function "
                 "of torchmetrics.functional in metrics="
             )
-
-
-def _check_clip_norm(clip_norm: float | None) -> float | None:
-    if clip_norm is not None and not clip_norm > 0:
-        raise InputError(f"clip_norm must be above 0, not {clip_norm!r}")
-    return clip_norm
-
-
-def _check_accumulate(accumulate: Any) -> int:
-    if isinstance(accumulate, bool) or not isinstance(accumulate, Integral) or accumulate < 1:
-        raise InputError(f"accumulate must be a whole number from 1, not {accumulate!r}")
-    return int(accumulate)
 
 
 def _several(value: Any) -> tuple[Any, ...]:
