@@ -18,11 +18,10 @@ from typing import Any, Literal
 
 import cerebro._core as _core
 from cerebro.api.settings import devices_of, resolve_mode, worker_count
-from cerebro.arguments import whole_number
+from cerebro.arguments import real_number, whole_number
 from cerebro.coordinator.simulated_trials import Conversation
 from cerebro.data.given import is_rows, written
 from cerebro.data.validation import Validation, views_of
-from cerebro.errors import InputError
 from cerebro.executors.seats import kept_bytes, stay
 from cerebro.executors.simulated import SimulatedRun, Simulation
 from cerebro.machine.devices import CPU, are_gpus, memory_of, seats
@@ -164,11 +163,10 @@ threads, seed, stagger, live_models, devices, workers_per_device
             return plan(**given)
     views = views_of(data, validation)
     train, _ = views.of_trial(0)
-    the_threads = whole_number("threads", threads, 1) or 1
+    the_threads = whole_number("threads", threads, 1)
     the_devices = devices_of(devices, workers_per_device, None)
     count = max(1, worker_count(workers, the_threads, the_devices, workers_per_device))
-    if rows_per_second is not None and not rows_per_second > 0:
-        raise InputError(f"rows_per_second must be a positive number, not {rows_per_second!r}")
+    rows_per_second = real_number("rows_per_second", rows_per_second, above=0, optional=True)
     the_searcher = make_searcher(searcher)
     setup = {
         "seed": whole_number("seed", seed, 0, 2**64 - 1),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import cerebro._core as _core
+from cerebro.arguments import MAX_INT32, whole_number
 from cerebro.data import depots
 from cerebro.data.batches import make_trusted
 from cerebro.data.moved import MovedBatches
@@ -131,9 +132,7 @@ def batch_size_of(config: Mapping[str, Any], default: int | None) -> int:
         raise InputError(
             "batch_size is missing: give it to search(batch_size=...) or put it into the space"
         )
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
-        raise InputError(f"batch_size must be a whole number from 1 to {2**31 - 1}, not {value!r}")
-    return value
+    return whole_number("batch_size", value, 1, MAX_INT32)
 
 
 def batch_device(model: Any, device: str) -> str:
