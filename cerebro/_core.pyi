@@ -272,6 +272,13 @@ class Slots:
     def save(self, path: _Path) -> None: ...
     def close(self) -> None: ...
 
+def check_slots(stem: _Path, /) -> tuple[str, str, bool] | None:
+    """Compare a trial's slots with their records and seals; change nothing.
+
+    Returns None, or the damaged file's suffix, what is wrong with it, and whether the slots
+    changed while they were read, so that they may not be damaged.
+    """
+
 # --- the epoch runner -------------------------------------------------------------
 
 class UnitResult(

@@ -9,7 +9,7 @@ from pathlib import Path
 from cerebro.errors import StateError
 from cerebro.run.records import EpochRecord, TrialRecord
 from cerebro.run.settings import Settings
-from cerebro.run.states import CloneOf, KeptState, remove_slots, unpublished
+from cerebro.run.states import CloneOf, KeptState, remove_slots, remove_state, unpublished
 from cerebro.run.store import Store
 from cerebro.worker.messages import RunContext
 
@@ -72,7 +72,7 @@ class KeptStates:
     def discard(self, file: str | None, state_hash: str) -> None:
         """Delete the state of an epoch that does not count."""
         if file is not None:
-            self._paths(file, state_hash)[0].unlink(missing_ok=True)
+            remove_state(self._paths(file, state_hash)[0])
 
     def _paths(self, file: str, state_hash: str) -> tuple[Path, Path]:
         """Where a state is until it is published, and after that."""

@@ -21,7 +21,6 @@ about, because it was stopped in the middle of a write, then writes where nobody
 from __future__ import annotations
 
 import contextlib
-import os
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,21 +31,25 @@ from typing import Any
 import cerebro._core as _core
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.errors import CorruptDataError
-from cerebro.machine.files import open_plain, read_bytes
+from cerebro.machine.files import read_bytes
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.folder import Opened, claim_state_dir, make_folders
 from cerebro.run.owner import Owner
 from cerebro.run.records import EpochRecord, TrialRecord
 from cerebro.run.settings import Settings
 from cerebro.run.states import (
-    KeptFile,
     KeptState,
+    StateFile,
     epoch_state_file,
+    finish_move,
     kept_files,
+    move_slots,
     remove_slots,
+    remove_state,
     slots_stem,
     trials_with_slots,
     unpublished,
+    write_unpublished,
 )
 from cerebro.run.store import (
     Answers,
@@ -147,7 +150,7 @@ class Restorer:
         start = (record.done + len(lost)) * self._per_epoch
         end = min(start + self._per_epoch, record.target_epochs * self._per_epoch + 1)
         if slots is not None and start <= slots.position < end:
-            self._move_slots(record.number, slots)
+            move_slots(self._state_dir, record.number, slots.packed, slots.attempt, slots.position)
             standing = Standing(slots.position, attempt, None, lost)
         else:
             remove_slots(self._state_dir, record.number)
@@ -166,7 +169,7 @@ class Restorer:
         named |= {unpublished(_file_of(epoch), epoch.state_hash) for epoch in lost}
         for file in self._files.pop(record.number, ()):
             if file.path.name not in named:
-                file.path.unlink(missing_ok=True)
+                remove_state(file.path)
         if slots and record.number in self._with_slots:
             remove_slots(self._state_dir, record.number)
 
@@ -178,7 +181,7 @@ class Restorer:
         """
         for trial in [number for number in self._files if number >= known]:
             for file in self._files.pop(trial):
-                file.path.unlink(missing_ok=True)
+                remove_state(file.path)
         for trial in [number for number in self._with_slots if number >= known]:
             remove_slots(self._state_dir, trial)
 
@@ -186,11 +189,9 @@ class Restorer:
 
     def _read_slots(self, trial: int) -> tuple[_Slots | None, int]:
         """Return what the slots hold, if it is whole, and the next number for a dispatch."""
-        stem = slots_stem(self._state_dir, trial)
-        for suffix in (".moving.a", ".moving.slots"):
-            Path(f"{stem}{suffix}").unlink(missing_ok=True)
+        finish_move(self._state_dir, trial)
         try:
-            slots = _core.Slots(stem, False)
+            slots = _core.Slots(slots_stem(self._state_dir, trial), False)
         except (OSError, CorruptDataError):
             return None, 0
         with contextlib.closing(slots):
@@ -204,22 +205,6 @@ class Restorer:
         if position != progress.epoch * self._per_epoch + progress.step + 1:
             return None, attempt
         return _Slots(position, of_attempt, packed, progress), attempt
-
-    def _move_slots(self, trial: int, slots: _Slots) -> None:
-        """Put the state into files of its own, which nobody else has open.
-
-        Killed at any moment, the old files or the new ones stand: until the page is
-        replaced, the new ``.a`` holds the same state or one that the old page's seal
-        does not fit.
-        """
-        stem = slots_stem(self._state_dir, trial)
-        moving = f"{stem}.moving"
-        with contextlib.closing(_core.Slots(moving, True)) as fresh:
-            fresh.put(slots.packed, attempt=slots.attempt)
-            fresh.commit(slots.position)
-        for suffix in (".a", ".slots"):
-            Path(moving + suffix).replace(f"{stem}{suffix}")
-        Path(f"{stem}.b").unlink(missing_ok=True)
 
     # --- kept states -----------------------------------------------------
 
@@ -267,14 +252,10 @@ class Restorer:
             return None
         state_hash = _core.hash_state(slots.packed)
         found = self._record(record.number, epoch, slots.progress, state_hash)
-        path = self._epoch_dir / unpublished(_file_of(found), state_hash)
-        path.unlink(missing_ok=True)  # its worker may have been killed writing it
-        fd = open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        with open(fd, "wb") as file:  # noqa: PTH123
-            file.write(slots.packed)
+        write_unpublished(self._epoch_dir, _file_of(found), state_hash, slots.packed)
         return found
 
-    def _from_file(self, file: KeptFile) -> EpochRecord | None:
+    def _from_file(self, file: StateFile) -> EpochRecord | None:
         """The epoch, if the file is whole.
 
         A file that has its final name was synced before it was renamed. Its row comes
@@ -289,7 +270,7 @@ class Restorer:
         at = progress.epoch, progress.step
         if file.state_hash not in (None, state_hash) or at != (file.epoch, self._per_epoch - 1):
             return None
-        epoch = self._record(file.trial, file.epoch, progress, state_hash)
+        epoch = self._record(file.trial, progress.epoch, progress, state_hash)
         file.path.replace(self._epoch_dir / unpublished(_file_of(epoch), state_hash))
         return epoch
 

@@ -22,16 +22,14 @@ from cerebro.arguments import one_of
 from cerebro.data.given import FOLDERS
 from cerebro.errors import InputError
 from cerebro.machine import durable, environment
-from cerebro.machine.files import path_of, read_bytes
+from cerebro.machine.files import path_of
 from cerebro.run.owner import FILE as OWNER_FILE
 from cerebro.run.owner import Owner
 from cerebro.run.recipe import Recipe
+from cerebro.run.records import ENDED
 from cerebro.run.settings import Settings
-from cerebro.run.states import CLAIM, trial_of_kept, trial_of_slots
-from cerebro.run.store import FILE, Store, default_run_path, reader, unused_folder
-
-MADE = ("states", "trials", "control")
-"""Folders of a run."""
+from cerebro.run.states import CLAIM, claimant, remove_unneeded
+from cerebro.run.store import FILE, PARTS, Store, default_run_path, reader, unused_folder
 
 
 def make_run(settings: Settings) -> Opened:
@@ -75,7 +73,7 @@ def _why_not_made(settings: Settings, error: OSError) -> str:
 
 def remove_run(folder: Path, *, keep: bool) -> None:
     """Remove what was made of a run, and its folder unless it was there before."""
-    for name in MADE:
+    for name in PARTS:
         shutil.rmtree(folder / name, ignore_errors=True)
     with contextlib.suppress(OSError):
         for file in (*folder.glob("run.sqlite*"), folder / OWNER_FILE):
@@ -96,7 +94,7 @@ def make_durable_folder(folder: Path) -> None:
 
 def make_folders(settings: Settings) -> None:
     """Make the folders of a run that are not there."""
-    for folder in (*(settings.folder / name for name in MADE), settings.state_dir):
+    for folder in (*(settings.folder / name for name in PARTS), settings.state_dir):
         folder.mkdir(parents=True, exist_ok=True)
 
 
@@ -110,18 +108,14 @@ def claim_state_dir(settings: Settings, run: str) -> None:
     """
     if settings.state_dir == settings.folder / "states":
         return
-    file = settings.state_dir / CLAIM
-    try:
-        claimed = read_bytes(file, 100).decode("utf-8", "replace")
-    except FileNotFoundError:
-        claimed = None
+    claimed = claimant(settings.state_dir)
     if claimed not in (None, run) and any(settings.state_dir.glob("*.slots")):
         raise InputError(
             f"state_dir {settings.state_dir} holds the states of another run: empty it if that run "
             "is over; a run that is resumed goes on from its last finished epochs then"
         )
     if claimed != run:
-        durable.replace_file(file, run.encode())
+        durable.replace_file(settings.state_dir / CLAIM, run.encode())
 
 
 def slots_folder(
@@ -189,32 +183,16 @@ def sweep(run: Path, state_dir: Path) -> list[str]:
                 "SELECT state_file FROM epochs WHERE state_file IS NOT NULL"
             )
         }
-        trials = {
-            number: bool(is_open)
-            for number, is_open in connection.execute(
+        is_open = {
+            number: bool(may_train)
+            for number, may_train in connection.execute(
                 "SELECT number, resumable = 1 "
-                "OR status NOT IN ('stopped', 'finished', 'diverged', 'failed') FROM trials"
+                f"OR status NOT IN ({', '.join('?' * len(ENDED))}) FROM trials",
+                ENDED,
             )
         }
 
-    def is_left_over(folder: Path, name: str) -> bool:
-        slots, kept = trial_of_slots(name), trial_of_kept(name)
-        if slots is not None:
-            return folder == state_dir and not trials.get(slots, True)
-        if kept is None or folder != states or name in named:
-            return False
-        return not trials.get(kept, False)
-
-    states = run / "states"
-    swept = []
-    for folder in dict.fromkeys((states, state_dir)):
-        with os.scandir(folder) as entries:
-            found = [entry.name for entry in entries if is_left_over(folder, entry.name)]
-        for name in found:
-            with contextlib.suppress(FileNotFoundError):
-                (folder / name).unlink()
-        swept += found
-    return sorted(swept)
+    return remove_unneeded(run / "states", state_dir, named, is_open)
 
 
 @dataclass
@@ -226,7 +204,8 @@ class Opened:
 
 
 UNFINISHED = {
-    *(FILE + ".new", FILE + ".new-journal", "owner.lock", "states", "trials", "control"),
+    *(FILE + ".new", FILE + ".new-journal", OWNER_FILE),
+    *PARTS,
     *FOLDERS,
 }
 """What a process leaves that was killed while it made a run."""

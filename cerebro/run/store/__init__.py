@@ -33,11 +33,12 @@ from cerebro.run.store.reading import (
     read_unit_seconds,
     reader,
 )
-from cerebro.run.store.schema import FILE, SCHEMA_VERSION, default_run_path, unused_folder
+from cerebro.run.store.schema import FILE, PARTS, SCHEMA_VERSION, default_run_path, unused_folder
 from cerebro.run.store.writing import Store
 
 __all__ = [
     "FILE",
+    "PARTS",
     "SCHEMA_VERSION",
     "Answers",
     "Store",

@@ -7,13 +7,12 @@ than a disk can keep up. Rows of one table go to SQLite in one call.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
 from cerebro.machine import durable
+from cerebro.run.states import remove_state
 from cerebro.run.store.encoding import storable
 
 Files = tuple[str, str]
@@ -124,7 +123,7 @@ class Batch:
                 for sql, rows in statements:
                     connection.executemany(sql, rows)
         for file in (*self._retired.values(), *self._unwanted):
-            remove(file)
+            remove_state(file)
 
     def _statements(self) -> Iterator[tuple[str, list[Any]]]:
         epochs = [(*key, *values) for key, values in self._epochs.items()]
@@ -139,9 +138,3 @@ class Batch:
             (_META, list(self._meta.items())),
         ]
         return (table for table in tables if table[1])
-
-
-def remove(file: str) -> None:
-    """Delete a file, if it is there."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(file)  # noqa: PTH108

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -169,7 +170,7 @@ def stand_until(folder, step):
 
     def counted(real):
         def operation(path, *arguments, **keywords):
-            left[0] -= path.exists()
+            left[0] -= Path(path).exists()
             if left[0] == 0:
                 raise Killed
             return real(path, *arguments, **keywords)
@@ -177,8 +178,8 @@ def stand_until(folder, step):
         return operation
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "replace", counted(Path.replace))
-        patch.setattr(Path, "unlink", counted(Path.unlink))
+        patch.setattr(os, "replace", counted(os.replace))
+        patch.setattr(os, "unlink", counted(os.unlink))
         restorer(folder).stand(record_of())
 
 
