@@ -61,7 +61,7 @@ _WRONG: dict[str, dict[str, str]] = {
     },
     "events": {"time": _NUMBER, "kind": _TEXT, "trial": _OPTIONAL_COUNT, "text": _TEXT},
 }
-_MAY_LACK = {("trials", name) for name in ("parent_epoch", "resumable", "raised")}  # before 3
+_MAY_LACK = {("trials", "raised")}  # before version 3
 
 # By key of the table of meta, and then of its mappings, what is read from it.
 _META: dict[str, Any] = {

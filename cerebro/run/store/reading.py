@@ -184,15 +184,14 @@ def read_ranking(
 
 
 def _read_trial_rows(connection: sqlite3.Connection, condition: str) -> Iterator[TrialRecord]:
-    columns = "number, config, status, epochs, parent, error, traceback"
     version = connection.execute("PRAGMA user_version").fetchone()[0]
-    more = "resumable, parent_epoch" if version >= 2 else "0, NULL"
-    more += ", raised" if version >= 3 else ", NULL"
+    columns = "number, config, status, epochs, parent, parent_epoch, resumable, error, traceback, "
+    columns += "raised" if version >= 3 else "NULL"
     for row in connection.execute(
-        f"SELECT {columns}, {more} FROM trials WHERE {condition} ORDER BY number"
+        f"SELECT {columns} FROM trials WHERE {condition} ORDER BY number"
     ):
-        number, config, status, epochs, parent, error, traceback = row[:7]
-        resumable, parent_epoch, raised = row[7:]
+        number, config, status, epochs, parent, parent_epoch, resumable = row[:7]
+        error, traceback, raised = row[7:]
         yield TrialRecord(
             number=number,
             config=check_config(decode(config)),
@@ -231,8 +230,6 @@ class Answers:
 def read_answers(connection: sqlite3.Connection) -> dict[int, Answers]:
     """Read what an adaptive searcher has said, by trial; empty for any other."""
     answers: dict[int, Answers] = {}
-    if not _has_table(connection, "decisions"):
-        return answers
     for trial, epoch, decision in connection.execute(
         "SELECT trial, epoch, decision FROM decisions ORDER BY id"
     ):
@@ -250,16 +247,12 @@ def read_said(connection: sqlite3.Connection, after: int = 0) -> list[tuple[Any,
 
     Trial, epoch, decision, and of suggestions until how many epochs.
     """
-    if not _has_table(connection, "decisions"):
-        return []
     sql = "SELECT trial, epoch, decision, epochs FROM decisions ORDER BY id LIMIT -1 OFFSET ?"
     return [tuple(row) for row in connection.execute(sql, (after,))]
 
 
 def count_said(connection: sqlite3.Connection) -> int:
     """Count what an adaptive searcher has said."""
-    if not _has_table(connection, "decisions"):
-        return 0
     (count,) = connection.execute("SELECT count(*) FROM decisions").fetchone()
     return int(count)
 
@@ -285,13 +278,6 @@ def read_extensions(
     connection: sqlite3.Connection, condition: str = "1"
 ) -> list[tuple[int, int, int]]:
     """Read from which positions on ``info.epochs`` of which trials was which number."""
-    if not _has_table(connection, "extensions"):
-        return []
     sql = "SELECT trial, position, epochs FROM extensions "
     sql += f"WHERE {condition} ORDER BY trial, position"
     return [(trial, position, epochs) for trial, position, epochs in connection.execute(sql)]
-
-
-def _has_table(connection: sqlite3.Connection, name: str) -> bool:
-    sql = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
-    return connection.execute(sql, (name,)).fetchone() is not None

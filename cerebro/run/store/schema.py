@@ -18,29 +18,9 @@ from cerebro.machine.installation import update_hint
 
 SCHEMA_VERSION = 3
 
-OLDEST_READABLE = 1
+OLDEST_READABLE = 2
 
-EXTENSIONS = """
-CREATE TABLE extensions (
-    trial INTEGER NOT NULL,
-    position INTEGER NOT NULL,  -- units
-    epochs INTEGER NOT NULL,  -- what info.epochs is from there on
-    PRIMARY KEY (trial, position)
-);
-"""
-
-DECISIONS = """
-CREATE TABLE decisions (
-    id INTEGER PRIMARY KEY,
-    round INTEGER NOT NULL,
-    trial INTEGER NOT NULL,
-    epoch INTEGER NOT NULL,  -- that was reported; of a suggestion, the next one
-    decision TEXT NOT NULL,  -- continue, pause, stop; begin, resume, clone
-    epochs INTEGER  -- of a suggestion: how many are to be done
-);
-"""
-
-SCHEMA = f"""
+SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE trials (
     number INTEGER PRIMARY KEY,
@@ -91,20 +71,21 @@ CREATE TABLE events (
     trial INTEGER,
     text TEXT NOT NULL
 );
-{DECISIONS}{EXTENSIONS}"""
-
-
-def _to_2(connection: sqlite3.Connection) -> None:
-    """Trials say whether the run left them unfinished, and clones where they began."""
-    connection.execute("ALTER TABLE trials ADD COLUMN resumable INTEGER NOT NULL DEFAULT 0")
-    connection.execute("ALTER TABLE trials ADD COLUMN parent_epoch INTEGER")
-    connection.execute(DECISIONS)
-    connection.execute(EXTENSIONS)
-    # In version 1 only a stopping rule ended a trial early for good.
-    connection.execute(
-        "UPDATE trials SET resumable = 1 WHERE status = 'stopped' AND EXISTS "
-        "(SELECT 1 FROM meta WHERE key = 'settings' AND value LIKE '%\"stop\":null%')"
-    )
+CREATE TABLE decisions (
+    id INTEGER PRIMARY KEY,
+    round INTEGER NOT NULL,
+    trial INTEGER NOT NULL,
+    epoch INTEGER NOT NULL,  -- that was reported; of a suggestion, the next one
+    decision TEXT NOT NULL,  -- continue, pause, stop; begin, resume, clone
+    epochs INTEGER  -- of a suggestion: how many are to be done
+);
+CREATE TABLE extensions (
+    trial INTEGER NOT NULL,
+    position INTEGER NOT NULL,  -- units
+    epochs INTEGER NOT NULL,  -- what info.epochs is from there on
+    PRIMARY KEY (trial, position)
+);
+"""
 
 
 def _to_3(connection: sqlite3.Connection) -> None:
@@ -112,7 +93,7 @@ def _to_3(connection: sqlite3.Connection) -> None:
     connection.execute("ALTER TABLE trials ADD COLUMN raised TEXT")
 
 
-MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {2: _to_2, 3: _to_3}
+MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {3: _to_3}
 """By the version that each leads to, from the one before."""
 
 
@@ -130,9 +111,15 @@ def version_of(connection: sqlite3.Connection, file: Path) -> int:
             f"{file} has store version {version}, of a later Cerebro; this one reads "
             f"{OLDEST_READABLE} to {SCHEMA_VERSION}: update it ({update_hint()})"
         )
-    if version < OLDEST_READABLE:
+    if 0 < version < OLDEST_READABLE:
         raise CorruptDataError(
-            f"{file} has store version {version}: it is no run store, or its making was cut off"
+            f"{file} has store version {version}, of a Cerebro before its first release; this one "
+            f"reads {OLDEST_READABLE} to {SCHEMA_VERSION}: repeat the search in a new folder"
+        )
+    if version <= 0:
+        raise CorruptDataError(
+            f"{file} has store version {version}: it is not a run store, or its creation was "
+            "interrupted"
         )
     return version
 
