@@ -310,7 +310,7 @@ def _check_slots(saved: SavedRun) -> tuple[int, list[Problem]]:
         damage = slot_damage(folder, number)
         if damage is not None:
             file, what = damage
-            advice = "resume the run: the trial goes on from its last finished epoch"
+            advice = "resume the run: the trial continues from its last finished epoch"
             problems.append(Problem(f"{file} (trial {number})", what, advice))
     return len(numbers), problems
 

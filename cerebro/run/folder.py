@@ -1,8 +1,8 @@
-"""The folder of a run: made, claimed, described, and swept when the run closes.
+"""The folder of a run: making it, claiming it, describing it, and sweeping it at the end.
 
-As a rule there are none: a state is deleted after the row that gives it up, slots
-with their trial. What a killed worker had half-written, or a process that died
-between a commit and a deletion, is found here.
+Usually sweeping finds nothing: a state is deleted after the row that named it, slots with
+their trial. It deletes the files that a killed worker left half-written, or a process that
+died between a commit and a deletion.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from cerebro.run.store import FILE, PARTS, Store, default_run_path, reader, unus
 
 
 def make_run(settings: Settings) -> Opened:
-    """Make the run's folder and its store; if that fails, nothing is left of them."""
+    """Make the run's folder and its store, or leave nothing behind."""
     folder = settings.folder
     existed = folder.exists()
     owner = None
     try:
         make_durable_folder(folder)
         owner = Owner.take(folder)
-        if (folder / FILE).exists():  # somebody else has made it meanwhile
+        if (folder / FILE).exists():  # another process has made it meanwhile
             refuse_folder(folder)
         make_folders(settings)
         record = run_record(settings)
         claim_state_dir(settings, record["id"])
         return Opened(owner, Store.create(folder, record))
     except BaseException as error:
-        if isinstance(error, InputError):  # it is another's
+        if isinstance(error, InputError):  # it belongs to another process
             if owner is not None:
                 owner.release()
             raise
@@ -72,7 +72,7 @@ def _why_not_made(settings: Settings, error: OSError) -> str:
 
 
 def remove_run(folder: Path, *, keep: bool) -> None:
-    """Remove what was made of a run, and its folder unless it was there before."""
+    """Remove an incomplete run, and its folder unless it was there before."""
     for name in PARTS:
         shutil.rmtree(folder / name, ignore_errors=True)
     with contextlib.suppress(OSError):
@@ -83,7 +83,7 @@ def remove_run(folder: Path, *, keep: bool) -> None:
 
 
 def make_durable_folder(folder: Path) -> None:
-    """Make a folder, and those that it is in, so that their names outlive a loss of power."""
+    """Make a folder and its parents so that their names survive a loss of power."""
     folder = folder.absolute()
     if not folder.parent.exists():
         make_durable_folder(folder.parent)
@@ -93,18 +93,18 @@ def make_durable_folder(folder: Path) -> None:
 
 
 def make_folders(settings: Settings) -> None:
-    """Make the folders of a run that are not there."""
+    """Make the missing folders of a run."""
     for folder in (*(settings.folder / name for name in PARTS), settings.state_dir):
         folder.mkdir(parents=True, exist_ok=True)
 
 
 def claim_state_dir(settings: Settings, run: str) -> None:
-    """Note in a folder for states that is not the run's own whose they are.
+    """Write the run's id to a separate folder for slots.
 
     Raises
     ------
     InputError
-        If they are another run's.
+        If the folder holds slots of a different run.
     """
     if settings.state_dir == settings.folder / "states":
         return
@@ -112,7 +112,7 @@ def claim_state_dir(settings: Settings, run: str) -> None:
     if claimed not in (None, run) and any(settings.state_dir.glob("*.slots")):
         raise InputError(
             f"state_dir {settings.state_dir} holds the states of another run: empty it if that run "
-            "is over; a run that is resumed goes on from its last finished epochs then"
+            "is over; resuming it then continues from its last finished epochs"
         )
     if claimed != run:
         durable.replace_file(settings.state_dir / CLAIM, run.encode())
@@ -121,20 +121,20 @@ def claim_state_dir(settings: Settings, run: str) -> None:
 def slots_folder(
     run: Path, state_dir: str | os.PathLike[str] | None, *, goes_on: bool = False
 ) -> Path:
-    """Where live trials keep their states; not where another run has left some."""
+    """Return the folder for slots; raise InputError if another run has left some there."""
     if state_dir is None:
         return run / "states"
     folder = path_of("state_dir", state_dir)
     if not goes_on and any(folder.glob("*.slots")):
         raise InputError(
-            f"state_dir {folder} holds the states of another run: give every run a folder of "
-            "its own, or empty it if that run is over"
+            f"state_dir {folder} holds the states of another run: give every run its own "
+            "folder, or empty it if that run is over"
         )
     return folder
 
 
 def run_record(settings: Settings) -> dict[str, Any]:
-    """What the store keeps about the run as a whole."""
+    """Return the description of the run as a whole, as the store keeps it."""
     validation = settings.validation
     return {
         "id": uuid.uuid4().hex,
@@ -154,7 +154,7 @@ def run_record(settings: Settings) -> dict[str, Any]:
         "folds": None if settings.folds is None else settings.folds.to_json(),
         "folds_checksum": None if settings.folds is None else settings.folds.checksum,
         "num_shards": settings.train.num_shards,
-        # None: in the run's own folder, wherever that will be.
+        # None: in the run's own folder, which may be moved.
         "state_dir": None
         if settings.state_dir == settings.folder / "states"
         else str(settings.state_dir.resolve()),
@@ -163,16 +163,12 @@ def run_record(settings: Settings) -> dict[str, Any]:
 
 
 def sweep(run: Path, state_dir: Path) -> list[str]:
-    """Delete what a closed run does not need; return the names.
-
-    Needed are the states that epochs name, and all files of trials that can go on: one of
-    them may be of an epoch whose row could not be written. Files of other names are not
-    the run's.
+    """Delete the state files that a closed run does not need; return their names.
 
     Parameters
     ----------
     run
-        The run's folder. Nobody may be writing to the run.
+        The run's folder. No process may be writing to the run.
     state_dir
         Where its slots are.
     """
@@ -197,7 +193,7 @@ def sweep(run: Path, state_dir: Path) -> list[str]:
 
 @dataclass
 class Opened:
-    """A run that belongs to this process."""
+    """A run that this process owns, open for writing."""
 
     owner: Owner
     store: Store
@@ -208,18 +204,18 @@ UNFINISHED = {
     *PARTS,
     *FOLDERS,
 }
-"""What a process leaves that was killed while it made a run."""
+"""The entries that a process leaves if it is killed while it makes a run."""
 
 rows_in: ContextVar[Path | None] = ContextVar("cerebro_rows_in", default=None)
-"""The folder of the run that is being made, which has the rows that were given to it already."""
+"""The folder of the run that is being made, if it already holds the rows passed to the search."""
 
 
 def new_run_folder(run: str | os.PathLike[str] | None, if_exists: str) -> Path:
-    """Return the folder of a new run, not made yet."""
+    """Return the folder of a new run, without making it."""
     one_of("if_exists", if_exists, ("error", "resume", "new"))
     if run is None and if_exists == "resume":
         raise InputError(
-            "if_exists='resume' needs the run's folder, which is another each time by default: "
+            "if_exists='resume' needs the run's folder, which differs each time by default: "
             "give run="
         )
     if run is None:
@@ -237,7 +233,7 @@ def new_run_folder(run: str | os.PathLike[str] | None, if_exists: str) -> Path:
 
 
 def refuse_folder(folder: Path) -> NoReturn:
-    """Say that a run's folder is in use."""
+    """Raise InputError because a run's folder exists."""
     raise InputError(
         f"run folder {folder} exists already: choose another run=, delete it, open it with "
         "cerebro.open(), begin another beside it with if_exists='new', or continue it with "

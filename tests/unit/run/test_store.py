@@ -177,7 +177,7 @@ def test_a_store_is_opened_again_and_goes_on(tmp_path):
 
 
 def test_only_a_run_can_be_opened(tmp_path):
-    with pytest.raises(InputError, match="is no run"):
+    with pytest.raises(InputError, match="is not a run"):
         Store.open(tmp_path)
     assert not list(tmp_path.iterdir())
     (tmp_path / FILE).write_bytes(b"not a database" * 100)
