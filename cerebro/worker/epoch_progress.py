@@ -1,7 +1,7 @@
-"""The progress of a trial's epoch: the part of a state that belongs to Cerebro.
+"""The progress of a trial's epoch: the part of its state that belongs to Cerebro.
 
-It travels inside the state, so that any worker that loads the state knows which unit comes
-next and the epoch's metric sums so far.
+It is stored in the state, so that a state alone determines the next unit and the epoch's metrics
+so far, on any worker.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cerebro.worker.messages import Sums
 
 @dataclass
 class EpochProgress:
-    """Metric sums of the epoch in progress, in visit order."""
+    """The position in an epoch, and its metric sums in visit order."""
 
     epoch: int = 0
     step: int = 0
@@ -71,7 +71,7 @@ class EpochProgress:
 
     @classmethod
     def of_packed(cls, packed: Any) -> EpochProgress:
-        """Read the progress from a packed state, and unpack nothing else of it.
+        """Read the progress from a packed state, without unpacking the rest.
 
         Parameters
         ----------
@@ -81,7 +81,7 @@ class EpochProgress:
         Raises
         ------
         CorruptDataError
-            If it is cut off, or not a trial's state.
+            If it is truncated, or is not a trial's state.
         """
         try:
             progress = cls.from_state(_core.unpack_state(packed, only="progress"))
@@ -91,11 +91,11 @@ class EpochProgress:
         return progress
 
     def _check(self) -> None:
-        """Raise TypeError if a value has a type that no trial writes."""
+        """Raise TypeError if a value has the wrong type or range."""
         numbers = [number for pair in self.training.values() for number in pair]
         numbers += (self.validation or {}).values()
         counts = (self.epoch, self.step)
         if not all(type(count) is int and count >= 0 for count in counts) or not all(
             isinstance(number, (int, float)) for number in numbers
         ):
-            raise TypeError("its progress has a value of the wrong type")
+            raise TypeError("its progress is invalid")
