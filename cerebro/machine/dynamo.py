@@ -1,0 +1,119 @@
+"""Leaves TorchDynamo out of processes that do not compile.
+
+``torch.optim`` imports ``torch._dynamo`` when the first optimizer is made, only to call
+``disable()`` and ``graph_break()``, which do nothing outside of ``torch.compile``. The import
+takes longer than PyTorch's own, and 67 MB. :func:`postpone` answers that import with a module
+that knows these two functions, and that becomes the real one as soon as anything else is asked
+of it: ``torch.compile`` works as ever, at the cost of the import.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+NAME = "torch._dynamo"
+
+_CALLERS = ("torch.optim.optimizer", "torch._compile")
+"""The modules of PyTorch whose imports of Dynamo ask for these two functions only."""
+
+_lock = threading.RLock()
+
+
+class _Postponed(ModuleType):
+    """The module that stands in for ``torch._dynamo`` until more than two functions are used."""
+
+    def __init__(self) -> None:
+        super().__init__(NAME)
+        self.__dict__["_passed"] = []
+        self.__dict__["_is_loaded"] = False
+
+    def graph_break(self, msg: str = "") -> None:
+        """Do nothing: no graph is being traced."""
+
+    def disable(
+        self,
+        fn: Callable[..., Any] | None = None,
+        recursive: bool = True,
+        *,
+        reason: str | None = None,
+        wrapping: bool = True,
+    ) -> Any:
+        """Return the function itself: nothing traces it.
+
+        `torch._compile` keeps the answer as an attribute of the function, which is deleted when
+        the real module arrives: from then on the function has to be disabled.
+        """
+        if fn is None:
+            return lambda function: function
+        self.__dict__["_passed"].append(fn)
+        return fn
+
+    def __getattr__(self, name: str) -> Any:
+        # The import system and `inspect` ask every module for names like these.
+        if name[:2] == "__" and not (self._is_loaded and name in ("__path__", "__all__")):
+            raise AttributeError(name)
+        return getattr(self._become_real(), name)
+
+    def _become_real(self) -> ModuleType:
+        with _lock:
+            if sys.modules.get(NAME) is self:
+                del sys.modules[NAME]
+                _withdraw()
+                for function in self.__dict__["_passed"]:
+                    vars(function).pop("__dynamo_disable", None)
+                self.__dict__["_passed"].clear()
+            real = importlib.import_module(NAME)
+            sys.modules["torch"].__dict__["_dynamo"] = real
+            return real
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the stand-in for those imports that need no more."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != NAME or _importer() not in _CALLERS:
+            return None
+        return importlib.machinery.ModuleSpec(NAME, self)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return _Postponed()
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__dict__["_is_loaded"] = True
+
+
+_finder = _Finder()
+
+
+def postpone() -> None:
+    """Answer PyTorch's needless imports of TorchDynamo with a stand-in, from now on.
+
+    Does nothing where Dynamo has been imported already.
+    """
+    if NAME not in sys.modules and _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+
+
+def _withdraw() -> None:
+    if _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)
+
+
+def _importer() -> str | None:
+    """The name of the module whose import statement runs."""
+    frame = sys._getframe(1)
+    while frame is not None and (
+        frame.f_globals.get("__name__") in (__name__, "importlib", "importlib._bootstrap")
+        or frame.f_code.co_filename.startswith("<frozen importlib")
+    ):
+        frame = frame.f_back  # type: ignore[assignment]
+    return None if frame is None else frame.f_globals.get("__name__")
