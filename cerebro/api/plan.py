@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from cerebro.coordinator.simulated_trials import Conversation
 from cerebro.data.given import is_rows, written
 from cerebro.data.validation import Validation, views_of
 from cerebro.executors.seats import kept_bytes, stay
-from cerebro.executors.simulated import SimulatedRun, Simulation, UnitTimes
+from cerebro.executors.simulated import SimulatedRun, Simulation
 from cerebro.machine.devices import CPU, are_gpus, memory_of, seats
 from cerebro.report.format import duration, size
 from cerebro.searchers import make_searcher
@@ -228,15 +228,14 @@ class _PlannedRun(SimulatedRun):
         weights = [float(rows) for rows in train._shard_rows()]
         # Evaluating a row costs about a third of training on it.
         eval_cost = 0.0 if validation is None else validation.num_rows / 3
-        self._scheduler = _core.Schedule(
+        schedule = _core.Schedule(
             shards=weights,
             exclusive=is_dealt,
             stagger=stagger,
             eval_cost=eval_cost,
             live_models=live_models,
         )
-        costs: Mapping[int, float] = defaultdict(lambda: cost)
-        super().__init__(self._scheduler, UnitTimes(costs, weights, eval_cost))
+        super().__init__(schedule, weights, eval_cost, cost)
         self._search = search
         self._seed = seed
         self._each = 1 if views.folds is None else len(views.folds)
@@ -267,9 +266,9 @@ class _PlannedRun(SimulatedRun):
         for number in (fold for whole in trials for fold in self._folds(whole)):
             trial = self._search.trials[number // self._each]
             if number in self.epochs:
-                self._scheduler.extend_trial(number, trial.epoch + 1)
+                self.schedule.extend_trial(number, trial.epoch + 1)
             else:
-                self._scheduler.add_trial(number, epochs=trial.epoch + 1, epoch=trial.epoch)
+                self.schedule.add_trial(number, epochs=trial.epoch + 1, epoch=trial.epoch)
             self.epochs[number] = trial.epoch + 1
             self.unfinished.add(number)
 

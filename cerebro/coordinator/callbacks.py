@@ -29,8 +29,6 @@ class Hooks:
         self._view = view
         self._failure: tuple[BaseException, str] | None = None
         self._later: list[Callable[[], None]] | None = None
-        self.choose: Callable[[TrialRecord, str], TrialRecord | None] = lambda record, _: record
-        """Whom callbacks are told of, given a trial and a hook; None: of nobody."""
 
     @contextmanager
     def later(self) -> Iterator[None]:
@@ -57,11 +55,8 @@ class Hooks:
 
     def tell_of(self, record: TrialRecord, hook: str, *arguments: Any) -> None:
         """Call a hook with the trial as it is now, which is a copy: made only if one listens."""
-        chosen = self.choose(record, hook)
-        if chosen is not None and any(
-            getattr(callback, hook, None) is not None for callback in self._callbacks
-        ):
-            self.tell(hook, self._view(chosen), *arguments)
+        if any(getattr(callback, hook, None) is not None for callback in self._callbacks):
+            self.tell(hook, self._view(record), *arguments)
 
     def cause_of(self, error: BaseException) -> str:
         """One line about an error that ended a run; it names the callback that raised it."""

@@ -20,7 +20,7 @@ from cerebro.coordinator.callbacks import Hooks
 from cerebro.coordinator.commands import Remote
 from cerebro.coordinator.failures import (
     ALIKE_FAILURES,
-    Losses,
+    LostWorkers,
     asks_to_stop,
     missing_metric,
     not_finite,
@@ -28,7 +28,7 @@ from cerebro.coordinator.failures import (
     raise_if_all_failed,
 )
 from cerebro.coordinator.folds import FoldedTrials
-from cerebro.coordinator.overview import EndedTrials, Meter
+from cerebro.coordinator.overview import Meter
 from cerebro.coordinator.restore import Restored
 from cerebro.coordinator.search_loop import SearchLoop
 from cerebro.coordinator.trial import LiveTrial
@@ -58,7 +58,7 @@ from cerebro.worker.messages import (
     WorkerJoined,
     WorkerLost,
 )
-from cerebro.worker.trial_warnings import EVENT, Told
+from cerebro.worker.trial_warnings import EVENT, ShownWarnings
 
 MAX_LOST_STATES = 10
 """Times that a trial may go back in one epoch because a machine was lost."""
@@ -93,13 +93,8 @@ class Coordinator:
         self._meter = Meter(settings, progress, self._now)
         self._places = placing(executor)  # None: every worker reads every shard
         self._schedule = self._make_schedule()
-        self._trials = self._make_trials(searcher)
-        self._trials.states.pinned = getattr(searcher, "pinned", ())
-        self._folded = (
-            None
-            if settings.folds is None
-            else FoldedTrials(settings, self._trials, self._meter, self._hooks)
-        )
+        self._folded = self._make_folded(searcher)
+        self._trials = self._make_trials(searcher) if self._folded is None else self._folded.folds
         self._searched = self._trials if self._folded is None else self._folded
         self._loop = SearchLoop(settings, searcher, store, self._hooks, self._searched, first)
         self._schedule_worker: dict[int, int] = {}
@@ -108,10 +103,10 @@ class Coordinator:
         self._unkept: dict[int, UnitDone] = {}  # ends of epochs whose states are on their way
         self._warming: set[int] = set()  # workers that are not ready for units yet
         self._libraries: set[str] = set()
-        self._losses = Losses(settings.max_retries)
+        self._lost_workers = LostWorkers(settings.max_retries)
         self._growth = Growth()
         self._moved: set[str] = set()  # why PyTorch moves batches to GPUs
-        self._told = Told()
+        self._shown = ShownWarnings()
         self.out_of_time = False
         self._remote = Remote(settings.folder / control.FOLDER, self._note_command)
         if restored is not None:
@@ -419,7 +414,7 @@ class Coordinator:
             state_bytes=event.state_bytes,
         )
         trial.last_worker = event.worker
-        self._losses.unit_done(event.worker, task)
+        self._lost_workers.unit_done(event.worker, task)
         self._libraries.update(event.libraries)
         self._watch_memory(event)
         self._note_not_exact(trial, event.not_exact)
@@ -471,7 +466,7 @@ class Coordinator:
         """Show and record what the first configuration, which is trial 0's, warns of when tried."""
         for each in warned:
             self.store.add_event(self._now(), EVENT, str(each))
-        self._told.show(warned, self._named(0))
+        self._shown.show(warned, self._named(0))
 
     def _note_warnings(self, trial: LiveTrial, warned: Sequence[Warned]) -> None:
         """Record what a trial warns of, and show what no other has warned of before."""
@@ -480,7 +475,7 @@ class Coordinator:
             if each not in trial.warned:  # on another worker
                 trial.warned.add(each)
                 self.store.add_event(self._now(), EVENT, str(each), number)
-        self._told.show(warned, self._named(number))
+        self._shown.show(warned, self._named(number))
 
     def _named(self, number: int) -> str:
         """What the user calls a trial, which with folds is one of a configuration's."""
@@ -628,21 +623,21 @@ class Coordinator:
         if event.signal == signal.SIGBUS:
             # It touched the mapping of a file that was cut: the trial is not to blame.
             self.context.check_files()
-        loss = self._losses.add(event, task)
+        verdict = self._lost_workers.add(event, task)
         number = None if task is None else task.trial
-        self.store.add_event(self._now(), "worker lost", loss.text, number)
+        self.store.add_event(self._now(), "worker lost", verdict.text, number)
         if task is not None:
             trial = self._trials.by_number[task.trial]
             trial.worker = None
-            if loss.error is not None:
-                self._end_trial(trial, "failed", loss.error)
+            if verdict.error is not None:
+                self._end_trial(trial, "failed", verdict.error)
             self._settle(trial)
         self._replace(event)
 
     def _replace(self, lost: WorkerLost) -> None:
         """Start a worker in place of a lost one, or go on with those that are left."""
         cause = lost.reason
-        if self._losses.may_replace:
+        if self._lost_workers.may_replace:
             try:
                 worker = self.executor.replace(lost.worker)
                 if self._places is None:
@@ -713,14 +708,26 @@ class Coordinator:
         return time.perf_counter() - self._begun
 
     def _make_trials(self, searcher: Searcher) -> LiveTrials:
-        settings = self.settings
-        expected = None if searcher.adaptive else expected_trials(searcher, settings.n_trials)
         return LiveTrials(
-            *(settings, self.context, self.store, self._schedule, self._meter, self._hooks),
-            stepwise=searcher.adaptive or settings.folds is not None,
-            expected=None if expected is None else expected * settings.trials_each,
-            ended=None if settings.folds is None else EndedTrials.of(settings),
+            *(self.settings, self.context, self.store, self._schedule, self._meter),
+            *(self._meter.ended, self._hooks.tell_of),
+            stepwise=searcher.adaptive,
+            expected=self._expected(searcher),
+            pinned=getattr(searcher, "pinned", ()),
         )
+
+    def _make_folded(self, searcher: Searcher) -> FoldedTrials | None:
+        if self.settings.folds is None:
+            return None
+        return FoldedTrials(
+            *(self.settings, self.context, self.store, self._schedule, self._meter, self._hooks),
+            expected=self._expected(searcher),
+            pinned=getattr(searcher, "pinned", ()),
+        )
+
+    def _expected(self, searcher: Searcher) -> int | None:
+        """The number of trials, if it is known before the searcher has suggested them all."""
+        return None if searcher.adaptive else expected_trials(searcher, self.settings.n_trials)
 
     def _make_schedule(self) -> _core.Schedule:
         train, validation = self.context.views(0)

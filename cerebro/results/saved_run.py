@@ -272,10 +272,7 @@ class SavedRun:
     def state_dir(self) -> Path:
         """Where the run's slots are, or were before a memory file system was emptied."""
         recorded = self.meta.get("state_dir")
-        # Version 1 recorded the run's own folder with its path, which may be another now.
-        if not isinstance(recorded, str) or Path(recorded).name == "states":
-            return self.path / "states"
-        return Path(recorded)
+        return Path(recorded) if isinstance(recorded, str) else self.path / "states"
 
     def spans(self) -> dict[int, tuple[float, float]]:
         """When each trial's first unit began and its last one ended; with folds, of them all."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -21,19 +21,17 @@ import cerebro._core as _core
 from cerebro.data import Dataset
 from cerebro.data.damage import find_damage, hash_of_file
 from cerebro.errors import CerebroError, CorruptDataError
-from cerebro.machine.files import LinkError, read_bytes
+from cerebro.machine.files import LinkError
 from cerebro.report.format import counted
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.records import ENDED, TrialRecord
-from cerebro.run.states import CLAIM, check_slots, slots_stem, trials_with_slots
+from cerebro.run.states import CLAIM, claimant, slot_damage, state_file, trials_with_slots
 from cerebro.run.store import FILE, reader
 
 PUT_BACK = "put back a copy of it, or take out what can be read (sqlite3 run.sqlite .recover)"
 MOST_OF_A_KIND = 20
 """Problems of one kind that are named one by one."""
 
-STATE_FILE = re.compile(r"(\d+)-epoch-(\d+)(\.[0-9a-f]{32})?\.safetensors(\.new)?", re.ASCII)
-SLOT_FILE = re.compile(r"(\d+)(\.moving)?\.(a|b|slots)", re.ASCII)
 LOG_FILE = re.compile(r"(\d+)\.log", re.ASCII)
 
 
@@ -309,10 +307,11 @@ def _check_slots(saved: SavedRun) -> tuple[int, list[Problem]]:
     problems = []
     numbers = sorted(trials_with_slots(folder))
     for number in numbers:
-        damage = check_slots(slots_stem(folder, number))
+        damage = slot_damage(folder, number)
         if damage is not None:
-            advice = "resume the run: the trial goes on from its last finished epoch"
-            problems.append(Problem(f"{damage.path} (trial {number})", damage.what, advice))
+            file, what = damage
+            advice = "resume the run: the trial continues from its last finished epoch"
+            problems.append(Problem(f"{file} (trial {number})", what, advice))
     return len(numbers), problems
 
 
@@ -320,11 +319,11 @@ def _is_own(saved: SavedRun, folder: Path) -> bool:
     """Whether a folder of slots is this run's: one elsewhere has to say so itself."""
     if folder == saved.path / "states":
         return True
-    try:
-        claimed = read_bytes(folder / CLAIM, 100).decode("utf-8", "replace")
-    except (OSError, CorruptDataError):  # it was emptied, perhaps with its machine
+    try:  # it may have been emptied, perhaps with its machine
+        claimed = claimant(folder)
+    except (OSError, CorruptDataError):
         return False
-    return claimed == saved.meta.get("id")
+    return claimed is not None and claimed == saved.meta.get("id")
 
 
 def _not_kept(saved: SavedRun, record: TrialRecord) -> Iterator[Problem]:
@@ -356,27 +355,25 @@ def _strays(saved: SavedRun, files: list[Path]) -> Iterator[Problem]:
     by_number = {record.number: record for record in saved.records}
     status = saved.meta["status"]
 
-    def is_known(number: str) -> bool:
-        """Whether there is such a trial; its row may not have been written yet."""
-        return int(number) in by_number or status == "running"
+    def is_known(number: int) -> bool:
+        """Whether the trial exists; its row may not have been written yet."""
+        return number in by_number or status == "running"
 
-    def is_open(number: str) -> bool:
-        """Whether a trial may still train: then it has slots, and files half-way."""
-        record = by_number.get(int(number))
-        if record is None or status != "finished":
-            return is_known(number)
-        return record.resumable or record.status not in ENDED
-
-    known: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], bool]], ...] = (
-        (STATE_FILE, lambda match: is_open(match[1])),
-        (SLOT_FILE, lambda match: is_open(match[1])),
-        (LOG_FILE, lambda match: is_known(match[1])),
-    )
-    for path in files:
+    def is_needed(path: Path) -> bool:
         if path.parent == states and path.name in named:
-            continue
-        matches = ((pattern.fullmatch(path.name), belongs) for pattern, belongs in known)
-        if not any(match is not None and belongs(match) for match, belongs in matches):
+            return True
+        if log := LOG_FILE.fullmatch(path.name):
+            return is_known(int(log[1]))
+        state = state_file(path)
+        if state is None:
+            return False
+        record = by_number.get(state.trial)
+        if record is None or status != "finished":
+            return is_known(state.trial)
+        return record.is_open  # it may still train: slots and unpublished states belong to it
+
+    for path in files:
+        if not is_needed(path):
             yield Problem(str(path), "nothing in the run names this file", "delete it")
 
 
