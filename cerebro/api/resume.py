@@ -376,7 +376,7 @@ def moved_view(saved: SavedRun, name: str, *given: Any) -> Dataset | None:
     path = spec["path"] if place is None else place
     try:
         view = Dataset.from_spec({**spec, "path": str(path)})
-        if isinstance(own, Dataset) and not own.holds(view):
+        if isinstance(own, Dataset) and not own._holds(view):
             raise InputError("these are other rows, or transformed in another way")
         return view
     except InputError as error:

@@ -732,7 +732,7 @@ class Coordinator:
     def _make_schedule(self) -> _core.Schedule:
         train, validation = self.context.views(0)
         return _core.Schedule(
-            shards=[float(rows) for rows in train.shard_rows()],
+            shards=[float(rows) for rows in train._shard_rows()],
             exclusive=self._places is not None,
             stagger=self.context.stagger,
             # Evaluating a row costs about a third of training on it.

@@ -400,9 +400,9 @@ class SavedRun:
         if moved is not None:
             if name == "data":
                 known = {**spec, "path": str(moved.path)}
-                if not moved.is_whole():
+                if not moved._is_whole():
                     view = Dataset.from_spec(known, check=False)
-                    return view if moved.holds(view) else moved
+                    return view if moved._holds(view) else moved
                 spec = {**known, "transforms": moved.spec()["transforms"] or spec["transforms"]}
             elif spec["path"] == self.meta["data"]["path"]:
                 spec = {**spec, "path": str(moved.path)}

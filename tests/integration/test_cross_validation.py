@@ -89,7 +89,7 @@ def test_a_fold_is_trained_on_what_it_does_not_hold_out(whole, data):
     assert fold.history[-1]["metrics"]["val_loss"] == pytest.approx(expected[0], rel=1e-12)
     units = [u for u in whole.units() if (u["trial"], u["fold"], u["epoch"]) == (0, 1, 0)]
     rows = {u["shard"]: u["rows"] for u in units if u["kind"] == "train"}
-    assert [rows[shard] for shard in range(SHARDS)] == train.shard_rows()
+    assert [rows[shard] for shard in range(SHARDS)] == train._shard_rows()
     assert [u["rows"] for u in units if u["kind"] == "eval"] == [len(held_out)]
 
 
@@ -632,7 +632,7 @@ def test_folds_without_rows_in_a_shard(tmp_path):
     columns = {"x": x, "y": x.sum(1), "group": np.repeat([0, 1, 2], 20)}
     data = cerebro.shard(columns, tmp_path / "set", shards=3, shuffle=False)
     train, _ = KFold(3, groups="group").split(data)[0]
-    assert 0 in train.shard_rows()
+    assert 0 in train._shard_rows()
     settings = {"validation": KFold(3, groups="group"), "n_trials": 2}
     runs = [search(tmp_path / f"{w}", data, workers=w, **settings) for w in (0, 2)]
     assert_same(*runs)
