@@ -25,7 +25,7 @@ from cerebro.errors import InputError
 from cerebro.report.snapshot import TrialRow
 from cerebro.run.records import ENDED, Status, TrialRecord, configuration, failed_fold, update
 from cerebro.run.settings import Settings
-from cerebro.run.store import Answers
+from cerebro.run.store import LastDecision
 from cerebro.searchers.base import Suggestion
 
 
@@ -190,7 +190,7 @@ class FoldedTrials:
         trial = self.by_number.get(fold.record.number // self._each)
         return [] if trial is None else [f for f in trial.folds if f.record.status not in ENDED]
 
-    def restore(self, folds: Sequence[LiveTrial], answers: Mapping[int, Answers]) -> None:
+    def restore(self, folds: Sequence[LiveTrial], answers: Mapping[int, LastDecision]) -> None:
         """Take in the trials of an earlier process; `answers` are about configurations."""
         each = self._each
         spread = {
