@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cerebro.coordinator.coordinator import Coordinator
-from cerebro.coordinator.restore import Restored
+from cerebro.coordinator.restore import RestoredRun
 from cerebro.coordinator.searcher_record import is_describable
 from cerebro.errors import RunError, text_of
 from cerebro.executors.base import Executor
@@ -26,13 +26,13 @@ from cerebro.machine.signals import TERMINATED, Terminated, terminable, uninterr
 from cerebro.report.progress import make_progress
 from cerebro.results.result import Result
 from cerebro.results.saved_run import SavedRun
-from cerebro.run.folder import Opened, sweep
+from cerebro.run.folder import OwnedRun, sweep
 from cerebro.run.settings import Settings
 from cerebro.searchers.base import Searcher, Suggestion
 from cerebro.worker.messages import RunContext, Warned
 from cerebro.worker.trial_warnings import carried_filters
 
-OpenRun = Callable[[], tuple[Opened, Restored | None]]
+OpenRun = Callable[[], tuple[OwnedRun, RestoredRun | None]]
 """Makes or opens a run; returns it with what is there of it already."""
 
 Ready = tuple[Sequence[int], "Mapping[str, Any] | None"]
@@ -129,7 +129,7 @@ def _conduct(
     return result
 
 
-def close(run: Opened, context: RunContext) -> None:
+def close(run: OwnedRun, context: RunContext) -> None:
     """Close the store; when all of it is on disk, no file is left that it does not name."""
     run.store.close()
     with contextlib.suppress(OSError):
@@ -140,7 +140,7 @@ def abandon(
     error: BaseException,
     executor: Executor,
     progress: Any,
-    run: Opened | None,
+    run: OwnedRun | None,
     coordinator: Coordinator | None,
     context: RunContext,
 ) -> None:

@@ -29,7 +29,7 @@ from cerebro.coordinator.failures import (
 )
 from cerebro.coordinator.folds import FoldedTrials
 from cerebro.coordinator.overview import Meter
-from cerebro.coordinator.restore import Restored
+from cerebro.coordinator.restore import RestoredRun
 from cerebro.coordinator.search_loop import SearchLoop
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.coordinator.trials import LiveTrials
@@ -77,7 +77,7 @@ class Coordinator:
         progress: Any,
         result: Any,
         first: Suggestion | None = None,
-        restored: Restored | None = None,
+        restored: RestoredRun | None = None,
     ) -> None:
         self.settings = settings
         self.context = context
@@ -110,7 +110,7 @@ class Coordinator:
         self.out_of_time = False
         self._remote = Remote(settings.folder / control.FOLDER, self._note_command)
         if restored is not None:
-            self._searched.restore(restored.trials, restored.answers)
+            self._searched.restore(restored.trials, restored.decisions)
             restored.trials.clear()  # those that end are forgotten
 
     # --- the loop --------------------------------------------------------
@@ -303,9 +303,9 @@ class Coordinator:
         elif trial.held and trial.record.status != "paused":
             self._trials.set_status(trial, "paused")
 
-    def _go_on(self, restored: Restored) -> None:
+    def _go_on(self, restored: RestoredRun) -> None:
         """Take up a run where another process has left it."""
-        self._loop.restore(restored.loop, restored.said)
+        self._loop.restore(restored.loop, restored.decision_count)
         for number, epochs in restored.lost.items():
             trial = self._trials.by_number[number]
             seconds = trial.epoch_seconds  # of the epoch in progress, after these

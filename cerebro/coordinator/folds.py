@@ -23,7 +23,7 @@ from cerebro.coordinator.trials import LiveTrials
 from cerebro.report.snapshot import TrialRow
 from cerebro.run.records import ENDED, Status, TrialRecord, configuration, failed_fold, update
 from cerebro.run.settings import Settings
-from cerebro.run.store import Answers, Store
+from cerebro.run.store import LastDecision, Store
 from cerebro.searchers.base import Suggestion
 from cerebro.worker.messages import RunContext
 
@@ -160,7 +160,7 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         trial = self.by_number.get(fold.record.number // self._each)
         return [] if trial is None else self._trained(trial)
 
-    def restore(self, folds: Sequence[LiveTrial], answers: Mapping[int, Answers]) -> None:
+    def restore(self, folds: Sequence[LiveTrial], answers: Mapping[int, LastDecision]) -> None:
         """Take over the trials of an earlier process; `answers` are by configuration."""
         each = self._each
         spread = {
