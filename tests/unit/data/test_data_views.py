@@ -344,7 +344,7 @@ def test_transforms_belong_to_the_view(data: Dataset) -> None:
 def test_transforms_that_are_none(data: Dataset) -> None:
     with pytest.raises(InputError, match="column 'z'"):
         data.with_transforms({"z": []})
-    with pytest.raises(InputError, match="no transform"):
+    with pytest.raises(InputError, match="is not a transform"):
         data.with_transforms({"x": [len]})  # type: ignore[list-item]
 
 
