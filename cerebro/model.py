@@ -255,7 +255,7 @@ def loss_of(output: Any) -> Any:
     if loss is None:
         raise InputError(
             f"loss=None takes the loss from the network's output, but a {type(output).__name__} "
-            "does not have one: give loss, or make the network compute it"
+            "has none: give loss, or make the network compute it"
         )
     return loss
 

@@ -191,8 +191,9 @@ def test_run_refuses_a_file_that_searches_before_all_is_defined(place: Place) ->
     script = SCRIPT.replace("space =", "its_space =").replace("space,", "its_space,")
     place.write("train.py", script + "space = its_space\n")
     told = place.cerebro("run", "train.py", "--epochs", "1", status=1)
-    assert f"cerebro.search is called while the file is being imported, before space is set: {CURE}" in (
-        told
+    assert (
+        f"cerebro.search is called while the file is being imported, before space is set: {CURE}"
+        in (told)
     )
     assert "train.py, line " in told
     assert place.runs == []
