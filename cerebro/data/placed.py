@@ -64,7 +64,7 @@ class PlacedDataset(Dataset):
         """
         here = self._open.readers
         if not here:
-            raise InputError(f"{self._path} holds no shard of the data set")
+            raise InputError(f"no shard of the data set is in {self._path}")
         other = next(iter(here.values()))
         return [
             (here[shard], part) if shard in here else (other, (0, 0))
