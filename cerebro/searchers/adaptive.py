@@ -1,4 +1,4 @@
-"""What the searchers that listen to reports have in common."""
+"""The base of adaptive searchers, which decide by reported metrics."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from cerebro.space import Space, json_value
 
 
 class AdaptiveSearcher:
-    """A searcher that decides by what it hears; its new configurations are random ones.
+    """A searcher that decides by reported metrics; its new configurations are random.
 
-    Trial ``t`` is ``space.sample(seed, t)``, points first, as in random search. Subclasses
-    say what comes next (:meth:`suggest`) and what becomes of a trial (:meth:`_decide`).
+    Trial ``t`` is ``space.sample(seed, t)``, points first, as in random search. Subclasses choose
+    the next suggestion (:meth:`suggest`) and decide how a trial continues (:meth:`_decide`).
     """
 
     adaptive = True
@@ -30,7 +30,7 @@ class AdaptiveSearcher:
         self._sign = 1.0
         self._points: list[Mapping[str, Any]] = []
         self._count = 0
-        """Trials suggested so far, which is the number of the next one."""
+        """Trials suggested so far; also the number of the next one."""
 
     def setup(
         self,
@@ -48,8 +48,8 @@ class AdaptiveSearcher:
         Raises
         ------
         InputError
-            If arguments do not fit each other, such as fewer epochs than the searcher's
-            first rung, or if a point does not fit the space.
+            Arguments contradict each other, such as fewer epochs than the searcher's first rung,
+            or a point does not fit the space.
         """
         check_n_trials(n_trials, points)
         self._space, self._seed, self._epochs = space, seed, epochs
@@ -62,43 +62,43 @@ class AdaptiveSearcher:
         self._prepare()
 
     def _prepare(self) -> None:
-        """Begin anew; called at the end of :meth:`setup`."""
+        """Reset the searcher; called at the end of :meth:`setup`."""
         raise NotImplementedError
 
     def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
-        """Return the next suggestion; None if there is none now, `DONE` if never again."""
+        """Return the next suggestion; None if there is none now, `DONE` if there are no more."""
         raise NotImplementedError
 
     def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
-        """Hear the metrics of a trial's epoch (from 0) and decide how it goes on.
+        """Receive the metrics of a trial's epoch (from 0) and decide how the trial continues.
 
-        A metric that is no finite number, such as that of a trial that failed, ends the
-        trial: it is the worst of all.
+        A metric that is not finite, such as that of a failed trial, counts as the worst value and
+        ends the trial.
         """
         value = metrics.get(self._metric, math.nan) * self._sign
         return self._decide(trial, epoch, value if math.isfinite(value) else math.inf)
 
     def _decide(self, trial: int, epoch: int, value: float) -> Decision:
-        """Decide by a value to minimise; infinity means that the trial is over."""
+        """Decide by a value to minimize; infinity means that the trial is over."""
         raise NotImplementedError
 
     def _new(self, epochs: int) -> Suggestion:
-        """Return the suggestion of the next new trial, until `epochs` epochs are done."""
+        """Return the suggestion of the next new trial, to train until `epochs` epochs are done."""
         trial = self._count
         point = self._points[trial] if trial < len(self._points) else {}
         self._count += 1
         return Suggestion(self._space.complete(point, self._seed, trial), epochs)
 
     def _again(self, trial: int, epochs: int) -> Suggestion:
-        """Return the suggestion that a paused trial goes on until `epochs` epochs are done."""
+        """Return the suggestion to continue a paused trial until `epochs` epochs are done."""
         return Suggestion({}, epochs, trial=trial)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return, as JSON, what a fresh searcher after :meth:`setup` needs to go on."""
+        """Return, as JSON, what a fresh searcher needs to continue after :meth:`setup`."""
         return {"count": self._count, **self._state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`; called after :meth:`setup`."""
+        """Continue from :meth:`state_dict`; called after :meth:`setup`."""
         self._count = int(state["count"])
         self._load(state)
 
@@ -112,7 +112,7 @@ class AdaptiveSearcher:
 def check_rungs(
     min_epochs: int, reduction_factor: int, epochs: int | None = None
 ) -> tuple[int, int]:
-    """Return the first two as ints; InputError unless rungs can be made of these."""
+    """Return the first two as ints; raise InputError unless they define valid rungs."""
     min_epochs = whole_number("min_epochs", min_epochs, 1, math.inf)
     reduction_factor = whole_number("reduction_factor", reduction_factor, 2, math.inf)
     if epochs is not None and min_epochs > epochs:
@@ -124,7 +124,7 @@ def check_rungs(
 
 
 def rung_epochs(min_epochs: int, reduction_factor: int, epochs: int) -> list[int]:
-    """Return the epochs at which trials are compared: geometric, the last one is `epochs`."""
+    """Return the epochs at which trials are compared: geometric, ending with `epochs`."""
     rungs = []
     at = min_epochs
     while at < epochs:
@@ -134,7 +134,7 @@ def rung_epochs(min_epochs: int, reduction_factor: int, epochs: int) -> list[int
 
 
 def encode_value(value: float) -> float | None:
-    """Return a value as JSON has it: infinity as null."""
+    """Return a value for JSON: infinity becomes null."""
     return value if math.isfinite(value) else None
 
 

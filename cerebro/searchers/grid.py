@@ -10,10 +10,10 @@ from cerebro.space import Space, json_value
 
 
 class GridSearch(SequenceSearcher):
-    """Tries every configuration of the space, in the order of :meth:`Space.grid`.
+    """Try every configuration of the space, in the order of :meth:`Space.grid`.
 
-    Points come first and are not tried again where the grid has them too.
-    ``n_trials`` ends the search after so many configurations.
+    Points come first and are not repeated if the grid contains them. ``n_trials`` limits the number
+    of configurations.
     """
 
     def __init__(self) -> None:
@@ -37,9 +37,8 @@ class GridSearch(SequenceSearcher):
         Raises
         ------
         InputError
-            If a dimension cannot be enumerated, naming it; if `n_trials` is
-            below 1 or below the number of points; if a point does not fit the
-            space.
+            A dimension cannot be enumerated (the message names it), `n_trials` is below 1 or below
+            the number of points, or a point does not fit the space.
         """
         check_n_trials(n_trials, points)
         self._n_trials = n_trials

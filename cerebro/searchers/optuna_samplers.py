@@ -1,9 +1,9 @@
-"""Model-based search by Optuna's samplers: TPE and Gaussian processes.
+"""Model-based search with Optuna's samplers: TPE and Gaussian processes.
 
-Only the sampler is Optuna's: trials are ours, trained in rounds, so that the same seed
-gives the same trials whatever the number of workers. A sampler is handed a study that
-lives in memory; its random state cannot be stored, so what a run's store keeps is the
-conversation (asked, told), which is had again when the run is resumed.
+Only the sampler is Optuna's. Trials are Cerebro's, trained in rounds, so the same seed gives the
+same trials with any number of workers. A sampler works on a study in memory. Its random state
+cannot be stored; the run's store keeps the log of suggestions and reports instead, which is
+replayed when the run is resumed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ MAX_SAMPLER_SEED = 2**32
 
 
 class SamplerSearch(AdaptiveSearcher):
-    """Asks an Optuna sampler for configurations; every trial trains to the end.
+    """Ask an Optuna sampler for configurations; every trial trains to the end.
 
-    The trials of earlier runs are what the sampler knows at the beginning.
+    The trials of earlier runs are the sampler's initial history.
     """
 
     _title = ""
@@ -59,7 +59,7 @@ class SamplerSearch(AdaptiveSearcher):
         self._asked, self._best, self._log = {}, {}, []
 
     def _learn(self, optuna: Any, result: Any) -> None:
-        """Tell the study of the trials of an earlier run."""
+        """Report the trials of an earlier run to the study."""
         assert self._study is not None and self._parameters is not None
         for trial in result.trials:
             value = trial.metrics.get(self._metric, math.nan) * self._sign
@@ -92,7 +92,7 @@ class SamplerSearch(AdaptiveSearcher):
                 return parameters.suggest(asked, node)
 
             config = self._space.fill(point, choose)
-            for node in self._space.nodes:  # what the point gives, the sampler learns too
+            for node in self._space.nodes:  # the sampler also learns the point's values
                 if node.applies(config) and path_name(node.path) in given:
                     parameters.suggest(asked, node)
         self._asked[trial] = asked
@@ -140,7 +140,7 @@ class SamplerSearch(AdaptiveSearcher):
 
 class TPE(SamplerSearch):
     """Tree-structured Parzen estimator (Bergstra et al., "Algorithms for Hyper-Parameter
-    Optimization", NeurIPS 2011), Optuna's; trials that still train count as bad ones.
+    Optimization", NeurIPS 2011), from Optuna; trials in progress count as bad ones.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ class TPE(SamplerSearch):
 
 
 class GaussianProcess(SamplerSearch):
-    """Bayesian optimisation with a Gaussian process, Optuna's; needs SciPy and PyTorch.
+    """Bayesian optimization with a Gaussian process, from Optuna; needs SciPy and PyTorch.
 
     Parameters
     ----------
@@ -172,7 +172,7 @@ class GaussianProcess(SamplerSearch):
     _title = "searcher='gp'"
 
     def _ask(self) -> Suggestion:
-        with compute_settings(1, "warn"):  # the same numbers whatever the cores
+        with compute_settings(1, "warn"):  # the same numbers on any number of cores
             return super()._ask()
 
     def _sampler(self, optuna: Any, seed: int) -> Any:

@@ -24,16 +24,16 @@ from cerebro.space import (
 )
 
 ATTRIBUTE = "cerebro"
-"""User attribute of a study's trials: the run's folder, the trial's number in it, and more."""
+"""User attribute of a study's trials: the run's folder, the trial's number there, and more."""
 
 
 def import_optuna(what: str) -> Any:
-    """Return Optuna, or say how to get it.
+    """Return Optuna, or raise an error that says how to install it.
 
     Raises
     ------
     InputError
-        If it is not installed.
+        Optuna is not installed.
     """
     try:
         import optuna
@@ -43,27 +43,27 @@ def import_optuna(what: str) -> Any:
 
 
 class Parameters:
-    """The dimensions of a space that vary, as Optuna's distributions.
+    """The varying dimensions of a space, as Optuna's distributions.
 
-    Bounds are the same values on both sides. Options that Optuna cannot hold (lists,
-    mappings) stand as their numbers.
+    Bounds are the same on both sides. Options that Optuna cannot hold (lists, mappings) are
+    represented by their indices.
 
     Raises
     ------
     InputError
-        Naming the dimension, if Optuna has no distribution of its kind.
+        Optuna has no equivalent distribution; the message names the dimension.
     """
 
     def __init__(self, optuna: Any, space: Space) -> None:
         self._nodes = [node for node in space.nodes if node.varies]
-        # Conditional dimensions of one name may differ: each has a distribution of its own.
+        # Conditional dimensions of one name may differ: each has a separate distribution.
         self._kinds = {
             id(node): distribution(optuna, path_name(node.path), node.dimension)
             for node in self._nodes
         }
 
     def suggest(self, trial: Any, node: Node) -> Any:
-        """Have an Optuna trial choose a node's value; return it as configurations have it."""
+        """Let an Optuna trial choose a node's value; return it as in configurations."""
         name, kind = path_name(node.path), self._kinds[id(node)]
         dimension = node.dimension
         if isinstance(dimension, Choice):
@@ -76,7 +76,7 @@ class Parameters:
         return trial.suggest_float(name, kind.low, kind.high, log=kind.log, **step)
 
     def of_config(self, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return a configuration's parameters and distributions, those within bounds."""
+        """Return a configuration's parameters and distributions, if within bounds."""
         params, kinds = {}, {}
         for node in self._nodes:
             there, value = value_at(config, node.path)
@@ -91,7 +91,7 @@ class Parameters:
 
 
 def contains(kind: Any, value: Any) -> bool:
-    """Return whether a value is one of a distribution's."""
+    """Return whether a distribution contains a value."""
     try:
         return bool(kind._contains(kind.to_internal_repr(value)))
     except (TypeError, ValueError):
@@ -112,7 +112,7 @@ def distribution(optuna: Any, name: str, dimension: Dimension) -> Any:
     Raises
     ------
     InputError
-        If Optuna has none of its kind.
+        Optuna has no equivalent distribution.
     """
     kinds = optuna.distributions
     if isinstance(dimension, Uniform):
@@ -126,12 +126,12 @@ def distribution(optuna: Any, name: str, dimension: Dimension) -> Any:
     if isinstance(dimension, Choice):
         options = dimension.options if is_plain(dimension) else range(len(dimension.options))
         return kinds.CategoricalDistribution(list(options))
-    hint = ", which knows no normal distribution: use uniform" * isinstance(dimension, Normal)
+    hint = ", which has no normal distribution: use uniform" * isinstance(dimension, Normal)
     raise InputError(f"{name}: {dimension!r} cannot be searched by Optuna{hint}")
 
 
 class quiet:
-    """Keeps Optuna's log, and its warnings of experimental parts, to itself."""
+    """Silence Optuna's log and its warnings of experimental features."""
 
     def __init__(self, optuna: Any) -> None:
         self._optuna = optuna
@@ -157,8 +157,8 @@ _ADVICE = {
     "malformed": "the file is damaged: restore it, or give another storage=",
     "readonly": "make it writable, or give another storage=",
     "unable to open": "its folder must exist and be writable",
-    "no such table": "it is no storage of Optuna, or its making was cut off: give another storage=",
-    "table schema": "",  # Optuna says what to do
+    "no such table": "not an Optuna storage, or its creation was cut off: give another storage=",
+    "table schema": "",  # Optuna names the cure
 }
 
 
@@ -166,14 +166,14 @@ _ADVICE = {
 def storage_errors(
     optuna: Any, storage: Any, name: str, *, kind: type[CerebroError] = InputError, more: str = ""
 ) -> Iterator[None]:
-    """Say in one line which storage cannot be used, why, and what to do.
+    """Turn storage errors into one line: which storage fails, why, and the cure.
 
     Parameters
     ----------
     kind
-        What is raised in place of what the storage raised.
+        The exception to raise instead of the storage's.
     more
-        What else there is to say.
+        Text to append.
     """
     try:
         yield
@@ -189,7 +189,7 @@ def storage_errors(
 
 
 def address(storage: Any) -> str:
-    """A storage's URL without its password, or what it is."""
+    """Return a storage's URL without its password, or its type."""
     backend = getattr(storage, "_backend", storage)
     url = backend if isinstance(backend, str) else getattr(backend, "url", None)
     if url is None:
@@ -206,7 +206,7 @@ def _is_of_storage(optuna: Any, error: BaseException) -> bool:
 
 
 def _cause(error: BaseException) -> str:
-    """What the database itself says, without the statement that it was given."""
+    """Return the database's own error, without the SQL statement."""
     inner: Any = error
     while inner.__cause__ is not None:
         inner = inner.__cause__

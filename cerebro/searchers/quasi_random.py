@@ -12,16 +12,16 @@ from cerebro.searchers.random import DrawnSearch
 from cerebro.space import Node
 
 MAX_DIMENSIONS = 21_201
-"""For which SciPy has direction numbers."""
+"""The most dimensions for which SciPy has direction numbers."""
 
 
 class QuasiRandomSearch(DrawnSearch):
-    """Draws configurations from a scrambled Sobol sequence.
+    """Draw configurations from a scrambled Sobol sequence.
 
     I. M. Sobol, "On the distribution of points in a cube and the approximate evaluation of
-    integrals", 1967, with Owen's scrambling. Needs SciPy (the extra ``search``).
-    Trial ``t`` depends on the seed, the space and ``t`` alone; dimensions whose condition
-    does not hold leave their share unused. The first ``2**m`` trials are the most even.
+    integrals", 1967, with Owen's scrambling. Needs SciPy (the extra ``search``). Trial ``t``
+    depends only on the seed, the space and ``t``; dimensions whose condition does not hold leave
+    their coordinate unused. The first ``2**m`` trials are the most even.
     """
 
     _title = "quasi-random search"
@@ -59,7 +59,7 @@ class QuasiRandomSearch(DrawnSearch):
         return self._space.fill({}, choose)
 
     def _shares(self, trial: int) -> Any:
-        """Return the sequence's point of a trial, each coordinate in [0, 1)."""
+        """Return a trial's point of the sequence, each coordinate in [0, 1)."""
         if trial < self._at:
             self._engine.reset()
             self._at = 0

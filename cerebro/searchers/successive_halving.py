@@ -1,4 +1,4 @@
-"""Successive halving: many trials for a little, the best of them for longer."""
+"""Successive halving: train many trials briefly, and the best of them longer."""
 
 from __future__ import annotations
 
@@ -12,23 +12,21 @@ from cerebro.searchers.bracket import Bracket, Brackets, Rung
 
 
 class SuccessiveHalving(AdaptiveSearcher):
-    """Train all configurations a little, then the best ``1/reduction_factor`` longer, and so on.
+    """Train all configurations briefly, then the best ``1/reduction_factor`` longer, and so on.
 
-    The synchronous algorithm of Jamieson and Talwalkar ("Non-stochastic Best Arm
-    Identification and Hyperparameter Optimization", AISTATS 2016): a rung is compared when
-    all of its trials are in, which then go on from where they paused.
+    The synchronous algorithm of Jamieson and Talwalkar ("Non-stochastic Best Arm Identification and
+    Hyperparameter Optimization", AISTATS 2016): a rung is compared when all of its trials are done;
+    the promoted ones continue from where they paused.
 
     Parameters
     ----------
     min_epochs
         Epochs before the first comparison.
     reduction_factor
-        One in so many goes on, and trains so many times as long.
+        One in this many trials is promoted, and trains this many times as long.
 
-    Notes
-    -----
-    ``n_trials`` of the search is the number of configurations; without it, as many as
-    leave one for the last rung. With only a time limit brackets follow each other.
+    Notes ----- The search's ``n_trials`` is the number of configurations; by default, as many as
+    leave one for the last rung. With only a time limit, brackets follow each other.
     """
 
     def __init__(self, min_epochs: int = 1, reduction_factor: int = 3) -> None:
@@ -69,7 +67,7 @@ class SuccessiveHalving(AdaptiveSearcher):
         return self._brackets.decide(trial, epoch, value)
 
     def dropped(self) -> list[int]:
-        """Return, once, the paused trials that will not go on."""
+        """Return, once, the paused trials that will not continue."""
         return self._brackets.dropped()
 
     def _state(self) -> dict[str, Any]:

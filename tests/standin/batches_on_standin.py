@@ -604,7 +604,7 @@ def test_arguments(data: Any, tmp_path: Path) -> None:
 
 def test_a_pytorch_without_cuda_is_named(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "start_torch", lambda: False)
-    with pytest.raises(DeviceError, match="this PyTorch has nothing to compute with on cuda:0"):
+    with pytest.raises(DeviceError, match="this PyTorch cannot compute on cuda:0"):
         data.batches(8, device="cuda")
 
 

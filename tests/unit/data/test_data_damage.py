@@ -165,7 +165,7 @@ def _remove(*path: Any) -> Callable[[dict[str, Any]], None]:
         (_set("columns", 0, "name", ""), r"is empty"),
         (_set("columns", 0, "name", "t"), r"would both need the name"),
         (_set("columns", 0, "name", "z" * 300), "longer than 200"),
-        (_set("columns", 0, "name", "\ud800"), "no valid Unicode"),
+        (_set("columns", 0, "name", "\ud800"), "not valid Unicode"),
         (_set("columns", 0, "dtype", "float99"), "'float99' is unknown"),
         (_set("columns", 0, "shape", [-1]), "holds -1"),
         (_set("columns", 0, "shape", [True]), "holds True"),
