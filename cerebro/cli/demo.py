@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import cerebro
 from cerebro.cli.options import count, new_command, progress, progress_option
-from cerebro.errors import InputError
 from cerebro.machine import environment
-from cerebro.machine.installation import install_hint
+from cerebro.machine.imports import import_extra
 from cerebro.report import format as fmt
 from cerebro.report import summary
 
@@ -67,13 +66,8 @@ def digits(path: str | Path) -> cerebro.Dataset:
     Dataset
         Column ``x``: uint8 of shape (1, 8, 8), 0 to 16; column ``y``: int64, 0 to 9.
     """
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise InputError(
-            f"the demo's digits come with scikit-learn: {install_hint('demo')}"
-        ) from None
-    bunch = load_digits()
+    datasets = import_extra("sklearn.datasets", "demo", "the demo's digits need scikit-learn")
+    bunch = datasets.load_digits()
     arrays = {
         "x": bunch.images.astype("uint8").reshape(-1, 1, SIDE, SIDE),
         "y": bunch.target.astype("int64"),
@@ -157,9 +151,8 @@ def demonstrate(
     progress: Any = "auto",
 ) -> int:
     """Shard, search, and show what was found; the exit status of the command."""
-    if not environment.installed("torch"):
-        raise InputError(f"the demo trains PyTorch models: {install_hint('demo')}")
-    import torch  # noqa: F401  (so that every worker imports it while it starts)
+    # Imported here, so that every worker imports it while it starts.
+    import_extra("torch", "demo", "the demo needs PyTorch")
 
     run = run or time.strftime("runs/demo-%Y%m%d-%H%M%S")
     whole = digits(data)

@@ -10,6 +10,7 @@ deep inside of something else; so the file is named.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import sys
@@ -17,6 +18,10 @@ import sysconfig
 from collections.abc import Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
+
+from cerebro.errors import InputError
+from cerebro.machine.installation import install_hint
 
 PACKAGE = Path(__file__).parent.parent
 """The folder of Cerebro itself: lines of files below it are not the user's."""
@@ -33,6 +38,25 @@ _PROGRAMS = ("__main__", "__mp_main__")  # every process has its own
 
 Sources = dict[tuple[str, str], int]
 """Module name and file to the file's time of change in ns."""
+
+
+def import_extra(module: str, extra: str, need: str) -> Any:
+    """Return a module that one of Cerebro's extras installs.
+
+    Parameters
+    ----------
+    need
+        How the message begins, such as ``"pictures need matplotlib"``.
+
+    Raises
+    ------
+    InputError
+        If the import fails: why, and how to install the extra.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise InputError(f"{need} ({error}): {install_hint(extra)}") from error
 
 
 def is_installed(file: str) -> bool:

@@ -1,7 +1,6 @@
-"""How Cerebro and its extras are installed: the one place that says it.
+"""How to install Cerebro and its extras: the only place that says it.
 
-Every message about a missing extra is made here. The module imports nothing, so that a message
-can also be made where NumPy or the C core is missing.
+This module imports nothing, so that a message can be made without NumPy and the C core.
 """
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from cerebro.errors import InputError
-from cerebro.machine.installation import install_hint
+from cerebro.machine.imports import import_extra
 
 if TYPE_CHECKING:
     from cerebro.ray.cluster.executor import Executor
@@ -29,13 +28,8 @@ _LAZY = {"Executor": "cluster.executor", "fit": "tune.fit", "trainable": "tune.t
 
 
 def __getattr__(name: str) -> Any:
+    if name == "trainable":  # its class derives from Ray's
+        import_extra("ray.tune", "ray", "cerebro.ray.trainable needs Ray Tune")
     if name in _LAZY:
-        try:
-            return getattr(importlib.import_module(f"cerebro.ray.{_LAZY[name]}"), name)
-        except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] != "ray":
-                raise
-            raise InputError(
-                f"cerebro.ray.{name} needs Ray Tune ({error}): {install_hint('ray')}"
-            ) from None
+        return getattr(importlib.import_module(f"cerebro.ray.{_LAZY[name]}"), name)
     raise AttributeError(f"module 'cerebro.ray' has no attribute {name!r}")

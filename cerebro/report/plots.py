@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cerebro.errors import InputError
-from cerebro.machine.installation import install_hint
+from cerebro.machine.imports import import_extra
 from cerebro.report import format as fmt
 
 if TYPE_CHECKING:
@@ -99,10 +99,8 @@ def _chosen(result: Any, numbers: Sequence[int] | None) -> list[Any]:
 
 @functools.cache
 def _figure_class() -> type[Figure]:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InputError(f"pictures need matplotlib: {install_hint('plots')}") from error
+    import_extra("matplotlib", "plots", "pictures need matplotlib")
+    from matplotlib.figure import Figure
 
     class Picture(Figure):
         """A figure that a notebook shows whether or not pyplot was imported."""

@@ -7,7 +7,6 @@ file holds the network itself, which is built again and traced with rows of the 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import warnings
@@ -24,7 +23,7 @@ from cerebro.errors import InputError, text_of
 from cerebro.machine import generators
 from cerebro.machine.environment import installed
 from cerebro.machine.files import path_of
-from cerebro.machine.installation import install_hint
+from cerebro.machine.imports import import_extra
 from cerebro.model import check_batch, column_names, make_getter
 
 TORCH, JAX, SKLEARN = "cerebro.torch.Model", "cerebro.jax.Model", "cerebro.sklearn.Model"
@@ -158,9 +157,7 @@ def _net_file(packed: Any, net: Mapping[str, Any]) -> bytes:
 def _torch(kept: Kept, target: Path) -> None:
     if kept.kind == JAX:
         raise InputError("format 'torch' has no arrays of JAX: use format='safetensors'")
-    if not installed("torch"):
-        raise InputError(f"format 'torch' needs PyTorch: {install_hint('torch')}")
-    import torch
+    torch = import_extra("torch", "torch", "format 'torch' needs PyTorch")
 
     state = OrderedDict(kept.net()) if kept.kind == TORCH else kept.state
     foreign = _foreign(state, "")
@@ -196,11 +193,8 @@ def _foreign(value: Any, path: str) -> tuple[str, str] | None:
 def _onnx(kept: Kept, target: Path) -> None:
     if kept.kind != TORCH:
         raise InputError(f"onnx needs a {TORCH}, not a {kept.kind}")
-    try:
-        for module in ("torch", "onnx", "onnxscript"):
-            importlib.import_module(module)
-    except ImportError as error:
-        raise InputError(f"format 'onnx' needs more ({error}): {install_hint('onnx')}") from error
+    for module in ("torch", "onnx", "onnxscript"):
+        import_extra(module, "onnx", f"format 'onnx' needs {module}")
     import torch
 
     from cerebro.torch.model import Model

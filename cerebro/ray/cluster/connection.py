@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cerebro.errors import InputError, text_of
-from cerebro.machine.installation import install_hint
+from cerebro.machine.imports import import_extra
 
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 3.0
@@ -23,21 +23,8 @@ ANSWER_SECONDS = 3.0
 
 
 def import_ray() -> Any:
-    """Return Ray.
-
-    Raises
-    ------
-    InputError
-        If it is not installed.
-    """
-    try:
-        import ray
-    except ImportError as error:
-        raise InputError(
-            f"cerebro.ray needs Ray, which cannot be imported here ({error}): "
-            f"{install_hint('ray')}, on every node of a cluster"
-        ) from None
-    return ray
+    """Return Ray; raise InputError if it is not installed."""
+    return import_extra("ray", "ray", "cerebro.ray needs Ray on every node of a cluster")
 
 
 @dataclass

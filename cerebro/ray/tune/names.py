@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cerebro.errors import InputError
-from cerebro.machine.installation import install_hint
+from cerebro.machine.imports import import_extra
 
 CLOCKS = {"time_total_s", "time_this_iter_s", "time_since_restore", "timestamp"}
 
@@ -29,18 +29,8 @@ _REFUSED = {
 
 
 def import_tune(what: str) -> Any:
-    """Return `ray.tune`.
-
-    Raises
-    ------
-    InputError
-        If Ray is not installed.
-    """
-    try:
-        import ray.tune
-    except ImportError as error:
-        raise InputError(f"{what} needs Ray Tune ({error}): {install_hint('ray')}") from error
-    return ray.tune
+    """Return `ray.tune`; raise InputError if Ray is not installed."""
+    return import_extra("ray.tune", "ray", f"{what} needs Ray Tune")
 
 
 def check_scheduler(scheduler: Any) -> Any:
