@@ -42,7 +42,7 @@ from cerebro.machine import generators
 from cerebro.machine.guard import in_trial, refuse
 from cerebro.model import Info
 from cerebro.results.result import Result
-from cerebro.run.recipe import StudyBuild, accepts_info, check_build
+from cerebro.run.recipe import StudyBuild, call_build, check_build
 from cerebro.run.records import STUDY, Raised, class_name
 from cerebro.run.store import encode
 from cerebro.searchers.base import DONE, Decision, Suggestion, _Done
@@ -392,10 +392,7 @@ class StudySearcher:
             return self._define(trial)
         seed = self._seed % 2**32
         with generators.preserved("torch" in sys.modules, seed), in_trial():
-            if accepts_info(self._build):
-                self._build(trial, DeferredInfo(self._info, trial, self._count))
-            else:
-                self._build(trial)
+            call_build(self._build, trial, DeferredInfo(self._info, trial, self._count))
         return None
 
     def _info(self, trial: optuna.Trial, number: int) -> Info:

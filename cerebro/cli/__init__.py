@@ -35,7 +35,7 @@ from cerebro.cli import (
     verify,
 )
 from cerebro.errors import CerebroError, InputError, text_of
-from cerebro.machine.imports import PACKAGE, imported_shadows
+from cerebro.machine.imports import imported_shadows, raised_at
 from cerebro.machine.signals import INTERRUPTED
 
 COMMANDS = (demo, shard, run, resume, show, control, replay, verify, plot, export, doctor)
@@ -97,13 +97,9 @@ def one_line(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Name the user's line that raised: the last one outside of installed packages and us."""
-    own = str(PACKAGE)
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        packaged = "site-packages" in frame.filename or frame.filename.startswith(("<", own))
-        if not packaged and not frame.filename.startswith(sys.base_prefix):
-            return f"{frame.filename}, line {frame.lineno}: "
-    return ""
+    """Name the user's line that raised; empty if there is none."""
+    at = raised_at(error)
+    return "" if at is None else f"{at.filename}, line {at.lineno}: "
 
 
 class Parser(argparse.ArgumentParser):

@@ -99,7 +99,7 @@ def _machine() -> list[tuple[str, str]]:
     rows = [
         ("cpu", f"{cpu['model']}, {cpu['instruction_set']}"),
         ("cores", usable),
-        ("memory", _memory()),
+        ("memory", fmt.size(resources.total_memory())),
     ]
     if environment.installed("torch"):
         rows.append(("torch", _torch()))
@@ -109,14 +109,6 @@ def _machine() -> list[tuple[str, str]]:
         names = ", ".join(f"{k}={v}" for k, v in set_variables.items())
         rows.append(("variables", f"{names} (these change the bits of results)"))
     return rows
-
-
-def _memory() -> str:
-    try:
-        pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return "unknown"
-    return fmt.size(pages * page)
 
 
 def _torch() -> str:

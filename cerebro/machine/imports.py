@@ -15,6 +15,7 @@ import importlib.util
 import os
 import sys
 import sysconfig
+import traceback
 from collections.abc import Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -30,6 +31,9 @@ _INSTALLED = tuple(
     os.path.join(sysconfig.get_path(name), "")  # noqa: PTH118
     for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
+
+_GENERATED = ("<frozen ", "<__array_function__")
+"""How the names of code begin that libraries make without a file."""
 
 sent_whole: set[str] = set()
 """Modules that no worker could import by their names: their code is sent."""
@@ -62,6 +66,30 @@ def import_extra(module: str, extra: str, need: str) -> Any:
 def is_installed(file: str) -> bool:
     """Whether a file is the standard library's or an installed package's."""
     return file.startswith(_INSTALLED)
+
+
+def raised_at(error: BaseException, *, libraries: bool = False) -> traceback.FrameSummary | None:
+    """Return the last line of the user's code that led to an exception.
+
+    Not where a library noticed the mistake.
+
+    Parameters
+    ----------
+    libraries
+        Whether to return a library's line if there is none of the user's.
+    """
+    here = str(PACKAGE) + os.sep
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [frame for frame in frames if not frame.filename.startswith(here)]
+    users = [frame for frame in outside if not _is_library(frame.filename)]
+    found = users or (outside if libraries else [])
+    return found[-1] if found else None
+
+
+def _is_library(file: str) -> bool:
+    """Whether a file of a traceback is Python's or a package's, wherever that is installed."""
+    packaged = {"site-packages", "dist-packages"} & set(Path(file).parts)
+    return bool(packaged) or is_installed(file) or file.startswith(_GENERATED)
 
 
 def note_imported(times: Sources) -> None:

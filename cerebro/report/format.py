@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from cerebro.machine.mappings import flatten
+
 PREFIXES = ("val_", "train_")
 BEST_AT = "best at"
 """The column with the number of epochs after which a trial was best, as its metrics were then."""
@@ -77,22 +79,10 @@ def size(nbytes: float) -> str:
     """Write a size in bytes with a unit: ``1.2 MB`` (1 MB is 10^6 bytes)."""
     units = ["bytes", "kB", "MB", "GB", "TB", "PB"]
     power = 0
-    while nbytes >= 1000 and power < len(units) - 1:
+    while nbytes >= 999.5 and power < len(units) - 1:
         nbytes /= 1000
         power += 1
     return f"{nbytes:.0f} bytes" if power == 0 else f"{nbytes:.3g} {units[power]}"
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Turn nested dictionaries into one, with keys joined by dots."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            flat.update(flatten(value, f"{name}."))
-        else:
-            flat[name] = value
-    return flat
 
 
 def settings(config: Mapping[str, Any], width: int | None = None) -> str:

@@ -20,6 +20,7 @@ import numpy as np
 
 from cerebro.errors import InputError
 from cerebro.machine.imports import import_extra
+from cerebro.machine.mappings import flatten
 from cerebro.report import format as fmt
 
 if TYPE_CHECKING:
@@ -454,7 +455,7 @@ def _table(result: Any, metric: str, trials: Sequence[Any]) -> tuple[list[dict[s
     for trial in _ranked(result, metric, trials):
         point = _selected(result, trial, metric)
         if point is not None:
-            configs.append(fmt.flatten(trial.config))
+            configs.append(flatten(trial.config))
             values.append(point[1])
     return configs, np.asarray(values, dtype=float)
 

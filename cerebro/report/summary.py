@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cerebro.errors import printable
+from cerebro.machine.mappings import flatten
 from cerebro.report import format as fmt
 
 MAX_TRIALS = 20
@@ -28,7 +29,7 @@ def columns(result: Any, trials: Sequence[Any]) -> tuple[list[str], list[list[st
     """Give the headings and the rows of a table of `trials`, as text."""
     names = fmt.metric_columns((trial.metrics for trial in trials), result.metric)
     # A value that every trial shares says nothing about any of them.
-    flat = [fmt.flatten(trial.config) for trial in trials]
+    flat = [flatten(trial.config) for trial in trials]
     keys = list(dict.fromkeys(key for config in flat for key in config))
     varying = [k for k in keys if len({repr(c.get(k)) for c in flat}) > 1] or keys
     by_best = result.select == "best"
@@ -101,7 +102,7 @@ def best_lines(result: Any) -> list[str]:
     epochs = best.epoch if by_last else best.best_epoch + 1
     after = f" after {fmt.counted(epochs, 'epoch')}"
     lines = [f"best: trial {best.number}, {fmt.heading(result.metric)} {value}{after}"]
-    config = fmt.flatten(best.config)
+    config = flatten(best.config)
     width = max((len(name) for name in config), default=0)
     lines += [f"  {name:<{width}}  {fmt.number(v)}" for name, v in config.items()]
     return [*lines, *filter(None, [tie(result)])]
@@ -182,7 +183,7 @@ def fold_table(trial: Any) -> str:
 def render_trial(trial: Any) -> str:
     """Write one trial as text: status, configuration, and its metrics after every epoch."""
     parts = [f"trial {trial.number}: {trial.status} after {fmt.counted(trial.epoch, 'epoch')}"]
-    config = fmt.flatten(trial.config)
+    config = flatten(trial.config)
     width = max((len(name) for name in config), default=0)
     parts.append("\n".join(f"  {k:<{width}}  {fmt.number(v)}" for k, v in config.items()))
     if trial.history:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import cerebro.control as control
 from cerebro.arguments import whole_number
 from cerebro.errors import CorruptDataError, InputError
+from cerebro.machine.mappings import flatten
 from cerebro.results.saved_run import SavedRun
 from cerebro.results.trial import Trial
 from cerebro.run.records import TrialRecord, snapshot
@@ -172,8 +173,8 @@ class Result:
                 "epoch": trial.epoch,
                 "best_epoch": trial.best_epoch,
             }
-            row.update(_flat("config", trial.config))
-            row.update(_flat("metrics", trial.metrics))
+            row.update(flatten(trial.config, "config."))
+            row.update(flatten(trial.metrics, "metrics."))
             row["state_hash"] = trial.state_hash
             row["error"] = trial.error
             rows.append(row)
@@ -334,13 +335,3 @@ def _started(file: Path) -> float:
             return float(read_meta(connection)["started"])
     except CorruptDataError:
         return -math.inf
-
-
-def _flat(prefix: str, mapping: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in mapping.items():
-        if isinstance(value, Mapping):
-            flat.update(_flat(f"{prefix}.{name}", value))
-        else:
-            flat[f"{prefix}.{name}"] = value
-    return flat

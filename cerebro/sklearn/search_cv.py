@@ -32,7 +32,7 @@ from cerebro.data.validation import KFold
 from cerebro.errors import InputError
 from cerebro.machine import generators
 from cerebro.machine.guard import refuse
-from cerebro.report.format import flatten
+from cerebro.machine.mappings import flatten
 from cerebro.searchers import RandomSearch
 from cerebro.sklearn.model import Model, kind_of
 from cerebro.space import Space, as_space

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sysconfig
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 
 from cerebro.errors import InputError, one_line, text_of
 from cerebro.machine.devices import is_gpu
-from cerebro.machine.imports import PACKAGE
+from cerebro.machine.imports import raised_at
 from cerebro.run.records import class_name
 from cerebro.worker.messages import RunContext, Task
 
@@ -29,8 +27,6 @@ _TORCH_TYPES = {
     "byte": "uint8",
 }
 """Types as PyTorch's messages call them."""
-
-_STDLIB = sysconfig.get_path("stdlib") + os.sep
 
 
 def divergence(task: Task, mean: float, first: tuple[int, float] | None) -> str:
@@ -54,25 +50,13 @@ def describe(error: BaseException) -> str:
 
 def place_of(error: BaseException) -> str:
     """The user's line that raised an exception, as ``file:line in function``; empty if none did."""
-    here = str(PACKAGE) + os.sep
-    frames = traceback.extract_tb(error.__traceback__)
-    outside = [f for f in frames if not f.filename.startswith(here)]
-    if not outside:
-        return ""
-    # The last line of the user's own, not where a library noticed what that line had done.
-    at = [f for f in outside if not _is_library(f.filename)] or outside
-    return f"{Path(at[-1].filename).name}:{at[-1].lineno} in {at[-1].name}"
+    at = raised_at(error, libraries=True)
+    return "" if at is None else f"{Path(at.filename).name}:{at.lineno} in {at.name}"
 
 
 def bases_of(error: BaseException) -> tuple[str, ...]:
     """Full names of an exception's class and its base classes: the class itself may not travel."""
     return tuple(class_name(kind) for kind in type(error).__mro__[:-1])
-
-
-def _is_library(file: str) -> bool:
-    """Whether a file is Python's own or an installed package's."""
-    installed = {"site-packages", "dist-packages"} & set(Path(file).parts)
-    return bool(installed) or file.startswith((_STDLIB, "<frozen ", "<__array_function__"))
 
 
 def missing_name(

@@ -14,9 +14,10 @@ from tune_models import build, build_or_fail, line_data
 
 import cerebro
 from cerebro.errors import InputError, RunError
+from cerebro.machine.wake_pipe import WakePipe
 from cerebro.ray.tune import engine as engine_module
 from cerebro.ray.tune.engine import Spec
-from cerebro.ray.tune.requests import Answer, Bell, Point, Request, RequestedTrials
+from cerebro.ray.tune.requests import Answer, Point, Request, RequestedTrials
 from cerebro.ray.tune.session import Session, Work
 
 SECONDS = 120
@@ -304,12 +305,12 @@ def test_a_bell_does_not_ring_for_requests_that_have_to_wait() -> None:
 def test_a_bell_rings_until_it_is_cleared() -> None:
     import select
 
-    bell = Bell()
+    bell = WakePipe()
     assert select.select([bell], [], [], 0)[0] == []
     for _ in range(100_000):  # more than a pipe holds
-        bell.ring()
+        bell.wake()
     assert select.select([bell], [], [], 0)[0] == [bell]
     bell.clear()
     assert select.select([bell], [], [], 0)[0] == []
     bell.close()
-    bell.ring()  # nobody is there
+    bell.wake()  # nobody is there

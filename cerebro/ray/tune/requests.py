@@ -9,7 +9,6 @@ searches. They name what is wanted, not what is to be done, so that one that is 
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any, Literal
 import cerebro._core as _core
 from cerebro.errors import RunError
 from cerebro.executors.base import Executor, Wake
+from cerebro.machine.wake_pipe import WakePipe
 from cerebro.run.records import ENDED
 from cerebro.searchers.base import Decision, Suggestion, _Done
 from cerebro.space import Space
@@ -94,7 +94,7 @@ class RequestedTrials:
     repeatable = False  # what it suggests is what others ask for
 
     def __init__(self, epochs: int | None, width: int) -> None:
-        self.bell = Bell()
+        self.bell = WakePipe()
         self.pinned: set[tuple[int, int]] = set()
         self._epochs = epochs
         self._width = width
@@ -127,7 +127,7 @@ class RequestedTrials:
                 self._requests.append(request)
                 self._changed.notify_all()
                 if len(self._live) < self._width:  # else it is asked when one of them rests
-                    self.bell.ring()
+                    self.bell.wake()
         return request.answer
 
     def pin(self, trial: int, epoch: int) -> None:
@@ -149,7 +149,7 @@ class RequestedTrials:
             waiting = [*self._requests, *(r for some in self._waiting.values() for r in some)]
             self._requests.clear()
             self._waiting.clear()
-            self.bell.ring()
+            self.bell.wake()
         for request in waiting:
             request.answer.set_exception(RunError(why))
 
@@ -306,40 +306,6 @@ class RequestedTrials:
 
 def _why(trial: Any) -> str:
     return f"trial {trial.number} {trial.status}" + (f": {trial.error}" if trial.error else "")
-
-
-class Bell:
-    """Wakes a thread that waits on descriptors."""
-
-    def __init__(self) -> None:
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._read, False)
-        os.set_blocking(self._write, False)
-
-    def fileno(self) -> int:
-        """Return what becomes readable."""
-        return self._read
-
-    def ring(self) -> None:
-        """Wake whoever waits."""
-        try:
-            os.write(self._write, b"!")
-        except (BlockingIOError, OSError):  # it rings already, or nobody is there
-            return
-
-    def clear(self) -> None:
-        """Let it ring no more."""
-        try:
-            while os.read(self._read, 4096):
-                pass
-        except (BlockingIOError, OSError):
-            return
-
-    def close(self) -> None:
-        """Close its descriptors."""
-        for fd in (self._read, self._write):
-            os.close(fd)
-        self._read = self._write = -1
 
 
 class Woken:

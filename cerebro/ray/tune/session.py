@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from cerebro.executors.local import LocalExecutor
 from cerebro.machine.devices import CPU, Found, lookup, seats
 from cerebro.model import Info
 from cerebro.ray.tune.requests import Answer, Point, RequestedTrials, Woken
-from cerebro.run.recipe import accepts_info
+from cerebro.run.recipe import WrappedBuild, call_build
 from cerebro.run.records import EpochRecord
 from cerebro.run.store import read_trials, reader
 
@@ -169,23 +169,15 @@ class Session:
         self._result = result
 
 
-class OpenEnded:
-    """A ``build`` of trials of which only Tune knows how long they train."""
+class OpenEnded(WrappedBuild):
+    """A ``build`` of trials whose number of epochs only Tune knows."""
 
-    def __init__(self, build: Callable[..., Any]) -> None:
-        self.build = build
-        self.__wrapped__ = build  # whose source is the run's
-        self.__module__ = getattr(build, "__module__", None) or "?"
-        self.__qualname__ = getattr(build, "__qualname__", None) or type(build).__qualname__
-
-    def __call__(self, config: Any, info: Info | None = None) -> Any:
-        if not accepts_info(self.build):
-            return self.build(config)
-        return self.build(config, None if info is None else OpenInfo(info))
+    def __call__(self, config: Mapping[str, Any], info: Info) -> Any:
+        return call_build(self.build, config, OpenInfo(info))
 
 
 class OpenInfo:
-    """An `Info` that says so when asked how many epochs there will be."""
+    """An `Info` that raises InputError when it is asked for the number of epochs."""
 
     def __init__(self, info: Info) -> None:
         self._info = info
