@@ -1,11 +1,11 @@
-"""Cerebro and Ray: a cluster behind, Ray Tune in front.
+"""Cerebro with Ray: searches on a cluster, and Ray Tune as the front end.
 
     cerebro.search(build, space, train, ..., executor=cerebro.ray.Executor(address="auto"))
     tune.Tuner(cerebro.ray.trainable(build, train, batch_size=64), param_space=..., ...).fit()
     cerebro.ray.fit(build, train, param_space=..., scheduler=ASHAScheduler(...), ...)
 
-`Executor` runs a search's units on the nodes of a cluster (docs/guide/cluster.md), `trainable`
-is for Ray Tune's Tuner and `fit` drives Tune's algorithms (docs/guide/ray-tune.md). Ray itself
+`Executor` runs a search on the nodes of a cluster (docs/guide/cluster.md), `trainable` is for
+Ray Tune's Tuner, and `fit` searches with Tune's algorithms (docs/guide/ray-tune.md). Ray itself
 is imported when one of them is used.
 """
 

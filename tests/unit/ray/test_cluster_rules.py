@@ -532,7 +532,7 @@ def test_a_full_disk_makes_room_too(full, data, monkeypatch):
 @pytest.mark.parametrize("text", ["much", "-1", "10 parsecs", "1e9"])
 def test_a_limit_that_is_no_size_is_refused(tmp_path, monkeypatch, text):
     monkeypatch.setenv("CEREBRO_CACHE_LIMIT", text)
-    with pytest.raises(InputError, match=f"CEREBRO_CACHE_LIMIT='{text}' is no size"):
+    with pytest.raises(InputError, match=f"CEREBRO_CACHE_LIMIT='{text}' is not a size"):
         Cache(tmp_path)
 
 
