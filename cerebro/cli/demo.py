@@ -1,7 +1,7 @@
 """``demo``: search 16 small models on handwritten digits.
 
-The functions here are what a user would write; ``build`` stands in an importable
-module, so that the run's models can be loaded on another day.
+A user would write the same functions. ``build`` is in an importable module, so that the run's
+models can be loaded later.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def digits(path: str | Path) -> cerebro.Dataset:
 
 
 def space() -> dict[str, Any]:
-    """Give the search space: two kinds of network, each with a size of its own."""
+    """Return the search space: two kinds of network, each with its own size."""
     return {
         "arch": ["mlp", "cnn"],
         "mlp": cerebro.when("arch", "mlp", {"hidden": [32, 64, 128, 256]}),
@@ -93,7 +93,7 @@ def accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def network(config: dict[str, Any]) -> torch.nn.Module:
-    """Make the network that a configuration describes."""
+    """Return the network of a configuration."""
     from torch import nn
 
     if config["arch"] == "mlp":
@@ -122,7 +122,7 @@ def network(config: dict[str, Any]) -> torch.nn.Module:
 
 
 def build(config: dict[str, Any], info: Any) -> Any:
-    """Make the model of one trial; runs in the workers."""
+    """Return the model of one trial; called in the workers."""
     import torch
 
     net = network(config)
@@ -150,7 +150,7 @@ def demonstrate(
     data: str = "data/digits",
     progress: Any = "auto",
 ) -> int:
-    """Shard, search, and show what was found; the exit status of the command."""
+    """Shard the data, search, print the results; return the command's exit status."""
     # Imported here, so that every worker imports it while it starts.
     import_extra("torch", "demo", "the demo needs PyTorch")
 
@@ -191,7 +191,7 @@ def demonstrate(
 
 
 def draw(result: Any) -> list[str]:
-    """Draw learning curves and units on workers into the run's folder; names of the files."""
+    """Draw learning curves and units on workers into the run's folder; return the file names."""
     if not environment.installed("matplotlib"):
         return []
     names = []
@@ -203,7 +203,7 @@ def draw(result: Any) -> list[str]:
 
 
 def lines_to_open(path: str | Path) -> str:
-    """Give the lines of Python and the commands that go on from here."""
+    """Return lines of Python and commands for the next steps."""
     return (
         "To open it again, in Python:\n\n"
         "  import cerebro\n"

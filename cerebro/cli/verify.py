@@ -30,7 +30,7 @@ def main(options: argparse.Namespace) -> int:
     if (path / "manifest.json").exists() or (path / "shard-00000").exists():
         return _data(path)
     if not path.exists():
-        raise InputError(f"{path}: there is no such folder")
+        raise InputError(f"{path}: the folder does not exist")
     raise InputError(f"{path}: neither a data folder (manifest.json) nor a run (run.sqlite)")
 
 
@@ -56,7 +56,7 @@ def _data(path: Path) -> int:
 
 
 def _complain(path: Path, problems: Sequence[Any]) -> int:
-    """Print one line for each problem; the error of the command counts them."""
+    """Print one line for each problem, and an error with their number."""
     lines = [one_line(str(problem), MESSAGE_LIMIT) for problem in problems]
     for line in lines:
         print(line)
