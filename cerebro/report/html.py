@@ -90,7 +90,7 @@ def render_page(
     metric: str | None = None,
     trials: Sequence[int] | None = None,
 ) -> str:
-    """Write a result's table and pictures as a page of its own.
+    """Write a result's table and pictures as a standalone page.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def render_page(
     kinds
         The pictures, as for ``Result.plot``.
     metric, trials
-        What to draw, as for ``Result.plot``.
+        The metric to draw, as for ``Result.plot``.
 
     A picture that cannot be drawn, of a run that has just begun say, is replaced by the
     reason.
