@@ -39,12 +39,13 @@ _PARTS: dict[str, tuple[set[str], set[str]]] = {
 }
 
 _NET = "/model/net/"
-"""What the names of a network's tensors begin with in a state's file."""
+"""The prefix of the names of a network's tensors in a state's file."""
 
 _ONNX_ROWS = 3
 
 _ONE_FILE_BYTES = 1_900_000_000
-"""Of weights. An ONNX file holds less than 2 GB; larger weights lie beside it."""
+"""The limit for weights in the file. ONNX files hold less than 2 GB; larger weights are stored
+beside the file."""
 
 
 class Kept:
@@ -245,7 +246,7 @@ def _example(data: Dataset, names: list[str]) -> dict[str, Any]:
 
 
 def _free_sizes(data: Dataset, name: str) -> dict[int, Any]:
-    """Say which of a tensor's sizes may change: its rows, and of a ragged column the length."""
+    """Return a tensor's dynamic dimensions: its rows and, for a ragged column, the length."""
     import torch
 
     source = data.columns.get(name) or data.columns.get(name.removesuffix("_mask"))
@@ -256,7 +257,7 @@ def _free_sizes(data: Dataset, name: str) -> dict[int, Any]:
 
 
 def _cause(error: BaseException) -> str:
-    """What went wrong inside of PyTorch's exporter, which reports it at length."""
+    """Return the cause of a failure in PyTorch's exporter, whose own report is long."""
     while error.__cause__ is not None:
         error = error.__cause__
     return text_of(error)

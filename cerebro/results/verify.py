@@ -1,10 +1,9 @@
-"""`Result.verify` and ``python -m cerebro verify``: is a run still what was written?
+"""`Result.verify` and ``python -m cerebro verify``: check a run for damage.
 
-Three things are compared: the data with the manifest's checksums, every kept
-state with the hash that its epoch recorded, and the store with itself: rows that
-belong together, files that rows name, files that nobody names. Nothing is
-changed, and a run that goes on is not disturbed; what only seemed wrong because
-the run went on meanwhile is left out by looking twice.
+Three checks: the data against the manifest's checksums, every kept state against the hash of its
+epoch, and the store for consistency: rows that belong together, missing files, unknown files.
+Nothing is changed. An active run is not disturbed; problems that are only due to its progress
+are excluded by a second look.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ LOG_FILE = re.compile(r"(\d+)\.log", re.ASCII)
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong: where, what, and what to do about it."""
+    """A problem: its place, its description and the cure."""
 
     where: str
     """A file's path, or a trial: ``"trial 3, epoch 2"``."""
@@ -52,7 +51,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Verification:
-    """What `Result.verify` found; true if nothing is wrong."""
+    """The problems that `Result.verify` found; true if there are none."""
 
     path: Path
     problems: list[Problem] = field(default_factory=list)
@@ -104,7 +103,7 @@ def _may_go_on(path: Path) -> bool:
 
 
 def _verify_once(path: Path, hashes: dict[tuple[str, str], str | None]) -> Verification:
-    # Files first: one that is written from here on cannot seem to be nobody's.
+    # Files first: one that is written after this cannot look unknown.
     files = _files(path / "states") + _files(path / "trials")
     store = path / FILE
     problems: list[Problem] = []
@@ -138,7 +137,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _store_problems(path: Path) -> Iterator[Problem]:
-    """What SQLite itself finds, and rows without the rows they belong to."""
+    """Return the problems that SQLite finds, and rows without the rows they belong to."""
     store = path / FILE
     with reader(path) as connection:
         for (text,) in connection.execute(f"PRAGMA integrity_check({MOST_OF_A_KIND})"):
@@ -168,7 +167,7 @@ LONELY_ROWS = (
         "a unit's trial has no row",
     ),
 )
-"""Queries for (trial, epoch), and what is wrong with those that are found."""
+"""Queries for (trial, epoch), and the problem of the rows they find."""
 
 
 def _rows(connection: sqlite3.Connection, store: Path, query: str, what: str) -> Iterator[Problem]:
@@ -246,7 +245,7 @@ def _unit_problems(saved: SavedRun, advice: str) -> Iterator[Problem]:
 
 
 def _wrong_unit(step: int, shard: int, order: list[int], per_epoch: int) -> str | None:
-    """What is wrong with a unit: its number within the epoch, or its shard; None if nothing."""
+    """Return a unit's problem: a wrong number within the epoch, or a wrong shard; else None."""
     if not 0 <= step < per_epoch:
         return f"unit {step} of {per_epoch}"
     if step < len(order) and shard != order[step]:
@@ -265,7 +264,7 @@ def _short(numbers: list[int]) -> str:
 def _check_states(
     saved: SavedRun, hashes: dict[tuple[str, str], str | None]
 ) -> tuple[int, list[Problem]]:
-    """Hash every kept state; say which are damaged, missing or should have been kept."""
+    """Hash every kept state; report damaged and missing ones."""
     problems, states = [], 0
     for record in saved.records:
         for epoch in record.epochs:
@@ -317,7 +316,7 @@ def _check_slots(saved: SavedRun) -> tuple[int, list[Problem]]:
 
 
 def _is_own(saved: SavedRun, folder: Path) -> bool:
-    """Whether a folder of slots is this run's: one elsewhere has to say so itself."""
+    """Whether a folder of slots is this run's: one elsewhere must name the run."""
     if folder == saved.path / "states":
         return True
     try:
@@ -328,7 +327,7 @@ def _is_own(saved: SavedRun, folder: Path) -> bool:
 
 
 def _not_kept(saved: SavedRun, record: TrialRecord) -> Iterator[Problem]:
-    """Epochs whose states ``keep=`` asks for, but of which no row names a file."""
+    """Report epochs whose states ``keep=`` keeps but whose rows do not name a file."""
     keep = saved.settings.get("keep", "last")
     if not record.epochs:
         return
@@ -357,7 +356,7 @@ def _strays(saved: SavedRun, files: list[Path]) -> Iterator[Problem]:
     status = saved.meta["status"]
 
     def is_known(number: str) -> bool:
-        """Whether there is such a trial; its row may not have been written yet."""
+        """Whether the trial exists; its row may not have been written yet."""
         return int(number) in by_number or status == "running"
 
     def is_open(number: str) -> bool:
