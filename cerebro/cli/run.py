@@ -96,7 +96,7 @@ def _search(options: argparse.Namespace) -> int:
 
     file = Path(options.file)
     if not file.is_file():
-        raise InputError(f"{file}: the file does not exist")
+        raise InputError(f"{file}: there is no such file")
     module = imported(file, *SOUGHT)
     stop = stopped_at(module)
     if stop is not None:

@@ -30,7 +30,7 @@ def main(options: argparse.Namespace) -> int:
     if (path / "manifest.json").exists() or (path / "shard-00000").exists():
         return _data(path)
     if not path.exists():
-        raise InputError(f"{path}: the folder does not exist")
+        raise InputError(f"{path}: there is no such folder")
     raise InputError(f"{path}: neither a data folder (manifest.json) nor a run (run.sqlite)")
 
 

@@ -90,7 +90,7 @@ def test_one_line(error: BaseException, line: str) -> None:
 
 def test_run_without_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["run", "no_such_file.py"]) == 1
-    assert error_of(capsys) == "error: no_such_file.py: the file does not exist"
+    assert error_of(capsys) == "error: no_such_file.py: there is no such file"
 
 
 def write(path: Path, text: str) -> str:
