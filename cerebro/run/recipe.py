@@ -306,8 +306,8 @@ class StudyStandIn:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"trial.study.{name} is not available in a worker, where build is called again: "
-            "only study_name, direction and stop() are. Store the values that build needs with "
+            f"trial.study.{name} cannot be asked for in a worker, where build is called again: "
+            "only study_name, direction and stop() can. Store the values that build needs with "
             "trial.set_user_attr() in define=, or read them before optimize()"
         )
 
