@@ -101,7 +101,7 @@ def _search(options: argparse.Namespace) -> int:
     stop = stopped_at(module)
     if stop is not None:
         warnings.warn(
-            f"{stop.where}: the file calls {stop.call} itself. That call is skipped: build, "
+            f"{stop.where}: the file calls {stop.call} itself. That call is left out: build, "
             "space, data and settings above it are used, with the options given here. For the "
             f"file's own call, run the file: python {shlex.quote(str(file))}",
             stacklevel=1,
