@@ -39,6 +39,7 @@ from cerebro.data.rows import (
 from cerebro.data.stats import MOST_COUNTS, Stats, column_stats
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine.files import path_of
+from cerebro.report import format as fmt
 
 if TYPE_CHECKING:
     from cerebro.data.batches import Batches
@@ -694,7 +695,7 @@ class Dataset:
 
     def _summary(self) -> str:
         view = "" if not self._operations else f" (a view of {self._manifest.rows:,})"
-        return f"{self.num_rows:,} rows{view}, {self.num_shards} shards, {_size(self.nbytes)}"
+        return f"{self.num_rows:,} rows{view}, {self.num_shards} shards, {fmt.size(self.nbytes)}"
 
     def _describe(self) -> dict[str, str]:
         """Describe each column in one readable line; no more lines than fit on a screen."""
@@ -716,12 +717,3 @@ class Dataset:
 
 def _transforms_json(transforms: Mapping[str, tuple[Transform, ...]]) -> dict[str, Any]:
     return {name: [step.to_json() for step in steps] for name, steps in transforms.items() if steps}
-
-
-def _size(nbytes: int) -> str:
-    size = float(nbytes)
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"

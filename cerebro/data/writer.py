@@ -23,7 +23,7 @@ from cerebro.data.layout import OutputColumn
 from cerebro.data.manifest import FileEntry, ShardEntry, shard_folder
 from cerebro.data.progress import Meter
 from cerebro.machine import durable
-from cerebro.machine.resources import free_memory
+from cerebro.machine.resources import total_memory
 
 CHUNK_BYTES = 16 << 20
 
@@ -63,7 +63,7 @@ def write_shards(
     files: list[dict[str, FileEntry]] = [{} for _ in range(shards)]
     for shard in range(shards):
         (folder / shard_folder(shard)).mkdir()
-    limit = free_memory() // 2 if memory_bytes is None else memory_bytes
+    limit = total_memory() // 2 if memory_bytes is None else memory_bytes
     total = sum(output.nbytes for output in outputs)
     deal = order is not None and total > limit and shards > 1
     meter.begin("writing shards", total)

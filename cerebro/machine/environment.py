@@ -23,6 +23,7 @@ import numpy as np
 
 from cerebro.machine.flags import torch_flags
 from cerebro.machine.installation import DISTRIBUTION
+from cerebro.machine.mappings import flatten
 from cerebro.machine.resources import usable_cores
 
 # Packages whose version can change the bits of a run, or which data can be read.
@@ -291,7 +292,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """
     both = before.keys() & now.keys()
     old, new = ({k: v for k, v in record.items() if k in both} for record in (before, now))
-    old, new = _flat(old), _flat(new)
+    old, new = flatten(old), flatten(new)
     lines = []
     for key in sorted(old.keys() | new.keys()):
         if key == "cores" or old.get(key) == new.get(key):
@@ -311,16 +312,6 @@ def _features_differ(before: str, now: str) -> str:
     parts = [("without", sorted(old - new)), ("with", sorted(new - old))]
     said = "; ".join(f"{word} {' '.join(names)}" for word, names in parts if names)
     return f"cpu.features differ: now {said}"
-
-
-def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in record.items():
-        if isinstance(value, Mapping):
-            flat.update(_flat(value, f"{prefix}{key}."))
-        else:
-            flat[prefix + key] = value
-    return flat
 
 
 def installed(module: str) -> bool:

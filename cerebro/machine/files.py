@@ -74,7 +74,7 @@ def read_bytes(path: Path, limit: int | None = None) -> bytes:
         return content
 
 
-def open_plain(path: str | os.PathLike[str], flags: int, mode: int = 0o644) -> int:
+def open_plain(path: str | os.PathLike[str], flags: int) -> int:
     """Open a file as `os.open`, but never follow a link or wait for a pipe's other end.
 
     Raises
@@ -85,7 +85,7 @@ def open_plain(path: str | os.PathLike[str], flags: int, mode: int = 0o644) -> i
         The file cannot be opened.
     """
     try:
-        return os.open(path, flags | _NEVER_WAIT, mode)
+        return os.open(path, flags | _NEVER_WAIT, 0o644)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise _link(path) from None

@@ -9,13 +9,19 @@ errors deep inside other code; so the file is named.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import sys
 import sysconfig
+import traceback
 from collections.abc import Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
+
+from cerebro.errors import InputError
+from cerebro.machine.installation import install_hint
 
 PACKAGE = Path(__file__).parent.parent
 """The folder of Cerebro itself: files below it are not the user's."""
@@ -24,6 +30,9 @@ _INSTALLED = tuple(
     os.path.join(sysconfig.get_path(name), "")  # noqa: PTH118
     for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
+
+_GENERATED = ("<frozen ", "<__array_function__")
+"""How the names of code begin that libraries make without a file."""
 
 sent_whole: set[str] = set()
 """Modules that workers could not import by name: their code is sent."""
@@ -34,9 +43,52 @@ Sources = dict[tuple[str, str], int]
 """Module name and file to the file's modification time in ns."""
 
 
+def import_extra(module: str, extra: str, need: str) -> Any:
+    """Return a module that one of Cerebro's extras installs.
+
+    Parameters
+    ----------
+    need
+        How the message begins, such as ``"pictures need matplotlib"``.
+
+    Raises
+    ------
+    InputError
+        If the import fails: why, and how to install the extra.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise InputError(f"{need} ({error}): {install_hint(extra)}") from error
+
+
 def is_installed(file: str) -> bool:
     """Whether a file belongs to the standard library or an installed package."""
     return file.startswith(_INSTALLED)
+
+
+def raised_at(error: BaseException, *, libraries: bool = False) -> traceback.FrameSummary | None:
+    """Return the last line of the user's code that led to an exception.
+
+    Not where a library noticed the mistake.
+
+    Parameters
+    ----------
+    libraries
+        Whether to return a library's line if there is none of the user's.
+    """
+    here = str(PACKAGE) + os.sep
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [frame for frame in frames if not frame.filename.startswith(here)]
+    users = [frame for frame in outside if not _is_library(frame.filename)]
+    found = users or (outside if libraries else [])
+    return found[-1] if found else None
+
+
+def _is_library(file: str) -> bool:
+    """Whether a file of a traceback is Python's or a package's, wherever that is installed."""
+    packaged = {"site-packages", "dist-packages"} & set(Path(file).parts)
+    return bool(packaged) or is_installed(file) or file.startswith(_GENERATED)
 
 
 def note_imported(times: Sources) -> None:

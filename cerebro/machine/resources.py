@@ -108,6 +108,6 @@ def available_memory() -> int:
         return available
 
 
-def free_memory() -> int:
-    """Return the bytes of memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def total_memory() -> int:
+    """Return the bytes of memory in this machine."""
+    return PAGE_BYTES * os.sysconf("SC_PHYS_PAGES")

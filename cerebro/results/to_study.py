@@ -79,7 +79,7 @@ def _frozen(
 
 
 def _outcome(optuna: Any, saved: SavedRun, trial: Trial) -> tuple[Any, float | None]:
-    """State and value. What a rule ended early is complete: it was as good as it would be."""
+    """Return state and value. A trial that a stopping rule ended is complete."""
     states = optuna.trial.TrialState
     value = trial.metrics.get(saved.metric, math.nan)
     if trial.status in ("failed", "diverged") or not math.isfinite(value):
@@ -109,24 +109,24 @@ def _attributes(saved: SavedRun, trial: Trial, params: Mapping[str, Any]) -> dic
 
 
 class Times:
-    """When each trial began and ended."""
+    """The times at which trials began and ended."""
 
     def __init__(self, saved: SavedRun) -> None:
         self._begun = datetime.fromtimestamp(float(saved.meta["started"]))
         self._spans = saved.spans()
 
     def of(self, trial: int) -> tuple[datetime, datetime]:
-        """First unit's begin and last one's end; of a trial that had none, the run's begin."""
+        """Return the first unit's start and the last one's end; else twice the run's start."""
         begin, end = self._spans.get(trial, (0.0, 0.0))
         return self._begun + timedelta(seconds=begin), self._begun + timedelta(seconds=end)
 
 
 class Parameters:
-    """The parameters of a run's configurations, and from which distributions.
+    """The parameters of a run's configurations, and their distributions.
 
-    Those of the space have its bounds, widened for trials that lie outside (points may). Of
-    names that are not in the space, and of normal distributions, which Optuna does not
-    know, the trials' own values are the bounds. Constants are no parameters.
+    Those of the space have its bounds, widened for trials outside of them (points may be). Names
+    that are not in the space, and normal distributions, which Optuna does not have, are bounded
+    by the trials' own values. Constants are not parameters.
     """
 
     def __init__(self, optuna: Any, saved: SavedRun, trials: Sequence[Trial]) -> None:
@@ -175,7 +175,7 @@ class Parameters:
 def leaves(
     config: Mapping[str, Any], whole: Container[Path] = (), above: Path = ()
 ) -> Iterator[tuple[Path, Any]]:
-    """Give the path of every value of a configuration, and the value; `whole` are not entered."""
+    """Yield the path and the value of every entry of a configuration; do not enter `whole`."""
     for name, value in config.items():
         path = (*above, name)
         if isinstance(value, Mapping) and path not in whole:
@@ -185,7 +185,7 @@ def leaves(
 
 
 def _choice(value: Any) -> Any:
-    """A value as Optuna holds it: lists and the like as their JSON."""
+    """Return a value as Optuna stores it: lists and mappings as their JSON."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     return json.dumps(value, default=repr)
@@ -199,7 +199,7 @@ def _kind(optuna: Any, name: str, dimension: Any) -> Any:
 
 
 def _inferred(optuna: Any, values: Sequence[Any]) -> Any:
-    """The distribution that values are from, as far as they show it; None: there is none."""
+    """Return a distribution that fits the values; None if there is none."""
     kinds = optuna.distributions
     types = {type(value) for value in values}
     if types == {int}:
@@ -211,7 +211,7 @@ def _inferred(optuna: Any, values: Sequence[Any]) -> Any:
 
 
 def _widened(optuna: Any, kind: Any, value: Any) -> Any:
-    """A distribution of numbers that has this one too; None if there is none."""
+    """Return a numeric distribution widened to include a value; None if that is impossible."""
     kinds = optuna.distributions
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None

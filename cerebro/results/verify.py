@@ -37,7 +37,7 @@ LOG_FILE = re.compile(r"(\d+)\.log", re.ASCII)
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong: where, what, and what to do about it."""
+    """A problem: its place, its description and the cure."""
 
     where: str
     """A file's path, or a trial: ``"trial 3, epoch 2"``."""
@@ -50,7 +50,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Verification:
-    """What `Result.verify` found; true if nothing is wrong."""
+    """The problems that `Result.verify` found; true if there are none."""
 
     path: Path
     problems: list[Problem] = field(default_factory=list)
@@ -263,7 +263,7 @@ def _short(numbers: list[int]) -> str:
 def _check_states(
     saved: SavedRun, hashes: dict[tuple[str, str], str | None]
 ) -> tuple[int, list[Problem]]:
-    """Hash every kept state; find those that are damaged or missing."""
+    """Hash every kept state; report damaged and missing ones."""
     problems, states = [], 0
     for record in saved.records:
         for epoch in record.epochs:
@@ -316,7 +316,7 @@ def _check_slots(saved: SavedRun) -> tuple[int, list[Problem]]:
 
 
 def _is_own(saved: SavedRun, folder: Path) -> bool:
-    """Whether a folder of slots belongs to the run: a separate one must name the run itself."""
+    """Whether a folder of slots is this run's: one elsewhere must name the run."""
     if folder == saved.path / "states":
         return True
     try:  # it may have been emptied, perhaps with its machine

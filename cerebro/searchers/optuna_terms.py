@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cerebro.errors import CerebroError, InputError, text_of
-from cerebro.machine.installation import install_hint
+from cerebro.machine.imports import import_extra
 from cerebro.space import (
     Choice,
     Dimension,
@@ -28,18 +28,8 @@ ATTRIBUTE = "cerebro"
 
 
 def import_optuna(what: str) -> Any:
-    """Return Optuna, or raise an error that says how to install it.
-
-    Raises
-    ------
-    InputError
-        Optuna is not installed.
-    """
-    try:
-        import optuna
-    except ImportError:
-        raise InputError(f"{what} needs Optuna: {install_hint('optuna')}") from None
-    return optuna
+    """Return Optuna; raise InputError if it is not installed."""
+    return import_extra("optuna", "optuna", f"{what} needs Optuna")
 
 
 class Parameters:

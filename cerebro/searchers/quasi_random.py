@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cerebro.errors import InputError
-from cerebro.machine.installation import install_hint
+from cerebro.machine.imports import import_extra
 from cerebro.searchers.random import DrawnSearch
 from cerebro.space import Node
 
@@ -39,12 +39,7 @@ class QuasiRandomSearch(DrawnSearch):
         self._at = 0
 
     def _sobol(self, dimensions: int) -> Any:
-        try:
-            from scipy.stats import qmc
-        except ImportError:
-            raise InputError(
-                f"searcher='quasirandom' needs SciPy: {install_hint('search')}"
-            ) from None
+        qmc = import_extra("scipy.stats.qmc", "search", "searcher='quasirandom' needs SciPy")
         if dimensions > MAX_DIMENSIONS:
             raise InputError(f"quasi-random search takes at most {MAX_DIMENSIONS} dimensions")
         generator = np.random.default_rng([self._seed % 2**32, self._seed >> 32])

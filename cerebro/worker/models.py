@@ -18,7 +18,7 @@ from cerebro.machine.devices import building_on, is_gpu
 from cerebro.machine.flags import compute_settings, set_torch_flags
 from cerebro.machine.guard import in_trial
 from cerebro.model import Info, check_model
-from cerebro.run.recipe import accepts_info
+from cerebro.run.recipe import call_build
 from cerebro.worker.epoch_progress import EpochProgress
 from cerebro.worker.messages import RunContext
 from cerebro.worker.state_arena import StateArena
@@ -64,11 +64,7 @@ def build_model(
         settings = compute_settings(context.threads, context.deterministic, info.device)
         xla = flags.xla_threads(context.threads)
         with settings, xla, building_on(info.device), in_trial():
-            model = (
-                context.build(dict(config), info)
-                if accepts_info(context.build)
-                else context.build(dict(config))
-            )
+            model = call_build(context.build, dict(config), info)
         if had_torch or "torch" not in sys.modules:
             break
         set_torch_flags(context.torch_flags)

@@ -14,17 +14,16 @@ import numpy as np
 
 from cerebro.data.columns import ColumnData, concatenate, missing, offsets_of
 from cerebro.data.dtypes import Array
-from cerebro.data.sources.base import Source, Table, choose, file_fingerprint, import_or_explain
+from cerebro.data.sources.base import Source, Table, choose, file_fingerprint
 from cerebro.errors import InputError
+from cerebro.machine.imports import import_extra
 
 OLDEST_ARROW = 15
 
 
 def import_arrow(what: str) -> None:
     """Raise InputError if pyarrow is missing, or so old that it unpickles data from files."""
-    import_or_explain("pyarrow", what, "parquet")
-    import pyarrow as pa
-
+    pa = import_extra("pyarrow", "parquet", f"{what} needs pyarrow")
     if int(pa.__version__.partition(".")[0]) < OLDEST_ARROW:
         raise InputError(
             f"{what} needs pyarrow {OLDEST_ARROW} or later, not {pa.__version__}, which unpickles "

@@ -10,7 +10,6 @@ import numpy as np
 import cerebro._core as _core
 from cerebro.data.columns import ColumnData
 from cerebro.errors import InputError
-from cerebro.machine.installation import install_hint
 
 Table = dict[str, ColumnData]
 
@@ -68,11 +67,3 @@ def file_fingerprint(path: Path) -> str:
     size = path.stat().st_size
     digest = _core.xxh3_128(np.memmap(path, np.uint8, "r") if size else b"")
     return f"file:{size}:{digest}"
-
-
-def import_or_explain(module: str, what: str, extra: str) -> None:
-    """Raise InputError if an optional package is missing."""
-    try:
-        __import__(module)
-    except ImportError:
-        raise InputError(f"{what} needs the package {module}: {install_hint(extra)}") from None

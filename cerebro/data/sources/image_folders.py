@@ -12,9 +12,10 @@ import numpy as np
 from cerebro.data.columns import ColumnData
 from cerebro.data.dtypes import Array
 from cerebro.data.manifest import checksum_of
-from cerebro.data.sources.base import Source, Table, choose, import_or_explain
+from cerebro.data.sources.base import Source, Table, choose
 from cerebro.errors import InputError
 from cerebro.machine.files import path_of
+from cerebro.machine.imports import import_extra
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 CHUNK_IMAGES = 256
@@ -60,7 +61,7 @@ class ImagesSource(Source):
             raise InputError(f"mode is {mode!r}: it must be one of {', '.join(CHANNELS)}")
         if not folder.is_dir():
             raise InputError(f"no folder '{folder}'")
-        import_or_explain("PIL", "reading images", "images")
+        import_extra("PIL", "images", "reading images needs Pillow")
         self.folder = folder
         self.size = _check_size(size)
         self.mode = mode

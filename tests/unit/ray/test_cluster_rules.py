@@ -20,6 +20,7 @@ import cerebro
 from cerebro.data.placed import PlacedDataset, write_view
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import environment
+from cerebro.machine.wake_pipe import WakePipe
 from cerebro.ray.cluster.cache import Cache
 from cerebro.ray.cluster.connection import Node, _no_cluster, spread
 from cerebro.ray.cluster.hiring import differences
@@ -533,7 +534,7 @@ def test_a_full_disk_makes_room_too(full, data, monkeypatch):
 @pytest.mark.parametrize("text", ["much", "-1", "10 parsecs", "1e9"])
 def test_a_limit_that_is_no_size_is_refused(tmp_path, monkeypatch, text):
     monkeypatch.setenv("CEREBRO_CACHE_LIMIT", text)
-    with pytest.raises(InputError, match=f"CEREBRO_CACHE_LIMIT='{text}' is no size"):
+    with pytest.raises(InputError, match=f"CEREBRO_CACHE_LIMIT='{text}' is not a size"):
         Cache(tmp_path)
 
 
@@ -558,9 +559,9 @@ def test_a_mailbox_that_python_outlives_says_nothing(monkeypatch):
     mailbox = Mailbox()
     mailbox.close()
     with monkeypatch.context() as ending:  # modules are emptied when Python ends
-        for name in ("contextlib", "os", "queue"):
-            ending.setattr(sys.modules[Mailbox.__module__], name, None)
-        mailbox.__del__()
+        for name in ("contextlib", "os"):
+            ending.setattr(sys.modules[WakePipe.__module__], name, None)
+        mailbox._pipe.__del__()
 
 
 def test_a_pickle_opens_itself_where_it_is_unpacked():
