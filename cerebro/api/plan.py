@@ -19,7 +19,8 @@ from typing import Any, Literal
 import cerebro._core as _core
 from cerebro.api.settings import devices_of, resolve_mode, worker_count
 from cerebro.arguments import whole_number
-from cerebro.coordinator.simulated_trials import Conversation
+from cerebro.coordinator.search_loop import LoopSettings
+from cerebro.coordinator.simulated_trials import SimulatedSearch
 from cerebro.data.given import is_rows, written
 from cerebro.data.validation import Validation, views_of
 from cerebro.errors import InputError
@@ -170,17 +171,17 @@ threads, seed, stagger, live_models, devices, workers_per_device
     if rows_per_second is not None and not rows_per_second > 0:
         raise InputError(f"rows_per_second must be a positive number, not {rows_per_second!r}")
     the_searcher = make_searcher(searcher)
-    setup = {
-        "seed": whole_number("seed", seed, 0, 2**64 - 1),
-        "epochs": whole_number("epochs", epochs, 1),
-        "n_trials": whole_number("n_trials", n_trials, 1, optional=True),
-        "metric": metric,
-        "mode": resolve_mode(metric, mode),
-        "points": list(points),
-    }
-    search = Conversation(
-        the_searcher, as_space(space), setup, width=whole_number("width", width, 1, optional=True)
+    settings = LoopSettings(
+        metric=metric,
+        mode=resolve_mode(metric, mode),
+        epochs=whole_number("epochs", epochs, 1) or 1,
+        n_trials=whole_number("n_trials", n_trials, 1, optional=True),
+        searcher_name=type(the_searcher).__name__,
+        width=whole_number("width", 8 if width is None else width, 1) or 8,
+        stagger=stagger,
     )
+    the_seed = whole_number("seed", seed, 0, 2**64 - 1) or 0
+    search = SimulatedSearch(the_searcher, as_space(space), settings, seed=the_seed, points=points)
     speed = rows_per_second or train.num_rows
     memory = _Memory.of(views, the_devices, count, stagger=stagger)
     run = _PlannedRun(search, views, 1.0 / speed, stagger, live_models or 8, seed, memory.is_dealt)
@@ -218,7 +219,7 @@ class _PlannedRun(SimulatedRun):
 
     def __init__(
         self,
-        search: Conversation,
+        search: SimulatedSearch,
         views: Validation,
         cost: float,
         stagger: bool,
@@ -245,7 +246,7 @@ class _PlannedRun(SimulatedRun):
         self._heard: Counter[int] = Counter()  # folds that have trained the epoch
 
     def to_end(self) -> Simulation:
-        self._begin(self._search.advance())
+        self._begin(self._search.take_ready())
         return super().to_end()
 
     def end_trial(self, trial: int) -> None:
@@ -257,8 +258,8 @@ class _PlannedRun(SimulatedRun):
         del self._heard[whole]
         (level,) = _core.random_doubles(1, self._seed, "search", whole)
         self._search.trained(whole, level)
-        self._begin(self._search.advance())
-        if self._search.trials[whole].status != "running":
+        self._begin(self._search.take_ready())
+        if self._search.record_of(whole).status != "running":
             for fold in self._folds(whole):
                 super().end_trial(fold)
 
@@ -267,18 +268,18 @@ class _PlannedRun(SimulatedRun):
 
     def _begin(self, trials: Sequence[int]) -> None:
         for number in (fold for whole in trials for fold in self._folds(whole)):
-            trial = self._search.trials[number // self._each]
+            done = self._search.record_of(number // self._each).done
             if number in self.epochs:
-                self._scheduler.extend_trial(number, trial.epoch + 1)
+                self._scheduler.extend_trial(number, done + 1)
             else:
-                self._scheduler.add_trial(number, epochs=trial.epoch + 1, epoch=trial.epoch)
-            self.epochs[number] = trial.epoch + 1
+                self._scheduler.add_trial(number, epochs=done + 1, epoch=done)
+            self.epochs[number] = done + 1
             self.unfinished.add(number)
 
 
 def _summary(
     simulation: Simulation,
-    search: Conversation,
+    search: SimulatedSearch,
     views: Validation,
     workers: int,
     speed: float,

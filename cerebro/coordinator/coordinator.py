@@ -30,7 +30,7 @@ from cerebro.coordinator.failures import (
 from cerebro.coordinator.folds import FoldedTrials
 from cerebro.coordinator.overview import EndedTrials, Meter
 from cerebro.coordinator.restore import Restored
-from cerebro.coordinator.search_loop import SearchLoop
+from cerebro.coordinator.search_loop import LoopSettings, SearchLoop
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.coordinator.trials import LiveTrials
 from cerebro.data import depots
@@ -94,14 +94,16 @@ class Coordinator:
         self._places = placing(executor)  # None: every worker reads every shard
         self._schedule = self._make_schedule()
         self._trials = self._make_trials(searcher)
-        self._trials.states.pinned = getattr(searcher, "pinned", ())
+        self._trials.states.pinned = searcher.pinned
         self._folded = (
             None
             if settings.folds is None
             else FoldedTrials(settings, self._trials, self._meter, self._hooks)
         )
         self._searched = self._trials if self._folded is None else self._folded
-        self._loop = SearchLoop(settings, searcher, store, self._hooks, self._searched, first)
+        self._loop = SearchLoop(
+            *(LoopSettings.of(settings), searcher, store, self._hooks, self._searched, first)
+        )
         self._schedule_worker: dict[int, int] = {}
         self._executor_worker: dict[int, int] = {}
         self._in_flight: dict[int, Task] = {}
@@ -181,8 +183,7 @@ class Coordinator:
         trained = self._trials.by_number.values()
         left = self.is_stopped or any(trial.record.is_open for trial in trained)
         partly = self._restored is not None and self._restored.partly
-        cut_short = getattr(self._loop.searcher, "cut_short", False)
-        return "stopped" if left or partly or cut_short else "finished"
+        return "stopped" if left or partly or self._loop.searcher.cut_short else "finished"
 
     @property
     def trials(self) -> Mapping[int, LiveTrial]:
@@ -286,7 +287,7 @@ class Coordinator:
         rests = any(trial.held and not trial.asleep for trial in trials)
         if self._remote.paused and (trials or not self._loop.is_exhausted):
             rests = True
-        waits = getattr(self._loop.searcher, "waits", False) and not self._loop.is_exhausted
+        waits = self._loop.searcher.waits and not self._loop.is_exhausted
         if rests or waits:
             self.store.flush()  # whoever is told of the rest finds it in the store
             self._meter.rest(self.trials.values(), len(self._schedule_worker))
@@ -333,7 +334,7 @@ class Coordinator:
         first = [self.trials[n] for n in range(min(ALIKE_FAILURES, len(self.trials)))]
         # Not again where they had failed before the run was resumed.
         new = self._restored is None or any(trial.started for trial in first)
-        if new and not getattr(self._loop.searcher, "expects_failures", False):
+        if new and not self._loop.searcher.expects_failures:
             raise_if_alike([trial.record for trial in first])
         for number in self._searched.forget_ended(self._loop.rounds.expects):
             self._growth.forget(number)

@@ -94,15 +94,15 @@ def worst(mode: str) -> float:
     return math.inf if mode == "min" else -math.inf
 
 
-def as_told(metrics: Mapping[str, float], metric: str, mode: str) -> dict[str, float]:
-    """Metrics as a searcher is told them: what ranks trials is a number or the worst one.
+def comparable(metrics: Mapping[str, float], metric: str, mode: str) -> dict[str, float]:
+    """Return metrics as searchers receive them: NaN becomes the worst in the one that ranks trials.
 
     NaN compares with nothing: a searcher that sorts by it would sort by chance.
     """
-    told = dict(metrics)
-    if math.isnan(told.get(metric, 0.0)):
-        told[metric] = worst(mode)
-    return told
+    reported = dict(metrics)
+    if math.isnan(reported.get(metric, 0.0)):
+        reported[metric] = worst(mode)
+    return reported
 
 
 def not_finite(metrics: Mapping[str, float]) -> str:

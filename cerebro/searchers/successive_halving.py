@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from cerebro.searchers.adaptive import AdaptiveSearcher, check_rungs, rung_epochs
-from cerebro.searchers.base import DONE, Decision, Suggestion, _Done
+from cerebro.searchers.base import DONE, Decision, Suggested
 from cerebro.searchers.bracket import Bracket, Brackets, Rung
 
 
@@ -49,7 +49,7 @@ class SuccessiveHalving(AdaptiveSearcher):
             [Rung(max(1, first // self._reduction_factor**i), at) for i, at in enumerate(epochs)]
         )
 
-    def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
+    def suggest(self) -> Suggested:
         """Return a promoted trial or a new one; None while a rung waits for its last trials."""
         again = self._brackets.promoted()
         if again is not None:
@@ -62,7 +62,7 @@ class SuccessiveHalving(AdaptiveSearcher):
             bracket = self._brackets.wanting()
         if bracket is None:
             return None
-        self._brackets.begin(bracket, self._count)
+        self._brackets.begin(bracket, self._next)
         return self._new(bracket.rung.epochs)
 
     def _decide(self, trial: int, epoch: int, value: float) -> Decision:

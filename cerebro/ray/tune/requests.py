@@ -15,13 +15,13 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import cerebro._core as _core
 from cerebro.errors import RunError
 from cerebro.executors.base import Executor, Wake
 from cerebro.run.records import ENDED
-from cerebro.searchers.base import Decision, Suggestion, _Done
+from cerebro.searchers.base import Decision, Searcher, Suggested, Suggestion
 from cerebro.space import Space
 from cerebro.worker.messages import News
 
@@ -78,7 +78,7 @@ class Answer:
     metrics: dict[str, float]
 
 
-class RequestedTrials:
+class RequestedTrials(Searcher):
     """The searcher, and the callback by which it hears what it is not told.
 
     Parameters
@@ -158,7 +158,7 @@ class RequestedTrials:
     def setup(self, space: Space, **_: Any) -> None:
         """Nothing is known yet."""
 
-    def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
+    def suggest(self) -> Suggested:
         """Return what somebody wants; None while nobody does, and the bell will ring.
 
         Before the run has begun, which its first trial does, it is waited for here.
