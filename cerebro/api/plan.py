@@ -1,7 +1,7 @@
 """`cerebro.plan`: what a search will take, before anything trains.
 
-The searcher and the scheduler are the real ones; only the clock and the metrics are
-imagined (every trial has a level of its own). Searchers that do not stop trials, and the
+The searcher, the search loop and the scheduler are the real ones; only the clock and the
+metrics are simulated (each trial has a constant metric). Searchers that do not stop trials, and the
 exact halving ones, train as many epochs whatever the metrics are; for the others the plan
 is an example.
 """
@@ -19,6 +19,7 @@ from typing import Any, Literal
 import cerebro._core as _core
 from cerebro.api.settings import devices_of, resolve_mode, worker_count
 from cerebro.arguments import whole_number
+from cerebro.coordinator.schedule import evaluation_cost, make_schedule
 from cerebro.coordinator.search_loop import LoopSettings
 from cerebro.coordinator.simulated_trials import SimulatedSearch
 from cerebro.data.given import is_rows, written
@@ -136,7 +137,7 @@ def plan(
     devices: Any = "auto",
     workers_per_device: int | None = None,
 ) -> Plan:
-    """Say what a search would take, by the real searcher and scheduler on a simulated clock.
+    """Estimate what a search would take, by its searcher and scheduler on a simulated clock.
 
     Parameters
     ----------
@@ -184,7 +185,7 @@ threads, seed, stagger, live_models, devices, workers_per_device
     search = SimulatedSearch(the_searcher, as_space(space), settings, seed=the_seed, points=points)
     speed = rows_per_second or train.num_rows
     memory = _Memory.of(views, the_devices, count, stagger=stagger)
-    run = _PlannedRun(search, views, 1.0 / speed, stagger, live_models or 8, seed, memory.is_dealt)
+    run = _PlannedRun(search, views, 1.0 / speed, stagger, live_models, seed, memory.is_dealt)
     for _ in range(count):
         run.join()
     simulation = run.to_end()
@@ -215,7 +216,7 @@ class _Memory:
 
 
 class _PlannedRun(SimulatedRun):
-    """A simulated run whose trials come from a searcher."""
+    """A simulated run whose trials are those of a simulated search."""
 
     def __init__(
         self,
@@ -223,39 +224,33 @@ class _PlannedRun(SimulatedRun):
         views: Validation,
         cost: float,
         stagger: bool,
-        live_models: int,
+        live_models: int | None,
         seed: int,
         is_dealt: bool,
     ) -> None:
         train, validation = views.of_trial(0)
-        weights = [float(rows) for rows in train.shard_rows()]
-        # Evaluating a row costs about a third of training on it.
-        eval_cost = 0.0 if validation is None else validation.num_rows / 3
-        self._scheduler = _core.Schedule(
-            shards=weights,
-            exclusive=is_dealt,
-            stagger=stagger,
-            eval_cost=eval_cost,
-            live_models=live_models,
+        self._scheduler = make_schedule(
+            *(train, validation), exclusive=is_dealt, stagger=stagger, live_models=live_models
         )
         costs: Mapping[int, float] = defaultdict(lambda: cost)
-        super().__init__(self._scheduler, UnitTimes(costs, weights, eval_cost))
+        weights = [float(rows) for rows in train.shard_rows()]
+        super().__init__(self._scheduler, UnitTimes(costs, weights, evaluation_cost(validation)))
         self._search = search
         self._seed = seed
         self._each = 1 if views.folds is None else len(views.folds)
-        self._heard: Counter[int] = Counter()  # folds that have trained the epoch
+        self._done: Counter[int] = Counter()  # folds that have trained the epoch
 
     def to_end(self) -> Simulation:
         self._begin(self._search.take_ready())
         return super().to_end()
 
     def end_trial(self, trial: int) -> None:
-        """A trial has trained an epoch; when all its folds have, its searcher says what comes."""
+        """Report an epoch that a trial, with all its folds, has trained."""
         whole = trial // self._each
-        self._heard[whole] += 1
-        if self._heard[whole] < self._each:
+        self._done[whole] += 1
+        if self._done[whole] < self._each:
             return
-        del self._heard[whole]
+        del self._done[whole]
         (level,) = _core.random_doubles(1, self._seed, "search", whole)
         self._search.trained(whole, level)
         self._begin(self._search.take_ready())

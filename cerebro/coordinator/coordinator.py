@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-import cerebro._core as _core
 import cerebro.control as control
 from cerebro.coordinator.callbacks import Hooks
 from cerebro.coordinator.commands import Remote
@@ -30,6 +29,7 @@ from cerebro.coordinator.failures import (
 from cerebro.coordinator.folds import FoldedTrials
 from cerebro.coordinator.overview import EndedTrials, Meter
 from cerebro.coordinator.restore import Restored
+from cerebro.coordinator.schedule import make_schedule
 from cerebro.coordinator.search_loop import LoopSettings, SearchLoop
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.coordinator.trials import LiveTrials
@@ -92,7 +92,12 @@ class Coordinator:
         self._hooks = Hooks(settings.callbacks, result.trial_of)
         self._meter = Meter(settings, progress, self._now)
         self._places = placing(executor)  # None: every worker reads every shard
-        self._schedule = self._make_schedule()
+        self._schedule = make_schedule(
+            *context.views(0),
+            exclusive=self._places is not None,
+            stagger=context.stagger,
+            live_models=context.live_models,
+        )
         self._trials = self._make_trials(searcher)
         self._trials.states.pinned = searcher.pinned
         self._folded = (
@@ -721,15 +726,4 @@ class Coordinator:
             stepwise=searcher.adaptive or settings.folds is not None,
             expected=None if expected is None else expected * settings.trials_each,
             ended=None if settings.folds is None else EndedTrials.of(settings),
-        )
-
-    def _make_schedule(self) -> _core.Schedule:
-        train, validation = self.context.views(0)
-        return _core.Schedule(
-            shards=[float(rows) for rows in train.shard_rows()],
-            exclusive=self._places is not None,
-            stagger=self.context.stagger,
-            # Evaluating a row costs about a third of training on it.
-            eval_cost=0.0 if validation is None else validation.num_rows / 3,
-            live_models=self.context.live_models or 8,
         )
