@@ -112,7 +112,7 @@ class Hyperband(AdaptiveSearcher):
         return self._brackets.decide(trial, epoch, value)
 
     def dropped(self) -> list[int]:
-        """Return, once, the paused trials that will not go on."""
+        """Return, once, the paused trials that will not be resumed."""
         return self._brackets.dropped()
 
     def _state(self) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Model-based search by Optuna's samplers: TPE and Gaussian processes.
 
 Only the sampler is Optuna's: trials are ours, trained in rounds, so that the same seed
-gives the same trials whatever the number of workers. A sampler is handed a study that
-lives in memory; its random state cannot be stored, so what a run's store keeps is the
-conversation (asked, told), which is had again when the run is resumed.
+gives the same trials whatever the number of workers. A sampler gets a study in memory. Its
+random state cannot be stored, so a run's store keeps the sequence of calls (ask, tell), which
+is repeated when the run is resumed.
 """
 
 from __future__ import annotations

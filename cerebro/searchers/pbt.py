@@ -109,7 +109,7 @@ class PBT(AdaptiveSearcher):
         return min((self._generation + 1) * self._interval, self._epochs)
 
     def suggest(self) -> Suggested:
-        """Return who goes on, a clone, or a first trial; None while a generation trains."""
+        """Return a trial to resume, a clone, or a first trial; None while a generation trains."""
         if len(self._members) < self._size:
             trial = self._next
             suggestion = self._new(self._target)
@@ -175,7 +175,7 @@ class PBT(AdaptiveSearcher):
         return best[min(int(share * len(best)), len(best) - 1)]
 
     def dropped(self) -> list[int]:
-        """Return, once, the paused trials that will not go on."""
+        """Return, once, the paused trials that will not be resumed."""
         found, self._dropped = self._dropped, []
         return found
 

@@ -5,8 +5,8 @@ are only names: what trains is Cerebro's. Reports come in rounds, and what Tune'
 draws from `random` and NumPy's global generator is drawn from generators of the search's own, so
 that its answers do not depend on timing or on what else the process draws.
 
-Their own memory is pickles, which Cerebro does not read; so what a run's store keeps is
-the conversation, which is had again, and compared, when the run goes on.
+Their own memory is pickles, which Cerebro does not read; so a run's store keeps the sequence of
+calls, which is repeated, and compared, when the run is resumed.
 """
 
 from __future__ import annotations
@@ -262,11 +262,11 @@ class TuneSearcher(Searcher):
     # --- resuming --------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the conversation so far."""
+        """Return the calls so far."""
         return {"log": list(self._log)} if self.adaptive else {"begun": self._begun}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have the conversation again.
+        """Repeat the calls.
 
         Raises
         ------
