@@ -45,7 +45,7 @@ from cerebro.results.result import Result
 from cerebro.run.recipe import StudyBuild, call_build, check_build
 from cerebro.run.records import STUDY, Raised, class_name
 from cerebro.run.store import encode
-from cerebro.searchers.base import DONE, Decision, Suggestion, _Done
+from cerebro.searchers.base import DONE, Decision, Searcher, Suggested, Suggestion
 from cerebro.searchers.metrics import metric_mode
 from cerebro.searchers.optuna_terms import ATTRIBUTE, storage_errors
 from cerebro.space import Space, json_value
@@ -260,7 +260,7 @@ class Watcher:
             self._searcher.note_failure(trial.number, trial.error or "", trial.record.raised)
 
 
-class StudySearcher:
+class StudySearcher(Searcher):
     """A searcher whose trials come from an Optuna study."""
 
     adaptive = True
@@ -316,12 +316,12 @@ class StudySearcher:
 
     # --- asking ----------------------------------------------------------
 
-    def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
+    def suggest(self) -> Suggested:
         """Ask the study for a trial and have its parameters chosen."""
         with self._storage_errors():
             return self._suggest()
 
-    def _suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
+    def _suggest(self) -> Suggested:
         while not self._study._stop_flag and not self._has_all_trials():
             if time.monotonic() >= self._deadline:
                 self.cut_short = True

@@ -16,7 +16,7 @@ from cerebro.api.settings import check_callbacks, check_executor, devices_of, wo
 from cerebro.arguments import RESUME, answers, whole_number
 from cerebro.coordinator.conduct import conduct, run_context, same_call
 from cerebro.coordinator.restore import ResumeRequest, open_again
-from cerebro.coordinator.searcher_record import NoSearcher, make_again, retell
+from cerebro.coordinator.searcher_record import NoSearcher, catch_up, make_again
 from cerebro.data import Dataset
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.executors.base import Executor
@@ -269,7 +269,7 @@ def searcher_of(
     set_up(made, Space.from_json(settings.space_json), settings)
     if "searcher" in saved.meta:
         made.load_state_dict(saved.meta["searcher"])
-        retell(saved, settings, made)
+        catch_up(saved, settings, made)
     return made
 
 

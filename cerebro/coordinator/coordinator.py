@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-import cerebro._core as _core
 import cerebro.control as control
 from cerebro.coordinator.callbacks import Hooks
 from cerebro.coordinator.commands import Remote
@@ -30,7 +29,8 @@ from cerebro.coordinator.failures import (
 from cerebro.coordinator.folds import FoldedTrials
 from cerebro.coordinator.overview import Meter
 from cerebro.coordinator.restore import RestoredRun
-from cerebro.coordinator.search_loop import SearchLoop
+from cerebro.coordinator.schedule import make_schedule
+from cerebro.coordinator.search_loop import LoopSettings, SearchLoop
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.coordinator.trials import LiveTrials
 from cerebro.data import depots
@@ -92,11 +92,18 @@ class Coordinator:
         self._hooks = Hooks(settings.callbacks, result.trial_of)
         self._meter = Meter(settings, progress, self._now)
         self._places = placing(executor)  # None: every worker reads every shard
-        self._schedule = self._make_schedule()
+        self._schedule = make_schedule(
+            *context.views(0),
+            exclusive=self._places is not None,
+            stagger=context.stagger,
+            live_models=context.live_models,
+        )
         self._folded = self._make_folded(searcher)
         self._trials = self._make_trials(searcher) if self._folded is None else self._folded.folds
         self._searched = self._trials if self._folded is None else self._folded
-        self._loop = SearchLoop(settings, searcher, store, self._hooks, self._searched, first)
+        self._loop = SearchLoop(
+            *(LoopSettings.of(settings), searcher, store, self._hooks, self._searched, first)
+        )
         self._schedule_worker: dict[int, int] = {}
         self._executor_worker: dict[int, int] = {}
         self._in_flight: dict[int, Task] = {}
@@ -176,8 +183,7 @@ class Coordinator:
         trained = self._trials.by_number.values()
         left = self.is_stopped or any(trial.record.is_open for trial in trained)
         partly = self._restored is not None and self._restored.partly
-        cut_short = getattr(self._loop.searcher, "cut_short", False)
-        return "stopped" if left or partly or cut_short else "finished"
+        return "stopped" if left or partly or self._loop.searcher.cut_short else "finished"
 
     @property
     def trials(self) -> Mapping[int, LiveTrial]:
@@ -281,7 +287,7 @@ class Coordinator:
         rests = any(trial.held and not trial.asleep for trial in trials)
         if self._remote.paused and (trials or not self._loop.is_exhausted):
             rests = True
-        waits = getattr(self._loop.searcher, "waits", False) and not self._loop.is_exhausted
+        waits = self._loop.searcher.waits and not self._loop.is_exhausted
         if rests or waits:
             self.store.flush()  # whoever is told of the rest finds it in the store
             self._meter.rest(self.trials.values(), len(self._schedule_worker))
@@ -328,7 +334,7 @@ class Coordinator:
         first = [self.trials[n] for n in range(min(ALIKE_FAILURES, len(self.trials)))]
         # Not again where they had failed before the run was resumed.
         new = self._restored is None or any(trial.started for trial in first)
-        if new and not getattr(self._loop.searcher, "expects_failures", False):
+        if new and not self._loop.searcher.expects_failures:
             raise_if_alike([trial.record for trial in first])
         for number in self._searched.forget_ended(self._loop.rounds.expects):
             self._growth.forget(number)
@@ -713,7 +719,7 @@ class Coordinator:
             *(self._meter.ended, self._hooks.tell_of),
             stepwise=searcher.adaptive,
             expected=self._expected(searcher),
-            pinned=getattr(searcher, "pinned", ()),
+            pinned=searcher.pinned,
         )
 
     def _make_folded(self, searcher: Searcher) -> FoldedTrials | None:
@@ -722,20 +728,9 @@ class Coordinator:
         return FoldedTrials(
             *(self.settings, self.context, self.store, self._schedule, self._meter, self._hooks),
             expected=self._expected(searcher),
-            pinned=getattr(searcher, "pinned", ()),
+            pinned=searcher.pinned,
         )
 
     def _expected(self, searcher: Searcher) -> int | None:
         """The number of trials, if it is known before the searcher has suggested them all."""
         return None if searcher.adaptive else expected_trials(searcher, self.settings.n_trials)
-
-    def _make_schedule(self) -> _core.Schedule:
-        train, validation = self.context.views(0)
-        return _core.Schedule(
-            shards=[float(rows) for rows in train._shard_rows()],
-            exclusive=self._places is not None,
-            stagger=self.context.stagger,
-            # Evaluating a row costs about a third of training on it.
-            eval_cost=0.0 if validation is None else validation.num_rows / 3,
-            live_models=self.context.live_models or 8,
-        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -14,15 +13,15 @@ from cerebro.results.trial import Trial
 from cerebro.run.records import ENDED
 from cerebro.searchers.optuna_terms import (
     ATTRIBUTE,
+    Parameters,
     contains,
-    distribution,
     import_optuna,
-    is_plain,
     quiet,
+    storable,
     storage_errors,
 )
 from cerebro.searchers.stopping import EarlyStopping
-from cerebro.space import Choice, Normal, Space, path_name, value_at
+from cerebro.space import Normal, Space, path_name
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -51,7 +50,7 @@ def to_study(
         study.set_metric_names([saved.metric])
         study.set_user_attr(ATTRIBUTE, {"run": str(saved.folder), "seed": saved.settings["seed"]})
         times = Times(saved)
-        parameters = Parameters(optuna, saved, trials)
+        parameters = RunParameters(optuna, saved, trials)
         for trial in trials:
             if trial.status in ENDED or trial.history:
                 study.add_trial(_frozen(optuna, saved, trial, parameters, times))
@@ -59,7 +58,7 @@ def to_study(
 
 
 def _frozen(
-    optuna: Any, saved: SavedRun, trial: Trial, parameters: Parameters, times: Times
+    optuna: Any, saved: SavedRun, trial: Trial, parameters: RunParameters, times: Times
 ) -> FrozenTrial:
     params, kinds = parameters.of(trial.config)
     reported = {
@@ -121,7 +120,7 @@ class Times:
         return self._begun + timedelta(seconds=begin), self._begun + timedelta(seconds=end)
 
 
-class Parameters:
+class RunParameters:
     """The parameters of a run's configurations, and their distributions.
 
     Those of the space have its bounds, widened for trials outside of them (points may be). Names
@@ -132,14 +131,11 @@ class Parameters:
     def __init__(self, optuna: Any, saved: SavedRun, trials: Sequence[Trial]) -> None:
         self._optuna = optuna
         space = Space.from_json(saved.meta.get("space") or {"entries": []})
-        self._nodes = [node for node in space.nodes if node.varies]
-        self._known: dict[int, Any] = {
-            id(node): _kind(optuna, path_name(node.path), node.dimension)
-            for node in self._nodes
-            if not isinstance(node.dimension, Normal)
-        }
+        self._known = Parameters(optuna, space, left_out=(Normal,))
         self._of_space = set(space.paths)
-        self._normal = {n.path for n in self._nodes if isinstance(n.dimension, Normal)}
+        self._normal = {
+            node.path for node in space.nodes if node.varies and isinstance(node.dimension, Normal)
+        }
         seen: dict[str, list[Any]] = {}
         for trial in trials:
             for name, value in self._others(trial.config):
@@ -157,11 +153,9 @@ class Parameters:
         return params, kinds
 
     def _all(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-        for node in self._nodes:
-            there, value = value_at(config, node.path)
-            kind = self._known.get(id(node))
-            if there and kind is not None and node.applies(config):
-                yield path_name(node.path), _choice(value), kind
+        for node, value, kind in self._known.values(config):
+            if node.applies(config):
+                yield path_name(node.path), value, kind
         for name, value in self._others(config):
             if self._inferred[name] is not None:
                 yield name, value, self._inferred[name]
@@ -169,7 +163,7 @@ class Parameters:
     def _others(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         for path, value in leaves(config, self._of_space):
             if path not in self._of_space or path in self._normal:
-                yield path_name(path), _choice(value)
+                yield path_name(path), storable(value)
 
 
 def leaves(
@@ -182,20 +176,6 @@ def leaves(
             yield from leaves(value, whole, path)
         else:
             yield path, value
-
-
-def _choice(value: Any) -> Any:
-    """Return a value as Optuna stores it: lists and mappings as their JSON."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    return json.dumps(value, default=repr)
-
-
-def _kind(optuna: Any, name: str, dimension: Any) -> Any:
-    if isinstance(dimension, Choice) and not is_plain(dimension):
-        choices = [_choice(option) for option in dimension.options]
-        return optuna.distributions.CategoricalDistribution(choices)
-    return distribution(optuna, name, dimension)
 
 
 def _inferred(optuna: Any, values: Sequence[Any]) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from cerebro.errors import InputError
 from cerebro.searchers.asha import ASHA
-from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion, prepare
+from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion, add_defaults
 from cerebro.searchers.grid import GridSearch
 from cerebro.searchers.hyperband import Hyperband, hyperband_brackets
 from cerebro.searchers.median import MedianStopping
@@ -55,8 +55,7 @@ _METHODS = ("suggest", "report", "state_dict", "load_state_dict")
 def set_up(searcher: Searcher, space: Space, settings: Any) -> None:
     """Prepare a searcher for a search with these settings."""
     timed = settings.n_trials is None and settings.time_limit is not None
-    prepare(
-        searcher,
+    searcher.setup(
         space,
         seed=settings.seed,
         epochs=settings.epochs,
@@ -99,8 +98,8 @@ def make_searcher(searcher: str | Searcher | type[Searcher]) -> Searcher:
             f"searcher={instance!r} is not a searcher: it has no {missing[0]}() method; Optuna's "
             "samplers are for cerebro.optuna.optimize, Ray Tune's searchers for cerebro.ray.fit"
         )
-    if not hasattr(instance, "adaptive"):
-        instance.adaptive = True
+    if not isinstance(instance, Searcher):
+        add_defaults(instance)
     if not isinstance(instance.adaptive, bool):
         raise InputError(
             f"searcher={instance!r} does not say whether it uses reports: give it an attribute "

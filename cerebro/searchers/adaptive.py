@@ -1,79 +1,28 @@
-"""The base of adaptive searchers, which decide by reported metrics."""
+"""The base of Cerebro's adaptive searchers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
 from cerebro.arguments import whole_number
 from cerebro.errors import InputError
-from cerebro.searchers.base import Decision, Suggestion, _Done, check_n_trials
-from cerebro.space import Space, json_value
+from cerebro.searchers.base import Decision, SpaceSearcher, Suggestion
 
 
-class AdaptiveSearcher:
-    """A searcher that decides by reported metrics; its new configurations are random.
+class AdaptiveSearcher(SpaceSearcher):
+    """A searcher that decides by reports; its new configurations are random ones.
 
-    Trial ``t`` is ``space.sample(seed, t)``, points first, as in random search. Subclasses choose
-    the next suggestion (:meth:`suggest`) and decide how a trial continues (:meth:`_decide`).
+    Trial ``t`` is ``space.sample(seed, t)``, points first, as in random search. Subclasses
+    define what comes next (:meth:`suggest`) and how a trial proceeds (:meth:`_decide`).
     """
 
-    adaptive = True
-
-    def __init__(self) -> None:
-        self._space = Space({})
-        self._seed = 0
-        self._epochs = 1
-        self._n_trials: int | float | None = None
-        self._metric = ""
-        self._sign = 1.0
-        self._points: list[Mapping[str, Any]] = []
-        self._count = 0
-        """Trials suggested so far; also the number of the next one."""
-
-    def setup(
-        self,
-        space: Space,
-        *,
-        seed: int,
-        epochs: int,
-        n_trials: int | float | None,
-        metric: str,
-        mode: str,
-        points: Sequence[Mapping[str, Any]] = (),
-    ) -> None:
-        """Prepare for a search.
-
-        Raises
-        ------
-        InputError
-            Arguments contradict each other, such as fewer epochs than the searcher's first rung,
-            or a point does not fit the space.
-        """
-        check_n_trials(n_trials, points)
-        self._space, self._seed, self._epochs = space, seed, epochs
-        self._n_trials = n_trials
-        self._metric, self._sign = metric, 1.0 if mode == "min" else -1.0
-        self._points = [json_value(point, "points") for point in points]
-        for trial, point in enumerate(self._points):
-            space.complete(point, seed, trial)
-        self._count = 0
-        self._prepare()
-
-    def _prepare(self) -> None:
-        """Reset the searcher; called at the end of :meth:`setup`."""
-        raise NotImplementedError
-
-    def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
-        """Return the next suggestion; None if there is none now, `DONE` if there are no more."""
-        raise NotImplementedError
-
     def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
-        """Receive the metrics of a trial's epoch (from 0) and decide how the trial continues.
+        """Receive the metrics of a trial's epoch (from 0) and decide how the trial proceeds.
 
-        A metric that is not finite, such as that of a failed trial, counts as the worst value and
-        ends the trial.
+        A metric that is not finite, such as that of a failed trial, ends the trial: it counts
+        as the worst of all.
         """
         value = metrics.get(self._metric, math.nan) * self._sign
         return self._decide(trial, epoch, value if math.isfinite(value) else math.inf)
@@ -83,23 +32,23 @@ class AdaptiveSearcher:
         raise NotImplementedError
 
     def _new(self, epochs: int) -> Suggestion:
-        """Return the suggestion of the next new trial, to train until `epochs` epochs are done."""
-        trial = self._count
+        """Return the suggestion of the next new trial, until `epochs` epochs are done."""
+        trial = self._next
         point = self._points[trial] if trial < len(self._points) else {}
-        self._count += 1
+        self._next += 1
         return Suggestion(self._space.complete(point, self._seed, trial), epochs)
 
     def _again(self, trial: int, epochs: int) -> Suggestion:
-        """Return the suggestion to continue a paused trial until `epochs` epochs are done."""
+        """Return the suggestion to resume a paused trial until `epochs` epochs are done."""
         return Suggestion({}, epochs, trial=trial)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return, as JSON, what a fresh searcher needs to continue after :meth:`setup`."""
-        return {"count": self._count, **self._state()}
+        """Return, as JSON, what a fresh searcher needs after :meth:`setup` to continue."""
+        return {"count": self._next, **self._state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict`; called after :meth:`setup`."""
-        self._count = int(state["count"])
+        self._next = int(state["count"])
         self._load(state)
 
     def _state(self) -> dict[str, Any]:

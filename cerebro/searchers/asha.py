@@ -16,7 +16,7 @@ from cerebro.searchers.adaptive import (
     encode_value,
     rung_epochs,
 )
-from cerebro.searchers.base import DONE, Decision, Suggestion, _Done, needs_end
+from cerebro.searchers.base import DONE, Decision, Suggested, needs_end
 
 
 class _Rung:
@@ -109,7 +109,7 @@ class ASHA(AdaptiveSearcher):
         self._rungs = [_Rung(self._reduction_factor) for _ in self._epochs_of]
         self._live = set()
 
-    def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
+    def suggest(self) -> Suggested:
         """Return the trial to promote in the highest rung that has one, else a new one."""
         promoted = self._promoted()
         if promoted is not None:
@@ -117,8 +117,8 @@ class ASHA(AdaptiveSearcher):
             self._live.add(trial)
             return self._again(trial, epochs)
         assert self._n_trials is not None
-        if self._count < self._n_trials:
-            self._live.add(self._count)
+        if self._next < self._n_trials:
+            self._live.add(self._next)
             promotion = self._variant == "promotion"
             return self._new(self._epochs_of[0] if promotion else self._epochs)
         return None if self._live else DONE

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cerebro.searchers.base import SequenceSearcher, check_n_trials
-from cerebro.space import Space, json_value
+from cerebro.searchers.base import SequenceSearcher
+from cerebro.space import json_value
 
 
 class GridSearch(SequenceSearcher):
@@ -19,31 +18,10 @@ class GridSearch(SequenceSearcher):
     def __init__(self) -> None:
         super().__init__()
         self._grid: list[dict[str, Any]] = []
-        self._n_trials: int | float | None = None
 
-    def setup(
-        self,
-        space: Space,
-        *,
-        seed: int,
-        epochs: int,
-        n_trials: int | float | None = None,
-        metric: str,
-        mode: str,
-        points: Sequence[Mapping[str, Any]] = (),
-    ) -> None:
-        """Prepare for a search.
-
-        Raises
-        ------
-        InputError
-            A dimension cannot be enumerated (the message names it), `n_trials` is below 1 or below
-            the number of points, or a point does not fit the space.
-        """
-        check_n_trials(n_trials, points)
-        self._n_trials = n_trials
-        self._start(space, seed, epochs, points)
-        self._grid = [config for config in space.grid() if config not in self._points]
+    def _prepare(self) -> None:
+        self._grid = [config for config in self._space.grid() if config not in self._completed]
+        super()._prepare()
 
     def _count(self) -> int | float:
         count = len(self._points) + len(self._grid)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from cerebro.searchers.adaptive import AdaptiveSearcher, check_rungs
-from cerebro.searchers.base import DONE, Decision, Suggestion, _Done
+from cerebro.searchers.base import DONE, Decision, Suggested
 from cerebro.searchers.bracket import Bracket, Brackets, Rung
 
 
@@ -77,7 +77,7 @@ class Hyperband(AdaptiveSearcher):
         self._brackets = Brackets([])
         self._opened = 0
 
-    def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
+    def suggest(self) -> Suggested:
         """Return a promoted trial or a new one; None while all brackets wait."""
         again = self._brackets.promoted()
         if again is not None:
@@ -85,7 +85,7 @@ class Hyperband(AdaptiveSearcher):
         bracket = self._brackets.wanting() or self._open()
         if bracket is None:
             return DONE if self._brackets.is_over else None
-        self._brackets.begin(bracket, self._count)
+        self._brackets.begin(bracket, self._next)
         return self._new(bracket.rung.epochs)
 
     def _open(self) -> Bracket | None:
@@ -93,12 +93,12 @@ class Hyperband(AdaptiveSearcher):
         n = self._n_trials
         if n is None and self._opened == len(self._sizes):
             return None
-        if n is not None and self._count >= n:
+        if n is not None and self._next >= n:
             return None
         sizes = self._sizes[self._opened % len(self._sizes)]
         first = sizes[0][0]
         if n is not None and n != math.inf:
-            first = min(first, int(n) - self._count)
+            first = min(first, int(n) - self._next)
         rungs = [
             Rung(max(1, min(trials, first // self._reduction_factor**i)), epochs)
             for i, (trials, epochs) in enumerate(sizes)
@@ -112,7 +112,7 @@ class Hyperband(AdaptiveSearcher):
         return self._brackets.decide(trial, epoch, value)
 
     def dropped(self) -> list[int]:
-        """Return, once, the paused trials that will not continue."""
+        """Return, once, the paused trials that will not be resumed."""
         return self._brackets.dropped()
 
     def _state(self) -> dict[str, Any]:

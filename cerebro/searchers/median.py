@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from cerebro.arguments import whole_number
 from cerebro.searchers.adaptive import AdaptiveSearcher, decode_value, encode_value
-from cerebro.searchers.base import DONE, Decision, Suggestion, _Done, needs_end
+from cerebro.searchers.base import DONE, Decision, Suggested, needs_end
 
 
 class MedianStopping(AdaptiveSearcher):
@@ -41,10 +41,10 @@ class MedianStopping(AdaptiveSearcher):
         needs_end("median stopping", self._n_trials)
         self._best, self._sums, self._averages = {}, {}, []
 
-    def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
-        """Return a new trial, which trains to the end unless stopped."""
+    def suggest(self) -> Suggested:
+        """Return a new trial, which trains to the end unless it is stopped."""
         assert self._n_trials is not None
-        return self._new(self._epochs) if self._count < self._n_trials else DONE
+        return self._new(self._epochs) if self._next < self._n_trials else DONE
 
     def _decide(self, trial: int, epoch: int, value: float) -> Decision:
         if not math.isfinite(value):

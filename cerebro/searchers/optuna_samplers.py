@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from cerebro.arguments import whole_number
 from cerebro.machine.flags import compute_settings
 from cerebro.searchers.adaptive import AdaptiveSearcher, decode_value, encode_value
-from cerebro.searchers.base import DONE, Decision, Suggestion, _Done, needs_end
+from cerebro.searchers.base import DONE, Decision, Suggested, Suggestion, needs_end
 from cerebro.searchers.optuna_terms import Parameters, import_optuna, quiet
 from cerebro.space import Node, path_name
 
@@ -69,10 +69,10 @@ class SamplerSearch(AdaptiveSearcher):
                     optuna.trial.create_trial(params=params, distributions=kinds, value=value)
                 )
 
-    def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
+    def suggest(self) -> Suggested:
         """Return the next trial, which trains to the end."""
         assert self._n_trials is not None
-        if self._count >= self._n_trials:
+        if self._next >= self._n_trials:
             return DONE
         self._log.append(["ask"])
         return self._ask()
@@ -81,7 +81,7 @@ class SamplerSearch(AdaptiveSearcher):
         optuna = import_optuna(self._title)
         assert self._study is not None and self._parameters is not None
         parameters = self._parameters
-        trial = self._count
+        trial = self._next
         point = self._points[trial] if trial < len(self._points) else {}
         with quiet(optuna):
             given = parameters.of_config(point)[0]
@@ -96,7 +96,7 @@ class SamplerSearch(AdaptiveSearcher):
                 if node.applies(config) and path_name(node.path) in given:
                     parameters.suggest(asked, node)
         self._asked[trial] = asked
-        self._count += 1
+        self._next += 1
         return Suggestion(config, self._epochs)
 
     def _decide(self, trial: int, epoch: int, value: float) -> Decision:
@@ -125,7 +125,7 @@ class SamplerSearch(AdaptiveSearcher):
         return {"log": [list(entry) for entry in self._log], "best": best}
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        self._count = 0
+        self._next = 0
         for entry in state["log"]:
             if entry[0] == "ask":
                 self._ask()

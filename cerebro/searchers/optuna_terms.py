@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -35,8 +36,12 @@ def import_optuna(what: str) -> Any:
 class Parameters:
     """The varying dimensions of a space, as Optuna's distributions.
 
-    Bounds are the same on both sides. Options that Optuna cannot hold (lists, mappings) are
-    represented by their indices.
+    Bounds are inclusive on both sides. See `storable` for options that Optuna cannot hold.
+
+    Parameters
+    ----------
+    left_out
+        Kinds of dimensions that are not parameters.
 
     Raises
     ------
@@ -44,9 +49,13 @@ class Parameters:
         Optuna has no equivalent distribution; the message names the dimension.
     """
 
-    def __init__(self, optuna: Any, space: Space) -> None:
-        self._nodes = [node for node in space.nodes if node.varies]
-        # Conditional dimensions of one name may differ: each has a separate distribution.
+    def __init__(
+        self, optuna: Any, space: Space, left_out: tuple[type[Dimension], ...] = ()
+    ) -> None:
+        self._nodes = [
+            node for node in space.nodes if node.varies and not isinstance(node.dimension, left_out)
+        ]
+        # Conditional dimensions of one name may differ: each has its own distribution.
         self._kinds = {
             id(node): distribution(optuna, path_name(node.path), node.dimension)
             for node in self._nodes
@@ -57,24 +66,25 @@ class Parameters:
         name, kind = path_name(node.path), self._kinds[id(node)]
         dimension = node.dimension
         if isinstance(dimension, Choice):
-            number = trial.suggest_categorical(name, kind.choices)
-            return number if is_plain(dimension) else dimension.options[number]
-        if isinstance(dimension, Integer):
-            step = {} if kind.log else {"step": kind.step}
-            return trial.suggest_int(name, kind.low, kind.high, log=kind.log, **step)
+            chosen = trial.suggest_categorical(name, kind.choices)
+            encoded = {storable(o): o for o in dimension.options if storable(o) is not o}
+            return encoded.get(chosen, chosen)
         step = {} if kind.log else {"step": kind.step}
-        return trial.suggest_float(name, kind.low, kind.high, log=kind.log, **step)
+        suggest = trial.suggest_int if isinstance(dimension, Integer) else trial.suggest_float
+        return suggest(name, kind.low, kind.high, log=kind.log, **step)
+
+    def values(self, config: Mapping[str, Any]) -> Iterator[tuple[Node, Any, Any]]:
+        """Yield each node that a configuration has, its value for Optuna and its distribution."""
+        for node in self._nodes:
+            there, value = value_at(config, node.path)
+            if there:
+                yield node, storable(value), self._kinds[id(node)]
 
     def of_config(self, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return a configuration's parameters and distributions, if within bounds."""
         params, kinds = {}, {}
-        for node in self._nodes:
-            there, value = value_at(config, node.path)
-            kind = self._kinds[id(node)]
-            if there and isinstance(node.dimension, Choice) and not is_plain(node.dimension):
-                there = value in node.dimension.options
-                value = list(node.dimension.options).index(value) if there else None
-            if there and contains(kind, value):
+        for node, value, kind in self.values(config):
+            if contains(kind, value):
                 params[path_name(node.path)] = value
                 kinds[path_name(node.path)] = kind
         return params, kinds
@@ -88,12 +98,11 @@ def contains(kind: Any, value: Any) -> bool:
         return False
 
 
-def is_plain(dimension: Choice) -> bool:
-    """Whether Optuna can hold the options themselves."""
-    return all(
-        option is None or isinstance(option, (bool, int, float, str))
-        for option in dimension.options
-    )
+def storable(value: Any) -> Any:
+    """Return a value as Optuna holds it: lists, mappings and other objects as their JSON."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return json.dumps(value, default=repr)
 
 
 def distribution(optuna: Any, name: str, dimension: Dimension) -> Any:
@@ -114,8 +123,7 @@ def distribution(optuna: Any, name: str, dimension: Dimension) -> Any:
             dimension.low, dimension.high, log=dimension.log, step=dimension.step
         )
     if isinstance(dimension, Choice):
-        options = dimension.options if is_plain(dimension) else range(len(dimension.options))
-        return kinds.CategoricalDistribution(list(options))
+        return kinds.CategoricalDistribution([storable(option) for option in dimension.options])
     hint = ", which has no normal distribution: use uniform" * isinstance(dimension, Normal)
     raise InputError(f"{name}: {dimension!r} cannot be searched by Optuna{hint}")
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import cerebro._core as _core
 from cerebro.arguments import real_number, whole_number
 from cerebro.errors import InputError
 from cerebro.searchers.adaptive import AdaptiveSearcher, decode_value, encode_value
-from cerebro.searchers.base import DONE, Decision, Suggestion, _Done
+from cerebro.searchers.base import DONE, Decision, Suggested, Suggestion
 from cerebro.space import (
     Choice,
     Dimension,
@@ -104,10 +104,10 @@ class PBT(AdaptiveSearcher):
         """The number of epochs at the end of this generation."""
         return min((self._generation + 1) * self._interval, self._epochs)
 
-    def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
-        """Return a continued trial, a clone or a first trial; None while a generation trains."""
+    def suggest(self) -> Suggested:
+        """Return a trial to resume, a clone, or a first trial; None while a generation trains."""
         if len(self._members) < self._size:
-            trial = self._count
+            trial = self._next
             suggestion = self._new(self._target)
             self._members.append(trial)
             self._configs[trial] = suggestion.config
@@ -124,8 +124,8 @@ class PBT(AdaptiveSearcher):
         return self._target == self._epochs
 
     def _clone(self, place: int, parent: int) -> Suggestion:
-        trial = self._count
-        self._count += 1
+        trial = self._next
+        self._next += 1
         config = self._explored(self._configs[parent], trial)
         self._members[place] = trial
         self._configs[trial] = config
@@ -171,7 +171,7 @@ class PBT(AdaptiveSearcher):
         return best[min(int(share * len(best)), len(best) - 1)]
 
     def dropped(self) -> list[int]:
-        """Return, once, the paused trials that will not go on."""
+        """Return, once, the paused trials that will not be resumed."""
         found, self._dropped = self._dropped, []
         return found
 

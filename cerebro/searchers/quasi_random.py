@@ -33,6 +33,7 @@ class QuasiRandomSearch(DrawnSearch):
         self._at = 0
 
     def _prepare(self) -> None:
+        super()._prepare()
         varying = [node for node in self._space.nodes if node.varies]
         self._columns = {id(node): column for column, node in enumerate(varying)}
         self._engine = self._sobol(max(1, len(varying)))

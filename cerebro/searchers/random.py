@@ -4,56 +4,24 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cerebro.errors import InputError
-from cerebro.searchers.base import SequenceSearcher, check_n_trials, needs_end
-from cerebro.space import Space, json_value
+from cerebro.searchers.base import SequenceSearcher, needs_end
+from cerebro.space import json_value
 
 
 class DrawnSearch(SequenceSearcher):
-    """Draw one configuration after the other, without a natural end."""
+    """Draws one configuration after the other and never ends by itself."""
 
     _title = ""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._space = Space({})
-        self._seed = 0
-        self._n_trials: int | float = 0
-
-    def setup(
-        self,
-        space: Space,
-        *,
-        seed: int,
-        epochs: int,
-        n_trials: int | float | None,
-        metric: str,
-        mode: str,
-        points: Sequence[Mapping[str, Any]] = (),
-    ) -> None:
-        """Prepare for a search.
-
-        Raises
-        ------
-        InputError
-            `n_trials` is None, below 1 or below the number of points, a point does not fit the
-            space, or a package is missing.
-        """
-        count = needs_end(self._title, n_trials)
-        check_n_trials(count, points)
-        self._space, self._seed = space, seed
-        self._n_trials = count if count == math.inf else int(count)
-        self._prepare()
-        self._start(space, seed, epochs, points)
-
     def _prepare(self) -> None:
-        """Reset the searcher for this space and seed."""
+        self._end = needs_end(self._title, self._n_trials)
+        super()._prepare()
 
     def _count(self) -> int | float:
-        return self._n_trials
+        return self._end if self._end == math.inf else int(self._end)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -77,6 +45,7 @@ class RandomSearch(DrawnSearch):
     _title = "random search"
 
     def _prepare(self) -> None:
+        super()._prepare()
         self._is_finite = self._space.is_finite
         self._used: set[str] = set()
         self._drawn: list[
@@ -88,7 +57,7 @@ class RandomSearch(DrawnSearch):
         if not self._is_finite:
             return self._space.sample(self._seed, trial)
         if not self._drawn:
-            self._used.update(map(_key, self._points))
+            self._used.update(map(_key, self._completed))
         # Draw earlier ones first, also after a resume: which are unused depends on them.
         while len(self._points) + len(self._drawn) <= trial:
             self._drawn.append(self._unused(len(self._points) + len(self._drawn)))

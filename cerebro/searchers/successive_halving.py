@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from cerebro.searchers.adaptive import AdaptiveSearcher, check_rungs, rung_epochs
-from cerebro.searchers.base import DONE, Decision, Suggestion, _Done
+from cerebro.searchers.base import DONE, Decision, Suggested
 from cerebro.searchers.bracket import Bracket, Brackets, Rung
 
 
@@ -47,7 +47,7 @@ class SuccessiveHalving(AdaptiveSearcher):
             [Rung(max(1, first // self._reduction_factor**i), at) for i, at in enumerate(epochs)]
         )
 
-    def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
+    def suggest(self) -> Suggested:
         """Return a promoted trial or a new one; None while a rung waits for its last trials."""
         again = self._brackets.promoted()
         if again is not None:
@@ -60,14 +60,14 @@ class SuccessiveHalving(AdaptiveSearcher):
             bracket = self._brackets.wanting()
         if bracket is None:
             return None
-        self._brackets.begin(bracket, self._count)
+        self._brackets.begin(bracket, self._next)
         return self._new(bracket.rung.epochs)
 
     def _decide(self, trial: int, epoch: int, value: float) -> Decision:
         return self._brackets.decide(trial, epoch, value)
 
     def dropped(self) -> list[int]:
-        """Return, once, the paused trials that will not continue."""
+        """Return, once, the paused trials that will not be resumed."""
         return self._brackets.dropped()
 
     def _state(self) -> dict[str, Any]:

@@ -14,14 +14,14 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import cerebro._core as _core
 from cerebro.errors import RunError
 from cerebro.executors.base import Executor, Wake
 from cerebro.machine.wake_pipe import WakePipe
 from cerebro.run.records import ENDED
-from cerebro.searchers.base import Decision, Suggestion, _Done
+from cerebro.searchers.base import Decision, Searcher, Suggested, Suggestion
 from cerebro.space import Space
 from cerebro.worker.messages import News
 
@@ -78,7 +78,7 @@ class TrainedEpoch:
     metrics: dict[str, float]
 
 
-class RequestedTrials:
+class RequestedTrials(Searcher):
     """The searcher, and the callback that gives it what searchers are not given.
 
     Parameters
@@ -155,7 +155,7 @@ class RequestedTrials:
     def setup(self, space: Space, **_: Any) -> None:
         """Do nothing: the trials come from requests."""
 
-    def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
+    def suggest(self) -> Suggested:
         """Return the next request as a suggestion; None if there is none, until `bell` wakes.
 
         Before the run has begun, wait here: the first trial begins it.

@@ -16,17 +16,17 @@ import copy
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import cerebro._core as _core
 from cerebro.errors import InputError
 from cerebro.machine import generators
 from cerebro.ray.tune.names import Controller, Trial
-from cerebro.searchers.base import DONE, Decision, Suggestion, _Done
+from cerebro.searchers.base import DONE, Decision, Searcher, Suggested, Suggestion
 from cerebro.space import Space, json_value
 
 
-class TuneSearcher:
+class TuneSearcher(Searcher):
     """Runs a search algorithm and a scheduler of Ray Tune.
 
     Parameters
@@ -75,6 +75,8 @@ class TuneSearcher:
         """Prepare for a search; see `cerebro.searchers.base.Searcher.setup`."""
         self._epochs, self._metric = epochs, metric
         self._limit = math.inf if n_trials is None else n_trials
+        if self._variants is None and self._samples != math.inf:
+            self.total = int(min(self._samples, self._limit))
         self._controller = Controller(self._stop_idle)
         self._trials: dict[int, Trial] = {}  # begun and not ended, by number
         self._made = self._begun = 0
@@ -90,16 +92,9 @@ class TuneSearcher:
             else:
                 self._variants = self._all_variants([dict(point) for point in points])
 
-    @property
-    def total(self) -> int | None:
-        """The number of trials; None if it is not known."""
-        if self._variants is not None or self._samples == math.inf:
-            return None
-        return int(min(self._samples, self._limit))
-
     # --- asking ----------------------------------------------------------
 
-    def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
+    def suggest(self) -> Suggested:
         """Return the trial that the scheduler runs next."""
         with self._own_random():
             suggestion = self._suggest()
@@ -107,7 +102,7 @@ class TuneSearcher:
             self._log.append(["ask", *_identity(suggestion)])
         return suggestion
 
-    def _suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
+    def _suggest(self) -> Suggested:
         self._queue()
         trial: Trial | None = self._scheduler.choose_trial_to_run(self._controller)
         if trial is None:
