@@ -171,13 +171,3 @@ def ask(executor: LocalExecutor, context: RunContext, task: CheckTask) -> Event:
         return event
     finally:
         executor.close()
-
-
-def raise_if_broken(result: Check) -> None:
-    """Stop a search whose models would come out wrong."""
-    if not result.ok:
-        raise StateError(
-            "the model's state does not survive a hop: "
-            + "; ".join(result.problems)
-            + " (put it into state_dict() and load_state_dict(), or into the net as a buffer)"
-        )

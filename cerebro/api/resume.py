@@ -8,14 +8,13 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from cerebro.api.settings import check_callbacks, check_executor, devices_of, worker_count
 from cerebro.arguments import RESUME, answers, whole_number
-from cerebro.coordinator.conduct import conduct, run_context, same_call
-from cerebro.coordinator.restore import Wish, open_again
+from cerebro.coordinator.conduct import conduct, same_call
+from cerebro.coordinator.restore import Previous, Wish
 from cerebro.coordinator.searcher_record import NoSearcher, make_again, retell
 from cerebro.data import Dataset
 from cerebro.errors import CorruptDataError, InputError
@@ -208,8 +207,6 @@ def go_on(
         Not set up; None: made again from the run's record.
     """
     the_searcher = searcher_of(saved, settings, wish, searcher)
-    flags = saved.environment.get("torch", {})
-    context = replace(run_context(settings), torch_flags=flags)
     now = environment.describe(settings.threads, settings.devices[0])
     if are_gpus(settings.devices):  # what is there and set where CUDA starts, which is not here
         now["variables"].setdefault(CUBLAS_VARIABLE, CUBLAS_WORKSPACE)
@@ -224,12 +221,7 @@ def go_on(
             f"on: {'; '.join(lines)}",
             stacklevel=4,
         )
-    return conduct(
-        settings,
-        context,
-        the_searcher,
-        partial(open_again, saved, owner, settings, context, wish, lines),
-    )
+    return conduct(settings, the_searcher, previous=Previous(saved, owner, wish, lines))
 
 
 def searcher_of(

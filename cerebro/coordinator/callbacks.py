@@ -44,7 +44,7 @@ class Hooks:
         finally:
             self._later = None
 
-    def tell(self, hook: str, *arguments: Any) -> None:
+    def notify(self, hook: str, *arguments: Any) -> None:
         """Call a hook of every callback that has it."""
         for callback in self._callbacks:
             method = getattr(callback, hook, None)
@@ -61,7 +61,7 @@ class Hooks:
         if chosen is not None and any(
             getattr(callback, hook, None) is not None for callback in self._callbacks
         ):
-            self.tell(hook, self._view(chosen), *arguments)
+            self.notify(hook, self._view(chosen), *arguments)
 
     def cause_of(self, error: BaseException) -> str:
         """One line about an error that ended a run; it names the callback that raised it."""

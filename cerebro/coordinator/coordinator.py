@@ -200,9 +200,9 @@ class Coordinator:
         """What progress displays draw."""
         return self._meter.snapshot(self.trials.values(), len(self._schedule_worker))
 
-    def tell(self, hook: str, *arguments: Any) -> None:
+    def notify(self, hook: str, *arguments: Any) -> None:
         """Call a hook of every callback that has it."""
-        self._hooks.tell(hook, *arguments)
+        self._hooks.notify(hook, *arguments)
 
     def cause_of(self, error: BaseException) -> str:
         """One line about an error that ended the run; it names the callback that raised it."""
@@ -467,8 +467,8 @@ class Coordinator:
         if len(self._moved) == 1:
             warnings.warn(depots.moving(why), stacklevel=2)
 
-    def hear_warnings(self, warned: Sequence[Warned]) -> None:
-        """Show and record what the first configuration, which is trial 0's, warns of when tried."""
+    def note_first_warnings(self, warned: Sequence[Warned]) -> None:
+        """Show and record the warnings of the dry run, whose configuration is that of trial 0."""
         for each in warned:
             self.store.add_event(self._now(), EVENT, str(each))
         self._told.show(warned, self._named(0))

@@ -334,25 +334,32 @@ class Wish:
         return record.is_open
 
 
+@dataclass(frozen=True)
+class Previous:
+    """A run as an earlier process left it, which this process is to resume."""
+
+    saved: SavedRun
+    owner: Owner
+    wish: Wish
+    differences: Sequence[str]
+    """How this machine and its software differ from those that the run began on."""
+
+
 def open_again(
-    saved: SavedRun,
-    owner: Owner,
-    settings: Settings,
-    context: RunContext,
-    wish: Wish,
-    differences: Sequence[str],
+    previous: Previous, settings: Settings, context: RunContext
 ) -> tuple[Opened, Restored]:
-    """Open the store for writing and find out where every trial stands."""
+    """Open the store for writing and find the position of every trial."""
+    saved, owner = previous.saved, previous.owner
     run_id = saved.meta.get("id") or uuid.uuid4().hex
     make_folders(settings)
     claim_state_dir(settings, run_id)
     store = Store.open(saved.folder)
     try:
-        restored = restore(saved, store, settings, context, wish)
+        restored = restore(saved, store, settings, context, previous.wish)
         process = owner.process
         text = f"by {process}, with {settings.workers} workers"
         with store.group():
-            store.add_event(restored.seconds, "resumed", "; ".join([text, *differences]))
+            store.add_event(restored.seconds, "resumed", "; ".join([text, *previous.differences]))
             for key, value in (
                 ("id", run_id),
                 ("status", "running"),

@@ -18,6 +18,7 @@ from pathlib import Path
 from cerebro.errors import InputError
 from cerebro.machine.files import device_of, free_bytes, is_memory
 from cerebro.run.settings import Settings
+from cerebro.searchers.base import Searcher, expected_trials
 
 TAIL = 3
 """Trials of a worker that are under way at the end of a run, where all run side by side."""
@@ -35,7 +36,7 @@ class Demand:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StateDemand:
     """What the room for states depends on.
 
     Parameters
@@ -88,33 +89,7 @@ class _Place:
     cure: str
 
 
-def plan_of(settings: Settings, state_bytes: int, *, trials: int | None, adaptive: bool) -> Plan:
-    """What a search needs.
-
-    Parameters
-    ----------
-    trials
-        How many there will be, or None if that is not known.
-    adaptive
-        Whether the searcher may pause trials, which keep their slots.
-    """
-    workers = max(1, settings.workers)
-    each = settings.trials_each
-    trials = None if trials is None else trials * each
-    tail = TAIL * workers * each
-    live = (trials or settings.width * each) if adaptive else min(trials or tail, tail)
-    return Plan(
-        state_bytes,
-        trials,
-        live,
-        workers,
-        settings.epochs,
-        settings.keep,
-        adaptive or settings.stop is not None,
-    )
-
-
-def check_room(settings: Settings, plan: Plan) -> None:
+def check_room(settings: Settings, searcher: Searcher, state_bytes: int) -> None:
     """Refuse a run whose states cannot fit; warn of one whose states may not.
 
     Raises
@@ -122,6 +97,7 @@ def check_room(settings: Settings, plan: Plan) -> None:
     InputError
         Naming the folder, what is needed and free there, and what to do.
     """
+    plan = _demand(settings, searcher, state_bytes)
     states, slots = settings.folder / "states", settings.state_dir
     thrifty = replace(plan, keep="last").kept()
     # Where demands are together, so are the cures.
@@ -144,7 +120,27 @@ def check_room(settings: Settings, plan: Plan) -> None:
             warnings.warn(text, stacklevel=2)
 
 
-def _text(plan: Plan, place: _Place, free: int, needs: str, needed: int, spared: bool) -> str:
+def _demand(settings: Settings, searcher: Searcher, state_bytes: int) -> StateDemand:
+    expected = expected_trials(searcher, settings.n_trials)
+    each, workers = settings.trials_each, max(1, settings.workers)
+    trials = None if expected is None else expected * each
+    tail = TAIL * workers * each
+    # Trials that an adaptive searcher pauses keep their slots.
+    live = (trials or settings.width * each) if searcher.adaptive else min(trials or tail, tail)
+    return StateDemand(
+        state_bytes,
+        trials,
+        live,
+        workers,
+        settings.epochs,
+        settings.keep,
+        searcher.adaptive or settings.stop is not None,
+    )
+
+
+def _text(
+    plan: StateDemand, place: _Place, free: int, needs: str, needed: int, spared: bool
+) -> str:
     trials = "time alone says how many trials" if plan.trials is None else f"{plan.trials} trials"
     kind = " of memory, which is the disk there," if is_memory(place.folder) else ""
     keep = ", keep fewer states with keep='last'" if spared else ""
