@@ -34,7 +34,7 @@ from cerebro.results.result import Result
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.folder import sweep
 from cerebro.run.owner import Owner
-from cerebro.run.settings import Settings
+from cerebro.run.settings import Settings, Training
 from cerebro.run.store import FILE, Store, check_whole, decode, encode
 from cerebro.searchers import make_searcher, set_up
 from cerebro.searchers.base import Searcher
@@ -275,9 +275,6 @@ MAY_DIFFER = {
 }
 """What a script that goes on with its run may say otherwise, or is compared in another way."""
 
-NEWER = {"unit_timeout": None, "asynchronous": False, "devices": (CPU,)}
-"""Settings that runs of the first version did not have."""
-
 
 def settings_of(
     saved: SavedRun,
@@ -306,11 +303,9 @@ def settings_of(
         If the record is damaged.
     """
     meta = saved.meta
-    record = dict(meta["settings"])
-    fields = {field.name: field for field in dataclasses.fields(Settings)}
-    values = {name: record[name] for name in fields if name in record} | {
-        name: value for name, value in NEWER.items() if name in fields and name not in record
-    }
+    record = meta["settings"]
+    names = [field.name for field in dataclasses.fields(Settings)]
+    values = {name: record[name] for name in names if name in record}
     stop = record["stop"]
     values |= {
         "build": saved.find_build(build),
@@ -333,8 +328,8 @@ def settings_of(
     if values["workers"] == 0:
         values["unit_timeout"] = None  # there is no process that could be ended
     try:
-        return Settings(**values)
-    except TypeError as error:
+        return Settings(**Training.recorded(record) | values)
+    except (KeyError, TypeError) as error:
         raise CorruptDataError(
             f"{saved.path}: its settings are not all recorded: {error}"
         ) from None

@@ -251,23 +251,14 @@ def run_context(settings: Settings, torch_flags: Mapping[str, Any] | None = None
     workers = max(1, settings.workers)
     cores = resources.usable_cores()
     context = RunContext(
+        **settings.training(),
         build=settings.build,
         train=settings.train,
         validation=settings.validation,
         folds=settings.folds,
-        seed=settings.seed,
-        epochs=settings.epochs,
-        batch_size=settings.batch_size,
-        eval_batch_size=settings.eval_batch_size,
-        drop_last=settings.drop_last,
-        stagger=settings.stagger,
-        threads=settings.threads,
         # A prefetch thread pays only on a core that no worker computes on.
         loader_threads=1 if cores > workers * settings.threads else 0,
-        deterministic=settings.deterministic,
-        live_models=settings.live_models,
         live_bytes=available_memory() // (2 * workers),  # and what GPUs have, where these are
-        unit_timeout=settings.unit_timeout,
         device=device_of(settings),
         state_dir=str(settings.state_dir.resolve()),
         epoch_dir=str((settings.folder / "states").resolve()),

@@ -24,6 +24,7 @@ from cerebro.machine.files import path_of, read_bytes
 from cerebro.run.owner import owner_of
 from cerebro.run.recipe import Recipe, StudyBuild, check_build
 from cerebro.run.records import NOT_EXACT, OPEN, EpochRecord, TrialRecord, best_trials, gather
+from cerebro.run.settings import Training
 from cerebro.run.store import check_meta, check_rows, read_meta, read_ranking, read_trials, reader
 from cerebro.worker.messages import RunContext
 
@@ -447,20 +448,11 @@ class SavedRun:
 
     def context(self, build: Callable[..., Any] | None, **changes: Any) -> RunContext:
         """The run's context, as its workers had it, with some values changed."""
-        settings: Mapping[str, Any] = self.meta["settings"]
         values: dict[str, Any] = {
-            "build": self.find_build(build),
-            "seed": settings["seed"],
-            "epochs": settings["epochs"],
-            "batch_size": settings["batch_size"],
-            "eval_batch_size": settings["eval_batch_size"],
-            "drop_last": settings["drop_last"],
-            "stagger": settings["stagger"],
-            "threads": settings["threads"],
-            "loader_threads": 0,
-            "deterministic": settings["deterministic"],
+            **Training.recorded(self.meta["settings"]),
             "live_models": 1,
-            "live_bytes": 0,
+            "unit_timeout": None,
+            "build": self.find_build(build),
             "state_dir": str(self.folder / "states"),
             "epoch_dir": str(self.folder / "states"),
             "log_dir": str(self.folder / "trials"),

@@ -13,6 +13,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
 from cerebro.errors import one_line
+from cerebro.run.settings import Training
 from cerebro.run.states import CloneOf, KeptState
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class UnitSums:
 
 
 @dataclass(frozen=True)
-class RunContext:
+class RunContext(Training):
     """What a worker needs to know once per run.
 
     ``state_dir`` holds the slots of live trials, ``epoch_dir`` the states kept
@@ -77,16 +78,7 @@ class RunContext:
     validation: Dataset | None = None
     folds: Folds | None = None
     """Of `train`; then there is no `validation` beside them."""
-    seed: int = 0
-    epochs: int = 1
-    batch_size: int | None = None
-    eval_batch_size: int | None = None
-    drop_last: bool = False
-    stagger: bool = True
-    threads: int = 1
     loader_threads: int = 0
-    deterministic: Literal["warn"] | bool = "warn"
-    live_models: int | None = 1
     live_bytes: int = 0
     data_bytes: int = 0
     """Of a GPU's memory, for the shards that one worker keeps there; 0: half of it."""
@@ -96,8 +88,6 @@ class RunContext:
     warning_filters: tuple[tuple[Any, ...], ...] = ()
     """Those of the user's process; see `cerebro.worker.trial_warnings`."""
     verify: bool = True
-    unit_timeout: float | None = None
-    """Seconds that a unit may take; for executors whose workers can be killed."""
 
     @property
     def validates(self) -> bool:
