@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cerebro.coordinator.callbacks import Hooks
 from cerebro.coordinator.coordinator import Coordinator
 from cerebro.coordinator.dry_run import dry_run
 from cerebro.coordinator.restore import Previous, open_again
@@ -75,11 +76,13 @@ def conduct(
                 session.opened, restored = open_again(previous, settings, context)
             store = session.opened.store
             session.result = result = Result(settings.folder, build=settings.build)
+            result.saved.before_reading = store.flush
+            session.hooks = hooks = Hooks(settings.callbacks, result.trial_of)
             session.coordinator = coordinator = Coordinator(
-                *(settings, context, searcher, executor, store, session.progress, result, first),
-                restored,
+                *(settings, context, searcher, executor, store, hooks, session.progress),
+                *(first, restored),
             )
-            coordinator.notify("on_run_start", result)
+            hooks.notify("on_run_start", result)
             if first is not None:
                 tried = dry_run(executor, workers, context, recordable(first.config)[0])
                 coordinator.note_first_warnings(tried.warned)
@@ -94,7 +97,7 @@ def conduct(
             coordinator.run(workers)
         result.refresh()
         session.progress.finished(coordinator.snapshot(), result)
-        coordinator.notify("on_run_end", result)
+        hooks.notify("on_run_end", result)
         return result
 
 
@@ -124,6 +127,7 @@ class Session:
         self.executor: Executor = settings.executor or default_executor(settings)
         self.opened: Opened | None = None
         self.result: Result | None = None
+        self.hooks: Hooks | None = None
         self.coordinator: Coordinator | None = None
 
     def __enter__(self) -> Session:
@@ -167,9 +171,7 @@ class Session:
         if self.opened is not None:
             record: dict[str, Any] = {"status": "stopped", "ended": time.time()}
             if not isinstance(error, KeyboardInterrupt):
-                cause = (
-                    self.coordinator.cause_of(error) if self.coordinator else text_of(error, 2000)
-                )
+                cause = self.hooks.cause_of(error) if self.hooks else text_of(error, 2000)
                 record |= {"status": "failed", "error": cause}
             if self.coordinator is not None:
                 yield self.coordinator.end_open_trials

@@ -1,12 +1,11 @@
-"""Is there room for a run's states? Asked once, when the size of a state is known.
+"""Check once, when the size of a state is known, that the disk has room for a run's states.
 
-A run writes states in two places. Every trial that has begun and not ended has
-two slots in ``state_dir``. The run's folder gets a state per finished epoch, of
-which `keep` says how many stay; one per trial always does. What is in flight, not
-yet synced or not yet deleted, comes on top.
+A run writes states in two places. Every trial that has begun and not ended has two slots in
+``state_dir``. The run's folder gets a state per finished epoch, of which `keep` says how many
+stay; at least one per trial does. States that are not yet synced or not yet deleted come on top.
 
-Two estimates: what is needed at least, and what is likely. A run that cannot fit
-is refused before anything is trained; one that may not is told so.
+There are two estimates, the least and the likely need. A run that cannot fit is refused before
+anything is trained; for one that may not fit there is a warning.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from cerebro.run.settings import Settings
 from cerebro.searchers.base import Searcher, expected_trials
 
 TAIL = 3
-"""Trials of a worker that are under way at the end of a run, where all run side by side."""
+"""Trials per worker that are under way at the end of a run in which all run side by side."""
 
 
 @dataclass(frozen=True)
@@ -37,16 +36,16 @@ class Demand:
 
 @dataclass(frozen=True)
 class StateDemand:
-    """What the room for states depends on.
+    """The numbers that a run's need of room for states depends on.
 
     Parameters
     ----------
     state_bytes
         Size of a trial's state.
     trials
-        How many there will be, or None if only time says.
+        Their number, or None if only the time limit decides it.
     live
-        How many trials may have slots at a time, at most, as far as the search says.
+        The most trials that may have slots at a time, as far as the search determines it.
     workers, epochs, keep
         As for `cerebro.search`.
     may_end_early
@@ -62,12 +61,12 @@ class StateDemand:
     may_end_early: bool
 
     def slots(self) -> Demand:
-        """Two slots for every trial that is under way."""
+        """Return the demand of slots: two for every trial that is under way."""
         least = min(self.workers, self.trials or self.workers)
         return Demand(2 * least * self.state_bytes, 2 * max(least, self.live) * self.state_bytes)
 
     def kept(self) -> Demand:
-        """The states that stay, and those in flight."""
+        """Return the demand of kept states, and of those in flight."""
         trials = self.trials or 1
         epochs = 1 if self.may_end_early else self.epochs
         least = {"all": epochs, "best": 1, "last": 1}[self.keep]
@@ -81,7 +80,7 @@ class StateDemand:
 
 @dataclass(frozen=True)
 class _Place:
-    """A folder, what it must hold, what with ``keep="last"``, and what else helps."""
+    """A folder, the demand on it, the demand with ``keep="last"``, and what else helps."""
 
     folder: Path
     needs: Demand
@@ -100,7 +99,7 @@ def check_room(settings: Settings, searcher: Searcher, state_bytes: int) -> None
     plan = _demand(settings, searcher, state_bytes)
     states, slots = settings.folder / "states", settings.state_dir
     thrifty = replace(plan, keep="last").kept()
-    # Where demands are together, so are the cures.
+    # On one disk the demands add up, and both cures help.
     places = [
         _Place(states, plan.kept(), thrifty, "choose a run= on a larger disk"),
         _Place(slots, plan.slots(), plan.slots(), "choose a larger state_dir="),

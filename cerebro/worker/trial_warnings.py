@@ -3,8 +3,8 @@
 Python shows a warning once for each place in a process, so the check before a search would
 use it up for all trials, and a worker's first trial for those after it. In a worker
 `Watch` makes Python forget what was shown before every unit, writes what a trial raises
-to its log, once, and hands it to the coordinator with the unit's result. There `Told` shows it
-once for the whole run and records it for every trial.
+to its log, once, and hands it to the coordinator with the unit's result. There `ShownWarnings`
+shows it once for the whole run, and it is recorded for every trial.
 
 What is shown at all is decided where a warning is raised, by the filters of the user's own
 process, which travel to the workers (`carried_filters`).
@@ -161,19 +161,19 @@ def _names(category: type) -> tuple[str, ...]:
 # --- in the user's process -----------------------------------------------------
 
 
-class Told:
-    """Shows what trials warn of, once for a run."""
+class ShownWarnings:
+    """Shows each warning of a run's trials once."""
 
     def __init__(self) -> None:
         self._texts: dict[Place, set[str]] = {}
 
-    def show(self, warned: Sequence[Warned], said_by: str) -> None:
-        """Show what is new, saying whose it is."""
+    def show(self, warned: Sequence[Warned], raised_by: str) -> None:
+        """Show new warnings, with the name of the trial that raised them."""
         for each in warned:
             texts = self._texts.setdefault(each.place, set())
             if each.text not in texts and len(texts) < MAX_TEXTS:
                 texts.add(each.text)
-                show(each, f"{said_by}: ")
+                show(each, f"{raised_by}: ")
 
 
 def show(warned: Warned, said_by: str = "") -> None:

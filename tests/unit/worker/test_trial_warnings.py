@@ -10,7 +10,7 @@ import pytest
 
 from cerebro.worker import trial_warnings
 from cerebro.worker.messages import Warned
-from cerebro.worker.trial_warnings import Told, Watch, carried_filters, show
+from cerebro.worker.trial_warnings import ShownWarnings, Watch, carried_filters, show
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +103,7 @@ def test_a_warning_is_shown_as_its_category_or_the_nearest_that_is_known():
 
 
 def test_a_run_shows_each_once_and_three_texts_of_a_place():
-    told = Told()
+    told = ShownWarnings()
     texts = ["a", "b", "a", "c", "d"]
     with warnings.catch_warnings(record=True) as shown:
         for number, text in enumerate(texts):
