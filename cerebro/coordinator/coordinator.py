@@ -28,7 +28,7 @@ from cerebro.coordinator.failures import (
     raise_if_all_failed,
 )
 from cerebro.coordinator.folds import FoldedTrials
-from cerebro.coordinator.overview import EndedTrials, Meter
+from cerebro.coordinator.overview import EndedTrials, Overview
 from cerebro.coordinator.restore import Restored
 from cerebro.coordinator.search_loop import SearchLoop
 from cerebro.coordinator.trial import LiveTrial
@@ -89,7 +89,7 @@ class Coordinator:
         self._wall_started = time.time() - before
         self._restored = restored
         self._hooks = hooks
-        self._meter = Meter(settings, progress, self._now)
+        self._overview = Overview(settings.ranking, settings.folder, progress, self._now)
         self._places = placing(executor)  # None: every worker reads every shard
         self._schedule = self._make_schedule()
         self._trials = self._make_trials(searcher)
@@ -97,7 +97,7 @@ class Coordinator:
         self._folded = (
             None
             if settings.folds is None
-            else FoldedTrials(settings, self._trials, self._meter, hooks)
+            else FoldedTrials(settings, self._trials, self._overview, hooks)
         )
         self._searched = self._trials if self._folded is None else self._folded
         self._loop = SearchLoop(settings, searcher, store, hooks, self._searched, first)
@@ -134,7 +134,7 @@ class Coordinator:
         if self._restored is not None:
             self._resume_run(self._restored)
         self._advance_searcher()
-        self._meter.started(self.trials.values(), len(self._schedule_worker))
+        self._overview.started(self.trials.values(), len(self._schedule_worker))
         with closing(self._commands):
             self._train()
         self._loop.finish()
@@ -158,7 +158,7 @@ class Coordinator:
             for event in self.executor.wait(self._wait_seconds()):
                 self._handle(event)
             self._advance_searcher()
-            self._meter.show(self.trials.values(), len(self._schedule_worker))
+            self._overview.show(self.trials.values(), len(self._schedule_worker))
 
     def _handle(self, event: News) -> None:
         if isinstance(event, UnitDone):
@@ -194,7 +194,7 @@ class Coordinator:
 
     def snapshot(self) -> Snapshot:
         """Return what progress displays draw."""
-        return self._meter.snapshot(self.trials.values(), len(self._schedule_worker))
+        return self._overview.snapshot(self.trials.values(), len(self._schedule_worker))
 
     # --- the user's commands -----------------------------------------------
 
@@ -257,8 +257,8 @@ class Coordinator:
     def _take_commands(self) -> None:
         """Carry out the commands that have arrived."""
         self._commands.carry_out(self)
-        if self._commands.paused != self._meter.paused:
-            self._meter.paused = self._commands.paused
+        if self._commands.paused != self._overview.paused:
+            self._overview.paused = self._commands.paused
             self.store.set_meta("paused", self._commands.paused)
 
     def _note_command(self, text: str) -> None:
@@ -277,14 +277,14 @@ class Coordinator:
         waits = getattr(self._loop.searcher, "waits", False) and not self._loop.is_exhausted
         if rests or waits:
             self.store.flush()  # readers of the display find its state in the store
-            self._meter.show_waiting(self.trials.values(), len(self._schedule_worker))
+            self._overview.show_waiting(self.trials.values(), len(self._schedule_worker))
             before = self._now()
             if waits:  # the searcher's news ends the executor's wait
                 for event in self.executor.wait(self._wait_seconds()):
                     self._handle(event)
             else:
                 time.sleep(self._wait_seconds())
-            self._meter.waited += self._now() - before
+            self._overview.waited += self._now() - before
         return rests or waits
 
     def _apply_commands(self, trial: LiveTrial) -> None:
@@ -360,7 +360,7 @@ class Coordinator:
                 ended=self._trials.ended_for(number),
             )
             trial.dispatches += 1
-            self._meter.unit_begins()
+            self._overview.unit_begins()
             self._in_flight[number] = task
             self.executor.submit(number, task)
 
@@ -391,7 +391,7 @@ class Coordinator:
         trial.epoch_seconds += event.seconds
         if task.step < self.context.train.num_shards and event.seconds > 0:
             trial.rows_per_second = event.rows / event.seconds
-        self._meter.unit_done(event.seconds)
+        self._overview.unit_done(event.seconds)
         self.store.add_unit(
             trial=task.trial,
             epoch=task.epoch,
@@ -694,10 +694,10 @@ class Coordinator:
         settings = self.settings
         expected = None if searcher.adaptive else expected_trials(searcher, settings.n_trials)
         return LiveTrials(
-            *(settings, self.context, self.store, self._schedule, self._meter, self._hooks),
+            *(settings, self.context, self.store, self._schedule, self._overview, self._hooks),
             stepwise=searcher.adaptive or settings.folds is not None,
             expected=None if expected is None else expected * settings.trials_each,
-            ended=None if settings.folds is None else EndedTrials.of(settings),
+            ended=None if settings.folds is None else EndedTrials(settings.ranking),
         )
 
     def _make_schedule(self) -> _core.Schedule:

@@ -18,12 +18,20 @@ from typing import Any
 
 from cerebro.coordinator.callbacks import Hooks
 from cerebro.coordinator.failures import ALIKE_FAILURES
-from cerebro.coordinator.overview import Meter
+from cerebro.coordinator.overview import Overview
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.coordinator.trials import LiveTrials
 from cerebro.errors import InputError
 from cerebro.report.snapshot import TrialRow
-from cerebro.run.records import ENDED, Status, TrialRecord, configuration, failed_fold, update
+from cerebro.run.records import (
+    ENDED,
+    Ranking,
+    Status,
+    TrialRecord,
+    configuration,
+    failed_fold,
+    update,
+)
 from cerebro.run.settings import Settings
 from cerebro.run.store import Answers
 from cerebro.searchers.base import Suggestion
@@ -35,13 +43,13 @@ class FoldedTrial(LiveTrial):
 
     folds: list[LiveTrial] = field(default_factory=list)
 
-    def row(self, settings: Settings) -> TrialRow:
+    def row(self, by: Ranking) -> TrialRow:
         update(self.record)
         running = [fold for fold in self.folds if fold.worker is not None]
         self.worker = running[0].worker if running else None
         speeds = [fold.rows_per_second for fold in self.folds if fold.rows_per_second is not None]
         self.rows_per_second = sum(speeds) / len(speeds) if speeds else None
-        return super().row(settings)
+        return super().row(by)
 
 
 class FoldedTrials:
@@ -53,14 +61,16 @@ class FoldedTrials:
         The folds.
     """
 
-    def __init__(self, settings: Settings, trials: LiveTrials, meter: Meter, hooks: Hooks) -> None:
+    def __init__(
+        self, settings: Settings, trials: LiveTrials, overview: Overview, hooks: Hooks
+    ) -> None:
         self.by_number: dict[int, FoldedTrial] = {}
         """All that are not forgotten; always the first `ALIKE_FAILURES`."""
         self.forgotten: Counter[str] = Counter()
         """How many are, by status."""
         self._settings = settings
         self._trials = trials
-        self._meter = meter
+        self._overview = overview
         self._hooks = hooks
         self._each = settings.trials_each
         self._over: set[int] = set()  # ended, and perhaps of no more use
@@ -127,7 +137,7 @@ class FoldedTrials:
         if trial is not None:
             return trial.record.status
         # A searcher may ask for anything.
-        return self._meter.ended.status_of(int(number)) if isinstance(number, Integral) else None
+        return self._overview.ended.status_of(int(number)) if isinstance(number, Integral) else None
 
     def recall(self, number: int) -> LiveTrial | None:
         """Return a configuration, from the store if it was forgotten; None if there is none."""
@@ -203,7 +213,7 @@ class FoldedTrials:
             trial = self._take(folds[first : first + each])
             trial.reported, trial.asleep = folds[first].reported, folds[first].asleep
             if trial.record.status in ENDED:
-                self._meter.ended.add(trial.record, trial.row(self._settings))
+                self._overview.ended.add(trial.record, trial.row(self._settings.ranking))
             elif any(fold.history for fold in trial.folds):  # else a rule begins anew
                 trial.history = [epoch.to_history() for epoch in trial.record.epochs]
 
@@ -261,7 +271,7 @@ class FoldedTrials:
         return [fold for fold in self._folds(trial) if fold.record.status not in ENDED]
 
     def _note_end(self, trial: LiveTrial) -> None:
-        self._meter.ended.add(trial.record, trial.row(self._settings))
+        self._overview.ended.add(trial.record, trial.row(self._settings.ranking))
         self._hooks.tell_of(trial.record, "on_trial_end")
 
     def _best_epoch(self, record: TrialRecord) -> int | None:

@@ -29,7 +29,7 @@ class KeptStates:
         self.pinned: Collection[tuple[int, int]] = ()
         """Trials and epochs whose states the searcher wants kept."""
 
-    def add(self, record: TrialRecord, epoch: EpochRecord, told: int | None = None) -> None:
+    def add_epoch(self, record: TrialRecord, epoch: EpochRecord, told: int | None = None) -> None:
         """Record a finished epoch; its state is published, others are retired.
 
         The state of epoch `told`, the last that the searcher has heard of, stays too: a

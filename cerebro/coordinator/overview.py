@@ -10,14 +10,14 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.report import format as fmt
 from cerebro.report.progress import Silent
 from cerebro.report.snapshot import Snapshot, TrialRow
-from cerebro.run.records import ENDED, Status, TrialRecord, best_score
-from cerebro.run.settings import Settings
+from cerebro.run.records import ENDED, Ranking, Status, TrialRecord, best_score
 
 PROGRESS_SECONDS = 0.25
 
@@ -25,25 +25,30 @@ PROGRESS_SPACING = 50
 """Displays take at most about one part in this many of the coordinator's time."""
 
 
-class Meter:
+class Overview:
     """Counts work and shows it, at most a few times a second.
 
     Parameters
     ----------
-    settings
-        The search's.
+    ranking
+        What ranks trials.
+    folder
+        The run's, which displays name.
     progress
         The display.
     now
         Seconds since the run's start.
     """
 
-    def __init__(self, settings: Settings, progress: Any, now: Callable[[], float]) -> None:
-        self._settings = settings
+    def __init__(
+        self, ranking: Ranking, folder: Path, progress: Any, now: Callable[[], float]
+    ) -> None:
+        self._ranking = ranking
+        self._folder = folder
         self._progress = progress
         self._now = now
         self._next_show = 0.0
-        self.ended = EndedTrials.of(settings)
+        self.ended = EndedTrials(ranking)
         self.first_unit: float | None = None
         """When the first unit was dispatched."""
         self.busy_seconds = 0.0
@@ -93,7 +98,7 @@ class Meter:
         ended = self.ended
         live = [trial for trial in trials if trial.record.number not in ended]
         rows = sorted(
-            [*ended.rows(), *(t.row(self._settings) for t in live)], key=lambda row: row.number
+            [*ended.rows(), *(t.row(self._ranking) for t in live)], key=lambda row: row.number
         )
         seconds = self._now()
         before = self.units_done_before
@@ -105,7 +110,6 @@ class Meter:
         if self.first_unit is not None:
             training = max(0.0, seconds - self.first_unit - self.waited)
         capacity = training * max(1, workers)
-        settings = self._settings
         return Snapshot(
             trials=rows,
             share_done=share,
@@ -114,20 +118,16 @@ class Meter:
             busy=min(1.0, self.busy_seconds / capacity) if capacity > 0 else 0.0,
             workers=workers,
             best=self._best([trial.record for trial in live]),
-            metric=settings.metric,
-            mode=settings.mode,
-            path=str(settings.folder),
+            metric=self._ranking.metric,
+            mode=self._ranking.mode,
+            path=str(self._folder),
             paused=self.paused,
             more=ended.counts_without(rows),
         )
 
     def _best(self, live: list[TrialRecord]) -> int | None:
         """Return the number of the best trial, ended or not; of equals the lowest."""
-        settings = self._settings
-        found = (
-            self.ended.leader,
-            best_score(live, settings.metric, settings.mode, settings.select),
-        )
+        found = self.ended.leader, best_score(live, self._ranking)
         return min((entry for entry in found if entry is not None), default=(0.0, None))[1]
 
 
@@ -140,29 +140,22 @@ class EndedTrials:
 
     Parameters
     ----------
-    metric, mode, select
-        What ranks trials, as for `cerebro.search`.
+    ranking
+        What ranks trials.
     """
 
-    def __init__(self, metric: str, mode: str, select: str) -> None:
+    def __init__(self, ranking: Ranking) -> None:
         self.counts: Counter[str] = Counter()
         """The number of ended trials by status."""
         self.first_failure: str | None = None
         """Why the first unsuccessful trial ended."""
         self.leader: tuple[float, int] | None = None
         """The best of them: its metric as a number to minimize, and its number."""
-        self._metric = metric
-        self._mode = mode
-        self._select = select
+        self._ranking = ranking
         self._status = bytearray()  # by number: 1 + the index in ENDED; 0: has not ended
         self._leader_row: TrialRow | None = None
         self._best: list[tuple[float, int, TrialRow]] = []  # a heap, the worst first
         self._unshown: list[TrialRow] = []
-
-    @classmethod
-    def of(cls, settings: Settings) -> EndedTrials:
-        """For the trials of a search."""
-        return cls(settings.metric, settings.mode, settings.select)
 
     def add(self, record: TrialRecord, row: TrialRow) -> None:
         """Add a trial that has ended."""
@@ -172,7 +165,7 @@ class EndedTrials:
         self.counts[record.status] += 1
         if record.status in ("failed", "diverged") and self.first_failure is None:
             self.first_failure = record.error or ""
-        rank = best_score([record], self._metric, self._mode, self._select)
+        rank = best_score([record], self._ranking)
         if rank is not None and (self.leader is None or rank < self.leader):
             self.leader, self._leader_row = rank, row
         self._unshown.append(row)
@@ -212,7 +205,7 @@ class EndedTrials:
 
     def _shown_rank(self, row: TrialRow) -> float:
         """Return the number that displays sort by."""
-        value = fmt.metric_value(row.metrics, self._metric)
+        value = fmt.metric_value(row.metrics, self._ranking.metric)
         if value is None or not math.isfinite(value):
             return math.inf
-        return -value if self._mode == "max" else value
+        return -value if self._ranking.mode == "max" else value

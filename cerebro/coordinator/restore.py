@@ -355,7 +355,7 @@ def open_again(
     claim_state_dir(settings, run_id)
     store = Store.open(saved.folder)
     try:
-        restored = restore(saved, store, settings, context, previous.wish)
+        restored = restore(saved, store, context, previous.wish)
         process = owner.process
         text = f"by {process}, with {settings.workers} workers"
         with store.group():
@@ -376,9 +376,7 @@ def open_again(
     return Opened(owner, store), restored
 
 
-def restore(
-    saved: SavedRun, store: Store, settings: Settings, context: RunContext, wish: Wish
-) -> Restored:
+def restore(saved: SavedRun, store: Store, context: RunContext, wish: Wish) -> Restored:
     """Bring all trials back: those that go on with their positions, the others at rest."""
     with reader(saved.folder) as connection:
         clock = read_clock(connection)
@@ -404,7 +402,7 @@ def restore(
                 restored.lost[record.number] = lost
             else:
                 trial = _rest(record, store, restorer)
-                if settings.epochs != before:
+                if context.epochs != before:
                     _remember_epochs(record, store, before)
             restored.trials.append(trial)
     saved.forget_trials()

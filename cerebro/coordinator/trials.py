@@ -16,7 +16,7 @@ import cerebro._core as _core
 from cerebro.coordinator.callbacks import Hooks
 from cerebro.coordinator.failures import ALIKE_FAILURES
 from cerebro.coordinator.kept_states import KeptStates
-from cerebro.coordinator.overview import EndedTrials, Meter
+from cerebro.coordinator.overview import EndedTrials, Overview
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.errors import InputError, StateError
 from cerebro.run.records import ENDED, NOTHING_RAISED, EpochRecord, Raised, Status, TrialRecord
@@ -31,7 +31,7 @@ class LiveTrials:
     """The trials of a run by number; see the module's text.
 
     Those that have ended are forgotten: the store has them, from which :meth:`recall` reads
-    one that is cloned, and the meter what displays show.
+    one that is cloned, and the overview what displays show.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class LiveTrials:
         context: RunContext,
         store: Store,
         schedule: _core.Schedule,
-        meter: Meter,
+        overview: Overview,
         hooks: Hooks,
         *,
         stepwise: bool,
@@ -68,8 +68,8 @@ class LiveTrials:
         self._store = store
         self._flushes = 0
         self._schedule = schedule
-        self._meter = meter
-        self.ended = meter.ended if ended is None else ended
+        self._overview = overview
+        self.ended = overview.ended if ended is None else ended
         self._hooks = hooks
         self._stepwise = stepwise
         self._expected = expected
@@ -136,7 +136,7 @@ class LiveTrials:
         for trial in trials:
             record = trial.record
             self._plan_units(trial, trial.position - trial.first_position)
-            self._meter.units_done_before += trial.planned
+            self._overview.units_done_before += trial.planned
             if record.status in ENDED:
                 self._note_end(trial)
                 continue
@@ -162,7 +162,7 @@ class LiveTrials:
         """Record a finished epoch."""
         trial.epoch_seconds = 0.0
         trial.history.append(epoch.to_history())
-        self.states.add(trial.record, epoch, self._told(trial))
+        self.states.add_epoch(trial.record, epoch, self._told(trial))
         self._drop_parent(trial)  # a loss of power would no longer take it back to there
         self._hooks.tell_of(trial.record, "on_epoch_end", dict(epoch.metrics))
 
@@ -238,7 +238,7 @@ class LiveTrials:
         trial.unkept = False
         if record.status in ENDED:
             return
-        self._meter.units_done -= trial.position - position
+        self._overview.units_done -= trial.position - position
         trial.position = position
         epoch, step = divmod(position, units)
         self._schedule.rewind_trial(record.number, epoch=epoch, step=step)
@@ -318,7 +318,7 @@ class LiveTrials:
         self._note_end(trial)
 
     def _note_end(self, trial: LiveTrial) -> None:
-        self.ended.add(trial.record, trial.row(self._settings))
+        self.ended.add(trial.record, trial.row(self._settings.ranking))
         if not trial.record.is_open:  # else what the run is depends on it
             self._over[trial.record.number] = None
 
@@ -418,10 +418,10 @@ class LiveTrials:
         """Count the units of trials that the searcher will be asked for."""
         others = max(0, (self._expected or 0) - len(self))
         units = self._settings.epochs * self._context.units_per_epoch
-        self._meter.units_to_come = others * units
+        self._overview.units_to_come = others * units
 
     def _plan_units(self, trial: LiveTrial, units: int) -> None:
-        self._meter.units_planned += units - trial.planned
+        self._overview.units_planned += units - trial.planned
         trial.planned = units
 
 

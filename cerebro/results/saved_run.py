@@ -23,7 +23,15 @@ from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine.files import path_of, read_bytes
 from cerebro.run.owner import owner_of
 from cerebro.run.recipe import Recipe, StudyBuild, check_build
-from cerebro.run.records import NOT_EXACT, OPEN, EpochRecord, TrialRecord, best_trials, gather
+from cerebro.run.records import (
+    NOT_EXACT,
+    OPEN,
+    EpochRecord,
+    Ranking,
+    TrialRecord,
+    best_trials,
+    gather,
+)
 from cerebro.run.settings import Training
 from cerebro.run.store import check_meta, check_rows, read_meta, read_ranking, read_trials, reader
 from cerebro.worker.messages import RunContext
@@ -145,10 +153,10 @@ class SavedRun:
     def ranking(self, n: int) -> list[int]:
         """Numbers of the `n` best trials, best first; those without a metric are left out."""
         if self._records is not None:
-            return best_trials(self.configurations, self.metric, self.mode, self.select, n)
+            return best_trials(self.configurations, self.ranked_by, n)
         self.before_reading()
         with reader(self.folder) as connection:
-            return read_ranking(connection, self.metric, self.mode, self.select, n)
+            return read_ranking(connection, self.ranked_by, n)
 
     def _refresh(self, held: int | None) -> None:
         self.before_reading()
@@ -207,6 +215,11 @@ class SavedRun:
     def select(self) -> str:
         """Which epoch stands for a trial: ``"best"`` or ``"last"``."""
         return str(self.meta["settings"]["select"])
+
+    @property
+    def ranked_by(self) -> Ranking:
+        """How trials are ranked."""
+        return Ranking(self.metric, self.mode, self.select)
 
     @property
     def argv(self) -> list[str]:

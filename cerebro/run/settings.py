@@ -10,6 +10,7 @@ from typing import Any, Literal
 from cerebro.data import Dataset
 from cerebro.data.validation import Folds
 from cerebro.machine.devices import CPU
+from cerebro.run.records import Ranking
 from cerebro.searchers.stopping import EarlyStopping
 
 HOOKS = (
@@ -103,6 +104,11 @@ class Settings(Training):
     def validates(self) -> bool:
         """Whether trials are validated."""
         return self.validation is not None or self.folds is not None
+
+    @property
+    def ranking(self) -> Ranking:
+        """How trials are ranked."""
+        return Ranking(self.metric, self.mode, self.select)
 
     @property
     def trials_each(self) -> int:

@@ -1,13 +1,13 @@
-"""Warnings that trials raise: each is told once in the user's own process, with its trial.
+"""Warnings that trials raise: the user's process shows each once, with its trial.
 
-Python shows a warning once for each place in a process, so the check before a search would
-use it up for all trials, and a worker's first trial for those after it. In a worker
-`Watch` makes Python forget what was shown before every unit, writes what a trial raises
-to its log, once, and hands it to the coordinator with the unit's result. There `ShownWarnings`
-shows it once for the whole run, and it is recorded for every trial.
+Python shows a warning once per line of code and process. The check before a search would
+therefore silence it for all trials, and a worker's first trial for those after it. So before every
+unit `Watch`, in the worker, makes Python forget which warnings it has shown. It writes a trial's
+warnings to the trial's log, once each, and sends them to the coordinator with the unit's result.
+The coordinator records them for every trial, and `ShownWarnings` shows each once per run.
 
-What is shown at all is decided where a warning is raised, by the filters of the user's own
-process, which travel to the workers (`carried_filters`).
+The filters of the user's process decide which warnings are shown; they are sent to the workers
+(`carried_filters`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any
 from cerebro.worker.messages import Warned
 
 EVENT = "warning"
-"""What an event is called that records a trial's warning."""
+"""The kind of the event that records a trial's warning."""
 MAX_TEXTS = 3
-"""How many different texts of one place are told: a number in a text is no new warning."""
+"""How many different texts of one line are shown: texts often differ only by a number."""
 MAX_LENGTH = 2000
 
 Place = tuple[str, str, int]
@@ -34,26 +34,26 @@ CarriedFilter = tuple[Any, ...]
 # --- in a worker ---------------------------------------------------------------
 
 _carried: list[Any] = []
-"""What was put before this process's own filters: processes are used for run after run."""
+"""The filters put before this process's own: a process serves one run after another."""
 
 
 class Watch:
-    """Notes what the units of one run warn of; see the module's text.
+    """Collects the warnings of one run's units; see the module's text.
 
     Parameters
     ----------
     filters
-        Of the user's process, as from `carried_filters`; none where this is that process.
+        The filters of the user's process, from `carried_filters`; empty in that process itself.
     """
 
     def __init__(self, filters: Sequence[CarriedFilter] = ()) -> None:
         self._filters = filters
-        self._open: Sequence[CarriedFilter] = filters  # of categories that are not imported here
+        self._open: Sequence[CarriedFilter] = filters  # their categories are not imported
         self._known: dict[int | None, dict[Place, set[str]]] = {}
         self._put(filters)
 
     def take_filters(self) -> None:
-        """Use filters whose categories are imported by now."""
+        """Apply filters whose categories have been imported in the meantime."""
         if any(_category(carried[2]) is not None for carried in self._open):
             self._put(self._filters)
 
@@ -70,7 +70,7 @@ class Watch:
 
     @contextlib.contextmanager
     def of(self, trial: int | None) -> Iterator[list[Warned]]:
-        """Note the warnings of a unit, or of a check (no trial), in the list that is returned."""
+        """Collect the warnings of a unit, or of a check (no trial), in the returned list."""
         found: list[Warned] = []
         known = self._known.setdefault(trial, {})
 
@@ -101,15 +101,15 @@ class Watch:
         try:
             yield found
         finally:
-            if warnings.showwarning is note:  # else the user's code has put its own there
+            if warnings.showwarning is note:  # else the user's code has replaced it
                 warnings.showwarning = before
 
     def forget(self, trial: int | None) -> None:
-        """A trial has ended: what it has warned of is needed no more."""
+        """Forget the warnings of a trial that has ended."""
         self._known.pop(trial, None)
 
     def _is_ignored(self, warned: Warned) -> bool:
-        """Whether a filter says so whose category is not, or was not yet, to be found here."""
+        """Whether a filter of a category that was not imported here ignores the warning."""
         for action, text, category, module, line in self._open:
             is_here = category in warned.category and module is None and line in (0, warned.line)
             if is_here and (text is None or text.match(warned.text)):
@@ -118,8 +118,8 @@ class Watch:
 
 
 def forget_shown() -> None:
-    """Have Python show warnings again that it has shown already in this process."""
-    with warnings.catch_warnings():  # it outdates every module's list of them
+    """Make Python show warnings again that it has already shown in this process."""
+    with warnings.catch_warnings():  # this invalidates every module's list of shown warnings
         pass
 
 
@@ -127,9 +127,9 @@ def forget_shown() -> None:
 
 
 def carried_filters() -> tuple[CarriedFilter, ...]:
-    """Return this process's filters, to be used in a worker.
+    """Return this process's filters in a form that can be sent to workers.
 
-    A category travels by its name: a worker does not import a library for a filter. One filter of
+    A category is sent by name, so that a worker imports no library for a filter. A filter of
     several categories becomes several filters.
     """
     filters: Sequence[Any] = warnings.filters
@@ -154,7 +154,7 @@ def _name(category: type) -> str:
 
 
 def _names(category: type) -> tuple[str, ...]:
-    """Return the names of a category and of those that it is derived from, itself first."""
+    """Return the names of a category and of its base categories, its own first."""
     return tuple(_name(kind) for kind in category.__mro__ if issubclass(kind, Warning))
 
 
@@ -162,33 +162,33 @@ def _names(category: type) -> tuple[str, ...]:
 
 
 class ShownWarnings:
-    """Shows each warning of a run's trials once."""
+    """Shows the warnings of trials, each once per run."""
 
     def __init__(self) -> None:
         self._texts: dict[Place, set[str]] = {}
 
-    def show(self, warned: Sequence[Warned], raised_by: str) -> None:
-        """Show new warnings, with the name of the trial that raised them."""
+    def show(self, warned: Sequence[Warned], trial: str) -> None:
+        """Show the warnings that are new, each prefixed by its trial."""
         for each in warned:
             texts = self._texts.setdefault(each.place, set())
             if each.text not in texts and len(texts) < MAX_TEXTS:
                 texts.add(each.text)
-                show(each, f"{raised_by}: ")
+                show(each, f"{trial}: ")
 
 
-def show(warned: Warned, said_by: str = "") -> None:
+def show(warned: Warned, prefix: str = "") -> None:
     """Show a warning of another process as if it had been raised here.
 
-    The filters have let it pass where it was raised: here they are not asked again.
+    It passed the filters where it was raised, so they are not applied again.
     """
     category = next((c for c in map(_category, warned.category) if c is not None), UserWarning)
-    text = f"{said_by}{warned.text}"
+    text = f"{prefix}{warned.text}"
     try:
         message = category(text)
-    except Exception:  # it is made of something else
+    except Exception:  # its class takes other arguments
         message = None
     if message is None or str(message) != text:
-        category, message = UserWarning, UserWarning(f"{said_by}{warned.name}: {warned.text}")
+        category, message = UserWarning, UserWarning(f"{prefix}{warned.name}: {warned.text}")
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.warn_explicit(message, category, warned.file, warned.line)
