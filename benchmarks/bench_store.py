@@ -75,7 +75,7 @@ class NothingExecutor:
     def submit(self, worker: int, task: Task | CheckTask) -> None:
         self._task = task
 
-    def wait(self, timeout: float | None = None) -> list[Event]:
+    def wait(self, timeout: float | None = None, wake: Any = None) -> list[Event]:
         task, self._task = self._task, None
         if task is None:
             return []

@@ -1,8 +1,8 @@
 """The program of a worker process: ``python -m cerebro._worker SOCKET PAGE``.
 
-Both arguments are inherited file descriptors. The worker answers each task with
-one event. It ends when its coordinator does, also in the middle of a unit: the C
-thread that beats in the page sees to that, whatever Python is doing.
+Both arguments are inherited file descriptors. The worker answers each task with one event. It ends
+with its coordinator, even in the middle of a unit: the C thread of the heartbeat ends the process,
+regardless of Python.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from cerebro.worker.runner import UnitRunner
 
 BEAT_MILLISECONDS = 100
 IMPORT_SECONDS = 30.0
-"""What importing libraries may take, in a process's first `build`, beyond `unit_timeout`."""
+"""Extra time for importing libraries in a process's first `build`, beyond `unit_timeout`."""
 STANDARD_ERROR = 2
 
 
 def main(arguments: list[str]) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    guard.enter_worker()  # whatever a script does when it is imported
+    guard.enter_worker()  # an imported script must not start a search
     faulthandler.enable(STANDARD_ERROR)  # a crash in C code leaves its traceback in the log
     connection = Connection(int(arguments[0]))
     beat = _core.BeatPage(int(arguments[1]))
@@ -49,17 +49,17 @@ def main(arguments: list[str]) -> NoReturn:
     except (EOFError, ConnectionResetError, BrokenPipeError):
         leave()
     except BaseException as error:
-        # The coordinator hears that the process ended; a traceback would be for nobody.
+        # The coordinator notices the end of the process; it has no use for a traceback.
         print(f"cerebro: a worker process ends: {describe(error)}", file=sys.stderr)
         flush_output()
-        os._exit(1)  # whatever threads and exit handlers the user's code has left
+        os._exit(1)  # without the threads and exit handlers of the user's code
 
 
 class TaskClock:
-    """Tells the coordinator when a task began, and the trial's log where a late one is.
+    """Reports a task's start to the coordinator, and dumps a late task's traceback to the log.
 
-    Importing a library is not a unit's fault: in the first `build` of a process
-    it is given time of its own.
+    Importing libraries does not count as a unit's time: the first `build` of a process gets extra
+    time.
     """
 
     def __init__(self, beat: _core.BeatPage) -> None:
@@ -94,7 +94,7 @@ class TaskClock:
 
 
 class Worker:
-    """One end of the socket: what arrives, and what it does."""
+    """Handles the messages that arrive on the socket."""
 
     def __init__(self, connection: Connection, beat: _core.BeatPage) -> None:
         self._connection = connection
@@ -102,9 +102,9 @@ class Worker:
         self._clock = TaskClock(beat)
         self._runner: UnitRunner | None = None
         self._number = -1
-        self._trouble = ""  # why this run could not begin here
+        self._trouble = ""  # why the run could not be loaded
         self._data_trouble = False
-        self._bases: tuple[str, ...] = ()  # of the exception that was the trouble
+        self._bases: tuple[str, ...] = ()  # of the exception that is the trouble
         self._sources: Sources = {}
 
     def handle(self, message: tuple[Any, ...]) -> None:
@@ -155,14 +155,14 @@ class Worker:
         return UnitFailed(self._number, task, kind, self._trouble, bases=self._bases)
 
     def _end(self) -> None:
-        note_imported(self._sources)  # what was imported while the run went on
+        note_imported(self._sources)  # imported during the run
         if self._runner is not None:
             self._runner.close()
             self._runner = None
 
 
 def leave() -> NoReturn:
-    """End this process, and with it what its trials started."""
+    """End this process and the processes that its trials started."""
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(0)

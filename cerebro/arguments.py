@@ -9,79 +9,147 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import math
+import operator
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral, Real
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 from cerebro.errors import InputError
 from cerebro.machine.imports import PACKAGE
 
+MAX_INT32 = 2**31 - 1
+
+_COMPARED = {
+    "above": operator.gt, "at least": operator.ge, "below": operator.lt, "at most": operator.le,
+}  # fmt: skip
+
+
+@overload
+def whole_number(
+    name: str, value: Any, least: int, most: float | None = ..., *, optional: Literal[False] = ...
+) -> int: ...
+
+
+@overload
+def whole_number(
+    name: str, value: Any, least: int, most: float | None = ..., *, optional: bool
+) -> int | None: ...
+
 
 def whole_number(
-    name: str, value: Any, least: int, most: int = 2**31 - 1, *, optional: bool = False
+    name: str, value: Any, least: int, most: float | None = None, *, optional: bool = False
 ) -> int | None:
-    """Check an integer argument."""
+    """Return an argument as an int.
+
+    NumPy's numbers and floats such as 5.0 are whole numbers, too; bools and text are not.
+
+    Parameters
+    ----------
+    name
+        The argument, as messages name it.
+    value
+        What was given.
+    least, most
+        The bounds, both allowed; None: `most` is that of an int32, as the C core has them.
+    optional
+        Return None for None.
+
+    Raises
+    ------
+    InputError
+        If the value is not a whole number within the bounds.
+    """
+    if value is None and optional:
+        return None
+    limit = MAX_INT32 if most is None else most
+    try:
+        number = int(value)
+        whole = number == value and not isinstance(value, bool)
+    except (TypeError, ValueError, OverflowError):
+        number, whole = least, False
+    if whole and least <= number <= limit:
+        return number
+    bounded = limit < math.inf and (most is not None or number > limit)
+    bounds = f"from {least} to {limit}" if bounded else f"of at least {least}"
+    raise InputError(f"{name} must be a whole number {bounds}, not {value!r}")
+
+
+@overload
+def real_number(
+    name: str,
+    value: Any,
+    *,
+    above: float | None = ...,
+    least: float | None = ...,
+    below: float | None = ...,
+    most: float | None = ...,
+    finite: bool = ...,
+    optional: Literal[False] = ...,
+) -> float: ...
+
+
+@overload
+def real_number(
+    name: str, value: Any, *, above: float | None = ..., optional: Literal[True]
+) -> float | None: ...
+
+
+def real_number(
+    name: str,
+    value: Any,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
+    finite: bool = False,
+    optional: bool = False,
+) -> float | None:
+    """Return an argument as a float: whatever `float` takes, except bools.
+
+    Parameters
+    ----------
+    name, value, optional
+        As in :func:`whole_number`.
+    above, below
+        Bounds that are not allowed themselves.
+    least, most
+        Bounds that are.
+    finite
+        Refuse infinity and NaN.
+
+    Raises
+    ------
+    InputError
+        If the value is not a number, or out of bounds.
+    """
     if value is None and optional:
         return None
     try:
-        number = int(value)
-        wrong = isinstance(value, bool) or number != value or number < least
+        found = float(value)
+        wrong = isinstance(value, bool) or (finite and math.isnan(found))
     except (TypeError, ValueError, OverflowError):
         wrong = True
     if wrong:
-        raise InputError(f"{name} must be a whole number of at least {least}, not {value!r}")
-    if number > most:
-        raise InputError(f"{name} must be at most {most}, not {value!r}")
-    return number
+        raise InputError(f"{name} must be a number, not {value!r}")
+    if finite and math.isinf(found):
+        raise InputError(f"{name} must be finite, not {value!r}")
+    given = {"above": above, "at least": least, "below": below, "at most": most}
+    bounds = {word: bound for word, bound in given.items() if bound is not None}
+    if all(_COMPARED[word](found, bound) for word, bound in bounds.items()):
+        return found
+    allowed = " and ".join(f"{word} {bound:g}" for word, bound in bounds.items())
+    if least is not None and most is not None:
+        allowed = f"from {least:g} to {most:g}"
+    raise InputError(f"{name} must be {allowed}, not {value!r}")
 
 
 def one_of(name: str, value: Any, allowed: Sequence[Any]) -> None:
     """Check an argument with a few legal values."""
     if not any(value is a or (type(value) is type(a) and value == a) for a in allowed):
         raise InputError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
-
-
-def positive(name: str, value: Any) -> float | None:
-    if value is None:
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = -1.0
-    if not number > 0:
-        raise InputError(f"{name} must be a positive number, not {value!r}")
-    return number
-
-
-def check_whole(name: str, value: Any, least: int) -> int:
-    """Return an option as an int; InputError unless it is one, and large enough."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise InputError(f"{name} must be a whole number of at least {least}, not {value!r}")
-    return int(value)
-
-
-def check_number(name: str, value: Any, least: float | None = None) -> float:
-    """Return an option as a float; InputError unless it is a number, and large enough."""
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    if not number or not (least is None or value >= least):
-        bound = "" if least is None else f" of at least {least}"
-        raise InputError(f"{name} must be a number{bound}, not {value!r}")
-    return float(value)
-
-
-def whole(name: str, value: Any, least: int, most: int = 2**31 - 1) -> int:
-    """Return `value` as an int from `least` to `most`; InputError naming the argument if not."""
-    try:
-        number = int(value)
-        exact = number == value and not isinstance(value, bool)
-    except (TypeError, ValueError, OverflowError):
-        exact = False
-    if not exact or not least <= number <= most:
-        bounds = f">= {least}" if most == 2**31 - 1 else f"from {least} to {most}"
-        raise InputError(f"{name} must be a whole number {bounds}, not {value!r}")
-    return number
 
 
 P = ParamSpec("P")

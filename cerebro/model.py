@@ -6,10 +6,12 @@ What models of several frameworks have in common; no framework is imported here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Protocol
+
+import numpy as np
 
 from cerebro.errors import InputError
 
@@ -334,3 +336,146 @@ class Means:
             total += value * weight
             weights += weight
         return total / weights if weights else math.nan
+
+
+class BaseModel:
+    """Evaluation and prediction over all rows, for the models of torch, JAX and scikit-learn.
+
+    A subclass measures and predicts one batch; `_target` and `_epoch_metrics` are read only by the
+    defaults here.
+    """
+
+    framework: str
+    _inputs: Columns
+    _target: Columns | None
+    _epoch_metrics: Mapping[str, Callable[..., Any]]
+    _array_types: tuple[type, ...] = (np.ndarray,)  # stand for the only input column
+    _pass_rows = 256
+
+    @property
+    def evaluates_whole(self) -> bool:
+        """Whether validation needs :meth:`evaluate` rather than :meth:`eval_batch`."""
+        return bool(self._epoch_metrics)
+
+    def evaluate(self, data: Any, *, batch_size: int | None = None) -> dict[str, float]:
+        """Return the loss and all metrics over all rows.
+
+        Parameters
+        ----------
+        data
+            A :class:`cerebro.Dataset`, a mapping of columns to arrays, or an iterable of batches.
+        batch_size
+            Rows per batch, unless `data` is an iterable of batches; None: 256, in scikit-learn
+            4096.
+
+        Returns
+        -------
+        dict
+            Means weighted by rows, or by the weights that a metric returns, summed in float64.
+            Metrics that are not means over batches are computed once, on all rows.
+
+        Raises
+        ------
+        InputError
+            If there are no rows, or `data` is something else.
+        """
+        means = Means(self._floats)
+        kept: list[tuple[Any, ...]] = []
+        for batch in self._batches(data, batch_size):
+            values, parts = self._measure(batch)
+            means.add(batch, values)
+            if self.evaluates_whole:
+                kept.append(parts)
+        result = means.take()
+        if kept:
+            result.update(self._whole([self._join(list(each)) for each in zip(*kept, strict=True)]))
+        return result
+
+    def predict_batch(self, batch: Batch) -> Any:
+        """Return the outputs for a batch, in evaluation mode."""
+        raise NotImplementedError
+
+    def predict(self, data: Any, *, batch_size: int | None = None) -> Any:
+        """Return the outputs for all rows, in the order of the rows.
+
+        Parameters
+        ----------
+        data
+            A :class:`cerebro.Dataset`, a mapping of columns to arrays, an array of the input
+            column, or an iterable of batches.
+        batch_size
+            As in :meth:`evaluate`.
+
+        Returns
+        -------
+        array
+            In host memory, shape (rows, ...): a tensor of PyTorch's, otherwise an array of
+            NumPy's; in the structure of the outputs if there are several. A list of the batches'
+            outputs if their shapes differ by more than rows, as for sequences padded per batch.
+
+        Raises
+        ------
+        InputError
+            As in :meth:`evaluate`.
+        """
+        outputs = [
+            self._to_host(self.predict_batch(batch)) for batch in self._batches(data, batch_size)
+        ]
+        if not outputs:
+            raise InputError("there are no rows to predict")
+        return self._join(outputs)
+
+    def _batches(self, data: Any, batch_size: int | None) -> Iterable[Batch]:
+        rows = self._pass_rows if batch_size is None else batch_size
+        if isinstance(data, self._array_types):
+            names = column_names("inputs", self._inputs)
+            if len(names) > 1:
+                raise InputError("give a mapping of columns to arrays: the model has several")
+            data = {names[0]: data}
+        if isinstance(data, Mapping):
+            return self._sliced(data, rows)
+        if hasattr(data, "in_order"):
+            batches: Iterable[Batch] = data.in_order(rows, self.framework)
+            return batches
+        if not isinstance(data, Iterable):
+            raise InputError(f"{data!r} is no data set, mapping of arrays or iterable of batches")
+        return data
+
+    def _sliced(self, columns: Mapping[str, Any], batch_size: int) -> Iterator[Batch]:
+        arrays = {name: self._as_array(column) for name, column in columns.items()}
+        for start in range(0, rows_of_all(arrays), batch_size):
+            yield {name: array[start : start + batch_size] for name, array in arrays.items()}
+
+    # --- what differs between frameworks ----------------------------------------
+
+    def _measure(self, batch: Batch) -> tuple[Mapping[str, Any], tuple[Any, ...]]:
+        """Return a batch's metrics, and what `_whole` needs of it (if the model evaluates so)."""
+        raise NotImplementedError
+
+    def _whole(self, parts: Sequence[Any]) -> dict[str, float]:
+        """Return the metrics of a whole pass from the joined parts: here outputs and targets."""
+        arguments = parts[:1] if self._target is None else parts
+        found = {name: self._call(f, *arguments) for name, f in self._epoch_metrics.items()}
+        return {name: float(v[0] if isinstance(v, tuple) else v) for name, v in found.items()}
+
+    def _call(self, metric: Callable[..., Any], *arguments: Any) -> Any:
+        return metric(*arguments)
+
+    def _as_array(self, column: Any) -> Any:
+        return np.asarray(column)
+
+    def _floats(self, values: list[Any]) -> list[float]:
+        return [float(value) for value in values]
+
+    def _to_host(self, output: Any) -> Any:
+        return output
+
+    def _join(self, parts: list[Any]) -> Any:
+        """Join the batches' outputs along their rows."""
+        return np.concatenate(parts)
+
+
+def is_joinable(arrays: Sequence[Any]) -> bool:
+    """Return whether arrays differ in their number of rows only."""
+    first = arrays[0]
+    return first.ndim > 0 and all(array.shape[1:] == first.shape[1:] for array in arrays)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import cerebro._core as _core
+from cerebro.arguments import real_number
 from cerebro.errors import InputError, StateError
 from cerebro.machine import cuda
 
@@ -92,8 +93,8 @@ class Model:
     ) -> None:
         self.cpu_only = device == "cpu"
         self._shape = _whole_numbers("shape", shape, 3)
-        self._lr = _number("lr", lr, 0.0, math.inf)
-        self._momentum = _number("momentum", momentum, 0.0, 1.0)
+        self._lr = real_number("lr", lr, least=0, finite=True)
+        self._momentum = real_number("momentum", momentum, least=0, below=1)
         self._inputs = _column_name("inputs", inputs)
         self._target = _column_name("target", target)
         channels, height, width = self._shape
@@ -256,14 +257,6 @@ def _column_name(argument: str, name: str) -> str:
     if not isinstance(name, str):
         raise InputError(f"{argument} must be the name of a column, not {name!r}")
     return name
-
-
-def _number(argument: str, value: float, least: float, below: float) -> float:
-    good = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-    if not good or not least <= value < below:
-        to = f" and below {below:g}" if math.isfinite(below) else ", finite"
-        raise InputError(f"{argument} must be a number, {least:g} or more{to}, not {value!r}")
-    return float(value)
 
 
 def _whole_numbers(argument: str, values: Sequence[int], count: int) -> tuple[int, ...]:

@@ -34,7 +34,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from cerebro.api.search import search
-from cerebro.arguments import OPTIMIZE, answers, positive, whole_number
+from cerebro.arguments import OPTIMIZE, answers, real_number, whole_number
 from cerebro.coordinator.failures import asks_to_stop
 from cerebro.data.validation import views_of
 from cerebro.errors import InputError, RunError
@@ -140,7 +140,7 @@ def optimize(
     refuse("cerebro.optuna.optimize")
     whole_number("epochs", epochs, 1)
     n_trials = whole_number("n_trials", n_trials, 1, optional=True)
-    timeout = positive("timeout", timeout)
+    timeout = real_number("timeout", timeout, above=0, optional=True)
     check_study(study, metric, epochs)
     check_build(build)
     if define is not None and not callable(define):

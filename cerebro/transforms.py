@@ -30,6 +30,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, TypeAlias
 
+from cerebro.arguments import real_number, whole_number
 from cerebro.errors import InputError
 
 _INTEGERS = {
@@ -125,7 +126,7 @@ class Scale(Transform):
     factor: float = 1 / 255
 
     def __post_init__(self) -> None:
-        factor = _number("Scale", "factor", self.factor)
+        factor = real_number("Scale: factor", self.factor, finite=True)
         if factor == 0:
             raise InputError("Scale: factor must not be 0")
         object.__setattr__(self, "factor", factor)
@@ -153,7 +154,7 @@ class Normalize(Transform):
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
-            object.__setattr__(self, name, _numbers("Normalize", name, getattr(self, name)))
+            object.__setattr__(self, name, _numbers(f"Normalize: {name}", getattr(self, name)))
         if 0 in (self.std if isinstance(self.std, tuple) else (self.std,)):
             raise InputError("Normalize: std must not be 0")
 
@@ -238,8 +239,8 @@ class RandomCrop(Transform):
     padding: _Size = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", _pair("RandomCrop", "size", self.size, 1))
-        object.__setattr__(self, "padding", _pair("RandomCrop", "padding", self.padding, 0))
+        object.__setattr__(self, "size", _pair("RandomCrop: size", self.size, 1))
+        object.__setattr__(self, "padding", _pair("RandomCrop: padding", self.padding, 0))
 
     def _apply(self, chain: _Chain) -> _Step:
         size, padding = _as_pair(self.size), _as_pair(self.padding)
@@ -267,9 +268,7 @@ class RandomHorizontalFlip(Transform):
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        p = _number("RandomHorizontalFlip", "p", self.p)
-        if not 0 <= p <= 1:
-            raise InputError(f"RandomHorizontalFlip: p must be from 0 to 1, not {p}")
+        p = real_number("RandomHorizontalFlip: p", self.p, least=0, most=1)
         object.__setattr__(self, "p", p)
 
     def _apply(self, chain: _Chain) -> _Step | None:
@@ -296,11 +295,16 @@ class Pad(Transform):
     multiple_of: int = 1
 
     def __post_init__(self) -> None:
-        if isinstance(self.value, bool) or not isinstance(self.value, int | float):
-            object.__setattr__(self, "value", _number("Pad", "value", self.value, finite=False))
-        if self.max_length is not None:
-            object.__setattr__(self, "max_length", _whole("Pad", "max_length", self.max_length, 1))
-        object.__setattr__(self, "multiple_of", _whole("Pad", "multiple_of", self.multiple_of, 1))
+        value: Any = self.value
+        if isinstance(value, bool):  # of a column of bools
+            value = float(value)
+        elif not isinstance(value, int | float):
+            value = real_number("Pad: value", value)
+        object.__setattr__(self, "value", value)
+        length = whole_number("Pad: max_length", self.max_length, 1, optional=True)
+        object.__setattr__(self, "max_length", length)
+        multiple = whole_number("Pad: multiple_of", self.multiple_of, 1)
+        object.__setattr__(self, "multiple_of", multiple)
 
     def _apply(self, chain: _Chain) -> _Step:
         if not chain.column.ragged:
@@ -410,44 +414,20 @@ def _check_names(columns: Iterable[ColumnLike]) -> None:
 # --- arguments ----------------------------------------------------------------
 
 
-def _number(transform: str, name: str, value: Any, *, finite: bool = True) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise InputError(f"{transform}: {name} must be a number, not {value!r}") from None
-    if finite and not math.isfinite(number):
-        raise InputError(f"{transform}: {name} must be finite, not {number}")
-    return number
-
-
-def _numbers(transform: str, name: str, value: Any) -> float | tuple[float, ...]:
+def _numbers(name: str, value: Any) -> float | tuple[float, ...]:
     if hasattr(value, "tolist"):  # NumPy arrays and scalars, torch tensors
         value = value.tolist()
     if isinstance(value, Iterable) and not isinstance(value, str):
-        return tuple(_number(transform, name, item) for item in value)
-    return _number(transform, name, value)
+        return tuple(real_number(name, item, finite=True) for item in value)
+    return real_number(name, value, finite=True)
 
 
-def _whole(transform: str, name: str, value: Any, least: int) -> int:
-    try:
-        number = int(value)
-        exact = number == value
-    except (TypeError, ValueError, OverflowError):
-        exact = False
-    if not exact or number < least or number > 2**31 - 1:
-        raise InputError(f"{transform}: {name} must be a whole number >= {least}, not {value!r}")
-    return number
-
-
-def _pair(transform: str, name: str, value: Any, least: int) -> _Size:
+def _pair(name: str, value: Any, least: int) -> _Size:
     if not isinstance(value, Sequence):
-        return _whole(transform, name, value, least)
+        return whole_number(name, value, least)
     if len(value) != 2:
-        raise InputError(f"{transform}: {name} must be a number or a pair, not {value!r}")
-    return (
-        _whole(transform, name, value[0], least),
-        _whole(transform, name, value[1], least),
-    )
+        raise InputError(f"{name} must be a number or a pair, not {value!r}")
+    return whole_number(name, value[0], least), whole_number(name, value[1], least)
 
 
 def _as_pair(size: _Size) -> tuple[int, int]:

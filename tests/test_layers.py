@@ -73,6 +73,7 @@ USE_CORE = {
     "api.replay",
     "cli.doctor",
     "coordinator.coordinator",
+    "coordinator.folds",
     "coordinator.restore",
     "coordinator.trials",
     "data.batches",

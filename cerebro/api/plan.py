@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,13 +18,12 @@ from typing import Any, Literal
 
 import cerebro._core as _core
 from cerebro.api.settings import devices_of, resolve_mode, worker_count
-from cerebro.arguments import whole_number
+from cerebro.arguments import real_number, whole_number
 from cerebro.coordinator.simulated_trials import Conversation
 from cerebro.data.given import is_rows, written
 from cerebro.data.validation import Validation, views_of
-from cerebro.errors import InputError
 from cerebro.executors.seats import kept_bytes, stay
-from cerebro.executors.simulated import SimulatedRun, Simulation, UnitTimes
+from cerebro.executors.simulated import SimulatedRun, Simulation
 from cerebro.machine.devices import CPU, are_gpus, memory_of, seats
 from cerebro.report.format import duration, size
 from cerebro.searchers import make_searcher
@@ -164,11 +163,10 @@ threads, seed, stagger, live_models, devices, workers_per_device
             return plan(**given)
     views = views_of(data, validation)
     train, _ = views.of_trial(0)
-    the_threads = whole_number("threads", threads, 1) or 1
+    the_threads = whole_number("threads", threads, 1)
     the_devices = devices_of(devices, workers_per_device, None)
     count = max(1, worker_count(workers, the_threads, the_devices, workers_per_device))
-    if rows_per_second is not None and not rows_per_second > 0:
-        raise InputError(f"rows_per_second must be a positive number, not {rows_per_second!r}")
+    rows_per_second = real_number("rows_per_second", rows_per_second, above=0, optional=True)
     the_searcher = make_searcher(searcher)
     setup = {
         "seed": whole_number("seed", seed, 0, 2**64 - 1),
@@ -230,15 +228,14 @@ class _PlannedRun(SimulatedRun):
         weights = [float(rows) for rows in train.shard_rows()]
         # Evaluating a row costs about a third of training on it.
         eval_cost = 0.0 if validation is None else validation.num_rows / 3
-        self._scheduler = _core.Schedule(
+        schedule = _core.Schedule(
             shards=weights,
             exclusive=is_dealt,
             stagger=stagger,
             eval_cost=eval_cost,
             live_models=live_models,
         )
-        costs: Mapping[int, float] = defaultdict(lambda: cost)
-        super().__init__(self._scheduler, UnitTimes(costs, weights, eval_cost))
+        super().__init__(schedule, weights, eval_cost, cost)
         self._search = search
         self._seed = seed
         self._each = 1 if views.folds is None else len(views.folds)
@@ -269,9 +266,9 @@ class _PlannedRun(SimulatedRun):
         for number in (fold for whole in trials for fold in self._folds(whole)):
             trial = self._search.trials[number // self._each]
             if number in self.epochs:
-                self._scheduler.extend_trial(number, trial.epoch + 1)
+                self.schedule.extend_trial(number, trial.epoch + 1)
             else:
-                self._scheduler.add_trial(number, epochs=trial.epoch + 1, epoch=trial.epoch)
+                self.schedule.add_trial(number, epochs=trial.epoch + 1, epoch=trial.epoch)
             self.epochs[number] = trial.epoch + 1
             self.unfinished.add(number)
 

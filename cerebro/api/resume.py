@@ -447,7 +447,7 @@ def check_trials(trials: Any, count: int) -> tuple[int, ...] | None:
     if isinstance(trials, int) and not isinstance(trials, bool):
         trials = (trials,)
     try:
-        numbers = [whole_number("trials", number, 0) or 0 for number in trials]
+        numbers = [whole_number("trials", number, 0) for number in trials]
     except TypeError:
         raise InputError(f"trials must be a list of trials' numbers, not {trials!r}") from None
     if not numbers:

@@ -25,7 +25,7 @@ from cerebro.api.settings import (
     seconds_per_unit,
     worker_count,
 )
-from cerebro.arguments import SEARCH, answers, one_of, positive, users_level, whole_number
+from cerebro.arguments import SEARCH, answers, one_of, real_number, users_level, whole_number
 from cerebro.coordinator.conduct import conduct, run_context
 from cerebro.coordinator.searcher_record import describe
 from cerebro.coordinator.trials import recordable
@@ -275,7 +275,7 @@ def search(
     folder = new_run_folder(run, if_exists)
     goes_on = if_exists == "resume" and (folder / FILE).exists()
     the_space, the_searcher = as_space(space), make_searcher(searcher)
-    the_threads = whole_number("threads", threads, 1, MAX_THREADS) or 1
+    the_threads = whole_number("threads", threads, 1, MAX_THREADS)
     if workers is None:
         workers = getattr(executor, "workers", None)
     the_devices = devices_of(devices, workers_per_device, executor)
@@ -289,7 +289,7 @@ def search(
         train=train,
         validation=held_out,
         folds=folds,
-        epochs=whole_number("epochs", epochs, 1) or 1,
+        epochs=whole_number("epochs", epochs, 1),
         n_trials=whole_number("n_trials", n_trials, 1, optional=True),
         metric=metric,
         mode=resolve_mode(metric, mode),
@@ -298,17 +298,17 @@ def search(
         eval_batch_size=whole_number("eval_batch_size", eval_batch_size, 1, optional=True),
         drop_last=bool(drop_last),
         stop=check_stop(stop),
-        width=whole_number("width", 8 if width is None else width, 1) or 8,
+        width=whole_number("width", 8 if width is None else width, 1),
         workers=the_workers,
         threads=the_threads,
-        seed=whole_number("seed", seed, 0, MAX_SEED) or 0,
+        seed=whole_number("seed", seed, 0, MAX_SEED),
         folder=folder,
         keep=keep,
-        max_retries=whole_number("max_retries", max_retries, 0) or 0,
+        max_retries=whole_number("max_retries", max_retries, 0),
         unit_timeout=seconds_per_unit(
-            positive("unit_timeout", unit_timeout), the_workers, executor
+            real_number("unit_timeout", unit_timeout, above=0, optional=True), the_workers, executor
         ),
-        time_limit=positive("time_limit", time_limit),
+        time_limit=real_number("time_limit", time_limit, above=0, optional=True),
         stagger=bool(stagger),
         asynchronous=bool(asynchronous),
         live_models=whole_number("live_models", live_models, 1, optional=True),

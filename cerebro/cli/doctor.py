@@ -13,8 +13,8 @@ from typing import Any
 from cerebro.cli.options import new_command
 from cerebro.errors import DeviceError
 from cerebro.machine import cuda, device_check, environment, files, resources
-from cerebro.machine import flags as flags_module
 from cerebro.machine.devices import has_driver
+from cerebro.machine.flags import torch_flags
 from cerebro.machine.installation import install_hint
 from cerebro.report import format as fmt
 
@@ -124,7 +124,7 @@ def _torch() -> str:
         import torch
     except Exception as error:  # a broken installation may raise anything
         return f"does not import: {error}"
-    flags = flags_module.torch_flags()
+    flags = torch_flags()
     return (
         f"{torch.get_num_threads()} threads by default (a worker uses 1 unless threads= says "
         f"otherwise), {flags['default_dtype']}, {torch.backends.cpu.get_cpu_capability()}, "

@@ -29,8 +29,6 @@ class Hooks:
         self._view = view
         self._failure: tuple[BaseException, str] | None = None
         self._later: list[Callable[[], None]] | None = None
-        self.choose: Callable[[TrialRecord, str], TrialRecord | None] = lambda record, _: record
-        """Returns the trial to pass to a hook instead of a given one; None: do not call it."""
 
     @contextmanager
     def later(self) -> Iterator[None]:
@@ -57,11 +55,8 @@ class Hooks:
 
     def tell_of(self, record: TrialRecord, hook: str, *arguments: Any) -> None:
         """Call a hook with a copy of the trial as it is now, if any callback has the hook."""
-        chosen = self.choose(record, hook)
-        if chosen is not None and any(
-            getattr(callback, hook, None) is not None for callback in self._callbacks
-        ):
-            self.notify(hook, self._view(chosen), *arguments)
+        if any(getattr(callback, hook, None) is not None for callback in self._callbacks):
+            self.notify(hook, self._view(record), *arguments)
 
     def cause_of(self, error: BaseException) -> str:
         """Describe an error that ended a run in one line, with the callback that raised it."""

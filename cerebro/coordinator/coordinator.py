@@ -20,7 +20,7 @@ from cerebro.coordinator.callbacks import Hooks
 from cerebro.coordinator.commands import Commands
 from cerebro.coordinator.failures import (
     ALIKE_FAILURES,
-    Losses,
+    LostWorkers,
     asks_to_stop,
     missing_metric,
     not_finite,
@@ -28,7 +28,7 @@ from cerebro.coordinator.failures import (
     raise_if_all_failed,
 )
 from cerebro.coordinator.folds import FoldedTrials
-from cerebro.coordinator.overview import EndedTrials, Overview
+from cerebro.coordinator.overview import Overview
 from cerebro.coordinator.restore import Restored
 from cerebro.coordinator.search_loop import SearchLoop
 from cerebro.coordinator.trial import LiveTrial
@@ -92,13 +92,8 @@ class Coordinator:
         self._overview = Overview(settings.ranking, settings.folder, progress, self._now)
         self._places = placing(executor)  # None: every worker reads every shard
         self._schedule = self._make_schedule()
-        self._trials = self._make_trials(searcher)
-        self._trials.states.pinned = getattr(searcher, "pinned", ())
-        self._folded = (
-            None
-            if settings.folds is None
-            else FoldedTrials(settings, self._trials, self._overview, hooks)
-        )
+        self._folded = self._make_folded(searcher)
+        self._trials = self._make_trials(searcher) if self._folded is None else self._folded.folds
         self._searched = self._trials if self._folded is None else self._folded
         self._loop = SearchLoop(settings, searcher, store, hooks, self._searched, first)
         self._schedule_worker: dict[int, int] = {}
@@ -107,7 +102,7 @@ class Coordinator:
         self._unkept: dict[int, UnitDone] = {}  # last units of epochs whose states are in transit
         self._warming: set[int] = set()  # workers that are still importing
         self._libraries: set[str] = set()
-        self._lost_workers = Losses(settings.max_retries)
+        self._lost_workers = LostWorkers(settings.max_retries)
         self._growth = Growth()
         self._moved: set[str] = set()  # reasons why PyTorch moves batches to GPUs
         self._shown_warnings = ShownWarnings()
@@ -609,14 +604,14 @@ class Coordinator:
         if event.signal == signal.SIGBUS:
             # It read from the mapping of a truncated file: the trial is not to blame.
             self.context.check_files()
-        loss = self._lost_workers.add(event, task)
+        verdict = self._lost_workers.add(event, task)
         number = None if task is None else task.trial
-        self.store.add_event(self._now(), "worker lost", loss.text, number)
+        self.store.add_event(self._now(), "worker lost", verdict.text, number)
         if task is not None:
             trial = self._trials.by_number[task.trial]
             trial.worker = None
-            if loss.error is not None:
-                self._end_trial(trial, "failed", loss.error)
+            if verdict.error is not None:
+                self._end_trial(trial, "failed", verdict.error)
             self._apply_commands(trial)
         self._replace_worker(event)
 
@@ -691,14 +686,26 @@ class Coordinator:
         return time.perf_counter() - self._begun
 
     def _make_trials(self, searcher: Searcher) -> LiveTrials:
-        settings = self.settings
-        expected = None if searcher.adaptive else expected_trials(searcher, settings.n_trials)
         return LiveTrials(
-            *(settings, self.context, self.store, self._schedule, self._overview, self._hooks),
-            stepwise=searcher.adaptive or settings.folds is not None,
-            expected=None if expected is None else expected * settings.trials_each,
-            ended=None if settings.folds is None else EndedTrials(settings.ranking),
+            *(self.settings, self.context, self.store, self._schedule, self._overview),
+            *(self._overview.ended, self._hooks.tell_of),
+            stepwise=searcher.adaptive,
+            expected=self._expected(searcher),
+            pinned=getattr(searcher, "pinned", ()),
         )
+
+    def _make_folded(self, searcher: Searcher) -> FoldedTrials | None:
+        if self.settings.folds is None:
+            return None
+        return FoldedTrials(
+            *(self.settings, self.context, self.store, self._schedule, self._overview, self._hooks),
+            expected=self._expected(searcher),
+            pinned=getattr(searcher, "pinned", ()),
+        )
+
+    def _expected(self, searcher: Searcher) -> int | None:
+        """The number of trials, if it is known before the searcher has suggested them all."""
+        return None if searcher.adaptive else expected_trials(searcher, self.settings.n_trials)
 
     def _make_schedule(self) -> _core.Schedule:
         train, validation = self.context.views(0)

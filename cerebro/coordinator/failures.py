@@ -1,4 +1,4 @@
-"""Failed trials and lost workers: who is to blame, and when a trial or the run is given up."""
+"""Failed trials and lost workers: what is to blame, and when to give up a trial or the run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cerebro.run.records import Raised, TrialRecord
 from cerebro.worker.messages import Task, WorkerLost
 
 ALIKE_FAILURES = 3
-"""So many first trials that all fail alike end the run."""
+"""The run ends if this many first trials fail alike."""
 
 _WORDS = dict(enumerate(["three", "four", "five", "six", "seven", "eight", "nine", "ten"], 3))
 
@@ -23,16 +23,15 @@ _NO_METRIC = "the model reports no metric"
 
 
 def raise_if_alike(first: Sequence[TrialRecord]) -> None:
-    """Stop a run whose first trials, by number, have all made the same mistake.
+    """Raise RunError if the first trials, by number, all failed for the same reason.
 
-    They count once all have failed, whatever others do meanwhile: the answer depends on
-    the trials, not on how many workers there are. A trial that has finished an epoch
-    shows that the code works.
+    Later trials do not count, so the result does not depend on the number of workers. A trial
+    that has finished an epoch shows that the code works.
 
     Raises
     ------
     RunError
-        With the first cause.
+        Names the first trial's error.
     """
     if len(first) < ALIKE_FAILURES:
         return
@@ -45,14 +44,14 @@ def raise_if_alike(first: Sequence[TrialRecord]) -> None:
 def raise_if_all_failed(
     records: Sequence[TrialRecord], others: Mapping[str, int] | None = None
 ) -> None:
-    """Raise RunError if a run found nothing.
+    """Raise RunError if every trial of a run failed, or there was none.
 
     Parameters
     ----------
     records
         The run's trials, or at least the first of them.
     others
-        How many more there are, by status.
+        The number of other trials, by status.
     """
     counts = Counter(record.status for record in records) + Counter(others)
     total = counts.total()
@@ -63,20 +62,21 @@ def raise_if_all_failed(
 
 
 def _all_failed(first: TrialRecord, total: int) -> str:
-    """Say that all trials failed, why the first did, and where its traceback is."""
+    """Return the message: all trials failed, the first one's error, where its traceback is."""
     if total == 1:
-        said = f"the only trial failed: {first.error}"
+        text = f"the only trial failed: {first.error}"
     else:
         which = "both" if total == 2 else f"all {_WORDS.get(total, total)}"
-        said = f"{which} trials failed; the first: {first.error}"
+        text = f"{which} trials failed; the first: {first.error}"
     number = first.number if first.fold is None else 0
-    return f"{said}; its traceback: result.trials[{number}].traceback" if first.traceback else said
+    return f"{text}; its traceback: result.trials[{number}].traceback" if first.traceback else text
 
 
 def failure_kind(record: TrialRecord) -> tuple[str, ...]:
-    """What makes two failures alike: the exception's type and where it was raised.
+    """Return a key that is equal for failures that are alike.
 
-    Without a place in the user's code it is the message, whatever its numbers.
+    It is the exception's type and the line of the user's code that raised it. If there is no
+    such line, it is the message without its numbers.
     """
     raised = record.raised
     if raised.place:
@@ -85,19 +85,19 @@ def failure_kind(record: TrialRecord) -> tuple[str, ...]:
 
 
 def asks_to_stop(raised: Raised) -> bool:
-    """Whether an exception of the user's code ends its trial without being a failure."""
+    """Whether an exception of the user's code stops its trial and is not a failure."""
     return _PRUNED in raised.bases
 
 
 def worst(mode: str) -> float:
-    """The value of a metric that no other is worse than."""
+    """Return the worst possible value of a metric."""
     return math.inf if mode == "min" else -math.inf
 
 
 def as_told(metrics: Mapping[str, float], metric: str, mode: str) -> dict[str, float]:
-    """Metrics as a searcher is told them: what ranks trials is a number or the worst one.
+    """Return metrics as they are reported to a searcher: NaN becomes the worst value.
 
-    NaN compares with nothing: a searcher that sorts by it would sort by chance.
+    A searcher that sorts by NaN would sort arbitrarily. Only the metric that ranks trials matters.
     """
     told = dict(metrics)
     if math.isnan(told.get(metric, 0.0)):
@@ -106,15 +106,15 @@ def as_told(metrics: Mapping[str, float], metric: str, mode: str) -> dict[str, f
 
 
 def not_finite(metrics: Mapping[str, float]) -> str:
-    """Say which validation metrics are no finite numbers; empty if all are."""
+    """List the validation metrics that are not finite; empty if all are finite."""
     names = [n for n, v in metrics.items() if n.startswith("val_") and not math.isfinite(v)]
     return ", ".join(f"{name} is {metrics[name]}" for name in names)
 
 
 def missing_metric(name: str, metrics: Mapping[str, float], *, validated: bool) -> str | None:
-    """Why an epoch's metrics do not rank the trial; None if they do.
+    """Return why an epoch's metrics cannot rank the trial; None if they can.
 
-    With validation, what ranks must come from validation.
+    With validation data the metric that ranks trials must come from validation.
     """
     only_training = f"train_{name}" in metrics and f"val_{name}" not in metrics
     if name in metrics and not (only_training and validated):
@@ -132,31 +132,31 @@ def missing_metric(name: str, metrics: Mapping[str, float], *, validated: bool) 
 
 
 MAX_START_LOSSES = 3
-"""Workers in a row that may be lost before they begin anything."""
+"""The number of workers in a row that may be lost before they begin a unit."""
 
 
 @dataclass(frozen=True)
-class Loss:
-    """What one loss means."""
+class Verdict:
+    """The consequence of losing a worker."""
 
     text: str
-    """For the run's record: what happened, and to which unit."""
+    """What happened, and to which unit: for the run's events."""
     error: str | None = None
-    """Why the trial is given up, if it is."""
+    """Why the trial has to be given up; None if it continues."""
 
 
-class Losses:
-    """Counts the workers that were lost.
+class LostWorkers:
+    """Counts the workers that were lost, and decides what follows.
 
-    A worker that had begun a unit counts against that unit: it may be the one
-    that kills, so it is tried again only so often. One that had not is nobody's
-    fault but the machine's: its unit is simply given away again, and a place
-    where workers die as they start is not filled for ever.
+    A loss counts against the unit that the worker had begun: the unit may have killed it, so
+    it is retried only `max_retries` times. A loss before the unit began is the machine's fault:
+    the unit is dispatched again and does not count. After several of these in a row lost workers
+    are no longer replaced.
 
     Parameters
     ----------
     max_retries
-        Times that a unit is tried again.
+        The number of times that a unit is retried.
     """
 
     def __init__(self, max_retries: int) -> None:
@@ -165,39 +165,39 @@ class Losses:
         self._lost_at_start = 0
         self._last_lost = -1
 
-    def add(self, event: WorkerLost, task: Task | None) -> Loss:
-        """Note a loss; `task` is what the worker had been given."""
+    def add(self, event: WorkerLost, task: Task | None) -> Verdict:
+        """Record a lost worker; `task` is the task that it had been given."""
         if event.with_machine:
             where = "" if task is None else f", which was training trial {task.trial}"
-            return Loss(f"{event.reason}{where}")
+            return Verdict(f"{event.reason}{where}")
         self._last_lost = max(self._last_lost, event.worker)
         if task is None or not event.began:
             self._lost_at_start += 1
         else:
             self._lost_at_start = 0
         if task is None:
-            return Loss(f"{event.reason}, without a unit")
+            return Verdict(f"{event.reason}, without a unit")
         shard = "validation" if task.shard < 0 else f"shard {task.shard}"
         where = f"epoch {task.epoch}, {shard}"
         if not event.began:
-            return Loss(f"{event.reason}, before it began trial {task.trial}, {where}")
+            return Verdict(f"{event.reason}, before it began trial {task.trial}, {where}")
         unit = (task.trial, task.epoch, task.step)
         self._deaths[unit] += 1
         text = f"{event.reason} in trial {task.trial}, {where}, attempt {task.attempt}"
         if self._deaths[unit] <= self._max_retries:
-            return Loss(text)
+            return Verdict(text)
         deaths = self._deaths.pop(unit)
         times = "once" if deaths == 1 else f"{deaths} times"
         trace = f" (where it was: trials/{task.trial}.log)" if event.traced else ""
-        return Loss(text, f"{event.reason} in {where}, {times}{trace}")
+        return Verdict(text, f"{event.reason} in {where}, {times}{trace}")
 
     def unit_done(self, worker: int, task: Task) -> None:
-        """Note that a unit went well, on this worker."""
+        """Record that a worker has finished a unit."""
         self._deaths.pop((task.trial, task.epoch, task.step), None)
-        if worker > self._last_lost:  # it was started since
+        if worker > self._last_lost:  # it was started after the last loss
             self._lost_at_start = 0
 
     @property
     def may_replace(self) -> bool:
-        """Whether it makes sense to start another worker in place of the last one lost."""
+        """Whether to replace the worker that was lost last."""
         return self._lost_at_start < MAX_START_LOSSES

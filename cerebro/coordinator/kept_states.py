@@ -15,19 +15,32 @@ from cerebro.worker.messages import RunContext
 
 
 class KeptStates:
-    """The files of finished epochs' states, and the slots of live trials."""
+    """The files of finished epochs' states, and the slots of live trials.
 
-    def __init__(self, settings: Settings, context: RunContext, store: Store) -> None:
+    Parameters
+    ----------
+    best_epoch
+        Returns the epoch whose state ``keep="best"`` keeps; default: the trial's own best.
+    pinned
+        Trials and epochs whose states the searcher wants to keep.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        context: RunContext,
+        store: Store,
+        best_epoch: Callable[[TrialRecord], int | None] | None = None,
+        pinned: Collection[tuple[int, int]] = (),
+    ) -> None:
         self._settings = settings
         self._folder = Path(context.epoch_dir)
         self._slots = Path(context.state_dir)
         self._store = store
         self._kept: dict[int, dict[int, EpochRecord]] = {}
         self._needed: Counter[tuple[int, int]] = Counter()
-        self.best_epoch: Callable[[TrialRecord], int | None] = self._own_best
-        """Gives the epoch whose state ``keep="best"`` keeps of a trial."""
-        self.pinned: Collection[tuple[int, int]] = ()
-        """Trials and epochs whose states the searcher wants kept."""
+        self._best_epoch = best_epoch or self._own_best
+        self._pinned = pinned
 
     def add_epoch(self, record: TrialRecord, epoch: EpochRecord, told: int | None = None) -> None:
         """Record a finished epoch; its state is published, others are retired.
@@ -50,8 +63,8 @@ class KeptStates:
 
     def clone_of(self, record: TrialRecord, epoch: int) -> CloneOf:
         """Return a trial's state after an epoch, which now stays until :meth:`release`."""
-        found = next(e for e in record.epochs if e.epoch == epoch)
-        if found.state_file is None:
+        found = next((e for e in record.epochs if e.epoch == epoch), None)
+        if found is None or found.state_file is None:
             raise StateError(f"trial {record.number} has no state of epoch {epoch}: it was deleted")
         self._needed[record.number, epoch] += 1
         return CloneOf(str(self._folder / found.state_file), found.state_hash)
@@ -92,11 +105,11 @@ class KeptStates:
             return
         wanted = {last.epoch}
         if self._settings.keep == "best":
-            best = self.best_epoch(record)
+            best = self._best_epoch(record)
             if best is not None:
                 wanted.add(best)
         for number in sorted(set(kept) - wanted - {told}):
-            if self._needed[record.number, number] > 0 or (record.number, number) in self.pinned:
+            if self._needed[record.number, number] > 0 or (record.number, number) in self._pinned:
                 continue
             epoch = kept.pop(number)
             assert epoch.state_file is not None

@@ -136,14 +136,23 @@ class Restorer:
         for (trial, epoch, step), seconds in units.items():
             self._seconds[trial, epoch][step] = seconds
 
-    def stand(self, record: TrialRecord) -> Standing:
-        """Find out where a trial goes on, and clear away what it does not need.
+    def stand(self, record: TrialRecord, reported: int | None = None) -> Standing:
+        """Find the position that a trial resumes from, and delete the files it does not need.
 
-        Epochs whose states are gone, all up to the end, are taken from `record`: they
-        are trained again.
+        Epochs whose states are gone are removed from `record`: they are trained again.
+
+        Parameters
+        ----------
+        reported
+            The last epoch that was reported to an adaptive searcher; None if the searcher is
+            not adaptive.
         """
         slots, attempt = self._read_slots(record.number)
-        lost = self._lost_epochs(record, slots)
+        lost: list[EpochRecord] = []
+        if reported is not None and self._drop_from_gap(record, reported):
+            slots = None  # what is further than the gap is trained again, too
+        else:
+            lost = self._lost_epochs(record, slots)
         start = (record.done + len(lost)) * self._per_epoch
         end = min(start + self._per_epoch, record.target_epochs * self._per_epoch + 1)
         if slots is not None and start <= slots.position < end:
@@ -181,6 +190,21 @@ class Restorer:
                 file.path.unlink(missing_ok=True)
         for trial in [number for number in self._with_slots if number >= known]:
             remove_slots(self._state_dir, trial)
+
+    def _drop_from_gap(self, record: TrialRecord, reported: int) -> bool:
+        """Remove the epochs from the first whose state is gone, though a clone may need it.
+
+        A clone begins with the last reported epoch, or with a later one once that is reported.
+        Their states are deleted only after the store has later reports, so one is missing only
+        where the store itself went back: its log was damaged. Return whether any were removed.
+        """
+        needed = max(min(reported, record.done - 1), record.first_epoch)
+        for at, epoch in enumerate(record.epochs):
+            file = epoch.state_file
+            if epoch.epoch >= needed and not (file and (self._epoch_dir / file).exists()):
+                del record.epochs[at:]
+                return True
+        return False
 
     # --- slots -----------------------------------------------------------
 
@@ -398,7 +422,9 @@ def restore(saved: SavedRun, store: Store, context: RunContext, wish: Wish) -> R
     with store.group():
         for record in saved.records:
             if (wish.trials is None and record.is_open) or wish.includes(record):
-                trial, lost = _reopen(record, store, restorer, wish, before)
+                answer = restored.answers.get(record.number // wish.trials_each, Answers())
+                reported = answer.reported if restored.answers else None
+                trial, lost = _reopen(record, store, restorer, wish, before, reported)
                 restored.lost[record.number] = lost
             else:
                 trial = _rest(record, store, restorer)
@@ -416,14 +442,19 @@ def _has_suggested_all(saved: SavedRun) -> bool:
 
 
 def _reopen(
-    record: TrialRecord, store: Store, restorer: Restorer, wish: Wish, before: int
+    record: TrialRecord,
+    store: Store,
+    restorer: Restorer,
+    wish: Wish,
+    before: int,
+    reported: int | None,
 ) -> tuple[LiveTrial, list[EpochRecord]]:
     """Let a trial go on; return it and its epochs that have lost their rows."""
     if wish.epochs is not None and wish.epochs > record.target_epochs:
         record.target_epochs = wish.epochs
         store.set_epochs(record.number, wish.epochs)
     recorded = {epoch.epoch: epoch.state_hash for epoch in record.epochs}
-    standing = restorer.stand(record)
+    standing = restorer.stand(record, reported)
     info_epochs = record.info_epochs(standing.position, before)
     if wish.epochs is not None and wish.epochs != info_epochs:
         _remember_epochs(record, store, before)

@@ -68,7 +68,9 @@ class SearchLoop:
     # --- what the coordinator says ---------------------------------------
 
     def epoch_done(self, trial: LiveTrial, epoch: int, metrics: Mapping[str, float]) -> None:
-        """A trial has finished an epoch."""
+        """Take the report of a finished epoch, unless the epoch was trained again."""
+        if epoch <= trial.reported:
+            return
         self.rounds.arrive(Report(trial.record.number, epoch, metrics))
 
     def ended(self, trial: LiveTrial) -> None:

@@ -1,4 +1,24 @@
-"""A trial while it trains: its record, and what only matters until it ends."""
+"""A trial in training: its record, and the state that the coordinator needs until it ends.
+
+A trial that has not ended gets no unit while one of these is set:
+
+=============  ===========================================  ===================================
+field          reason to wait                               cleared by
+=============  ===========================================  ===================================
+held           the user paused or stopped it                the user, who continues it
+asleep         the searcher paused it                       the searcher, which resumes or
+                                                            drops it
+unkept         its last epoch's state is still being        `StateKept` or `StateLost`
+               copied
+awaits_parent  in a resumed run, its parent trains the      the end of that epoch, or of the
+               epoch that it starts from again              parent
+=============  ===========================================  ===================================
+
+A trial that the user stopped is `stopping` too: it ends as soon as no unit of it runs.
+
+Its status is "waiting" until its first unit and whenever it has been resumed or continued,
+"running" from its next unit on, and "paused" while it is asleep, or held without a unit that runs.
+"""
 
 from __future__ import annotations
 
@@ -13,68 +33,65 @@ from cerebro.worker.messages import Warned
 
 @dataclass
 class LiveTrial:
-    """A trial's record and what only matters while it trains."""
+    """A trial's record and its state in training; see the module's text."""
 
     record: TrialRecord
     position: int = 0
-    """Units that are behind its state, those of a clone's parent included."""
+    """Units committed to its state, including those of a clone's parent."""
     first_position: int = 0
-    """Where a clone began."""
+    """The position of its first unit; above 0 for a clone."""
     dispatches: int = 0
     epoch_seconds: float = 0.0
     rows_per_second: float | None = None
     worker: int | None = None
-    """Whoever runs its unit now."""
+    """The worker that runs its unit now."""
     held: bool = False
-    """Paused by the user: it gets no unit until it is continued."""
     stopping: bool = False
-    """Stopped by the user: it ends with the unit that runs."""
     asleep: bool = False
-    """Paused by the searcher, which may suggest it again."""
     unkept: bool = False
-    """The state of its last epoch is on its way to where it is kept; see `UnitDone.is_kept`."""
+    awaits_parent: bool = False
     lost_states: int = 0
-    """Times that it had to go back in this epoch."""
+    """The number of times that it was taken back in this epoch."""
     reported: int = -1
-    """The last epoch that the searcher has heard of, also one that the trial did not train."""
+    """The last epoch reported to the searcher, even if the trial did not train it."""
     clone_of: CloneOf | None = None
-    """Until its first unit is committed: the state that it begins with."""
+    """The state that it starts from, until its first unit is committed."""
     planned: int = 0
-    """Units that it adds to the run's plan."""
+    """The units that it adds to the run's plan."""
     last_worker: int | None = None
-    """Whoever wrote the state that is committed."""
+    """The worker that wrote the committed state."""
     workers: set[int] = field(default_factory=set)
-    """Whoever may still have the model or the slots open."""
+    """Workers that may still have its model or slots open."""
     origin: KeptState | None = None
-    """Of a resumed run, until its next unit is committed: where the trial's state is."""
+    """Where its state is if not in its slots, until its next unit is committed."""
     info_epochs: int | None = None
-    """What ``info.epochs`` is, where it is not the run's number."""
+    """The value of ``info.epochs``, if it differs from the run's."""
     expected: dict[int, str] = field(default_factory=dict)
-    """Hashes of epochs that are trained again, because their states are gone."""
+    """Hashes of epochs that are trained again because their states are lost."""
     scheduled: bool = False
-    """Whether the scheduler knows it."""
+    """Whether the scheduler has it."""
     unwritten: int = -1
-    """How often the store had been flushed when it was last told what is wanted of the trial, which
-    must be on record before the next unit."""
+    """The store's flushes when the trial's target last changed; the store must have the target
+    before the next unit."""
     started: bool = False
-    """Whether callbacks have been told that it starts."""
+    """Whether `on_trial_start` has been called."""
     history: list[dict[str, Any]] = field(default_factory=list)
-    """What `EarlyStopping` reads."""
+    """The history that `EarlyStopping` reads."""
     not_finite: bool = False
-    """Whether validation has given a number that is not finite."""
+    """Whether a validation metric was not finite."""
     not_exact: set[str] = field(default_factory=set)
-    """Operations without a deterministic version that it is known to use."""
+    """Operations that it uses and that have no deterministic version."""
     warned: set[Warned] = field(default_factory=set)
-    """What it has warned of."""
+    """Its recorded warnings."""
 
     @property
     def told(self) -> int | None:
-        """The last epoch that the trial has trained and the searcher has heard of."""
+        """The last epoch that the trial has trained and that was reported to the searcher."""
         epoch = min(self.reported, self.record.done - 1)
         return epoch if epoch >= self.record.first_epoch else None
 
     def row(self, by: Ranking) -> TrialRow:
-        """The trial as displays see it."""
+        """Return the trial as displays show it."""
         record = self.record
         selected = record.selected(by)
         return TrialRow(

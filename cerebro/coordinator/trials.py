@@ -1,23 +1,20 @@
-"""The trials of a run and what becomes of them: added, paused, resumed, cloned, ended.
+"""Adds, pauses, resumes, clones and ends the trials of a run.
 
-Whatever changes a trial's fate goes through here, so that its record, its row in the
-store, the scheduler, its files and the callbacks always say the same.
+Every change of a trial's status is made here, so that its record, its row in the store, the
+scheduler, its files and the callbacks always agree.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import cerebro._core as _core
-from cerebro.coordinator.callbacks import Hooks
-from cerebro.coordinator.failures import ALIKE_FAILURES
 from cerebro.coordinator.kept_states import KeptStates
 from cerebro.coordinator.overview import EndedTrials, Overview
 from cerebro.coordinator.trial import LiveTrial
+from cerebro.coordinator.trial_table import TrialTable
 from cerebro.errors import InputError, StateError
 from cerebro.run.records import ENDED, NOTHING_RAISED, EpochRecord, Raised, Status, TrialRecord
 from cerebro.run.settings import Settings
@@ -27,21 +24,24 @@ from cerebro.worker.log import log_path, remove_if_empty
 from cerebro.worker.messages import RunContext
 
 
-class LiveTrials:
-    """The trials of a run by number; see the module's text.
-
-    Those that have ended are forgotten: the store has them, from which :meth:`recall` reads
-    one that is cloned, and the overview what displays show.
+class LiveTrials(TrialTable[LiveTrial]):
+    """The trials that are trained: a search's trials, or with folds the folds of them all.
 
     Parameters
     ----------
-    stepwise
-        Whether a trial trains no further than one epoch until :meth:`go_on` says so,
-        because a searcher decides after each.
-    expected
-        How many trials there will be, where that is known.
     ended
-        Where they are noted that have ended; default: where displays look.
+        The trials that have ended: the overview's, unless displays show configurations.
+    tell_of
+        Called with a trial's record, the name of a callback's hook, and the hook's arguments.
+    stepwise
+        Whether a trial waits after each epoch until :meth:`go_on`, because a searcher decides
+        then.
+    expected
+        The number of trials, if it is known before the searcher has suggested them all.
+    best_epoch
+        Returns the epoch whose state ``keep="best"`` keeps; default: the trial's own best.
+    pinned
+        Trials and epochs whose states the searcher wants to keep.
     """
 
     def __init__(
@@ -51,34 +51,32 @@ class LiveTrials:
         store: Store,
         schedule: _core.Schedule,
         overview: Overview,
-        hooks: Hooks,
+        ended: EndedTrials,
+        tell_of: Callable[..., None],
         *,
         stepwise: bool,
         expected: int | None = None,
-        ended: EndedTrials | None = None,
+        best_epoch: Callable[[TrialRecord], int | None] | None = None,
+        pinned: Collection[tuple[int, int]] = (),
     ) -> None:
-        self.by_number: dict[int, LiveTrial] = {}
-        """All that are not forgotten; always the first `ALIKE_FAILURES`."""
-        self.forgotten: Counter[str] = Counter()
-        """How many are, by status."""
-        self.states = KeptStates(settings, context, store)
-        self._ended: dict[int, list[int]] = {}  # trials of which a worker has not heard it yet
+        super().__init__(ended)
+        self.states = KeptStates(settings, context, store, best_epoch, pinned)
+        self._ended_on: dict[int, list[int]] = {}  # by worker: ended trials to tell it of
         self._settings = settings
         self._context = context
         self._store = store
         self._flushes = 0
         self._schedule = schedule
         self._overview = overview
-        self.ended = overview.ended if ended is None else ended
-        self._hooks = hooks
+        self._tell_of = tell_of
         self._stepwise = stepwise
         self._expected = expected
-        self._over: dict[int, None] = {}  # ended, and perhaps of no more use: a set in order
+        self._awaited: dict[tuple[int, int], list[LiveTrial]] = {}  # see `LiveTrial.awaits_parent`
 
     # --- beginning -------------------------------------------------------
 
     def add(self, suggestion: Suggestion) -> LiveTrial:
-        """Add a new trial or a clone; one that cannot be trained has failed already."""
+        """Add a new trial or a clone; it fails at once if its configuration cannot be stored."""
         number = len(self)
         config, problem = recordable(suggestion.config)
         record = TrialRecord(
@@ -105,28 +103,28 @@ class LiveTrials:
         self._plan(trial, record.target_epochs)
         self._expect_others()
         if problem is not None:
-            self._hooks.tell_of(record, "on_trial_start")
+            self._tell_of(record, "on_trial_start")
             self.end(trial, "failed", problem)
         return trial
 
     def start(self, trial: LiveTrial) -> None:
-        """A unit of the trial is handed to a worker."""
+        """Mark a trial as running, before a unit of it is dispatched."""
         if trial.record.status != "running":
             self.set_status(trial, "running")
-        if trial.unwritten == self._flushes:  # slots beyond what is on record are of no use
+        if trial.unwritten == self._flushes:  # the store must not lag behind the slots
             self._flushes += 1
             self._store.flush()
         if not trial.started:
             trial.started = True
-            self._hooks.tell_of(trial.record, "on_trial_start")
+            self._tell_of(trial.record, "on_trial_start")
 
     def restore(self, trials: Sequence[LiveTrial], answers: Mapping[int, Answers]) -> None:
-        """Take in the trials of an earlier process; those that have not ended train on.
+        """Take over the trials of an earlier process; open ones continue.
 
         Parameters
         ----------
         answers
-            What the searcher has said of each, if it listens.
+            The decisions of an adaptive searcher, by trial.
         """
         for trial in trials:
             number = trial.record.number
@@ -141,9 +139,7 @@ class LiveTrials:
                 self._note_end(trial)
                 continue
             if record.parent_epoch is not None and not record.epochs:
-                parent = self.by_number[record.parent or 0].record
-                with contextlib.suppress(StateError):  # it may do without, or fail alone
-                    trial.clone_of = self.states.clone_of(parent, record.parent_epoch)
+                self._find_parents_state(trial, record.parent_epoch)
             epoch, step = divmod(trial.position, self._context.units_per_epoch)
             self._schedule.add_trial(
                 record.number, epochs=self._goal(trial), epoch=epoch, step=step
@@ -154,7 +150,31 @@ class LiveTrials:
                 self.set_status(trial, "paused")
             else:
                 self._plan(trial, record.target_epochs)
+        for (number, _), clones in self._awaited.items():
+            for trial in (self.by_number[number], *clones):
+                self._hold_or_release(trial)
         self._expect_others()
+
+    def _find_parents_state(self, clone: LiveTrial, epoch: int) -> None:
+        """Let a clone that has trained nothing begin with its parent's state, or wait for it."""
+        parent = self.by_number[clone.record.parent or 0]
+        is_trained_again = parent.record.done <= epoch and parent.record.status not in ENDED
+        if is_trained_again and clone.position == clone.first_position:
+            clone.awaits_parent = True
+            self._awaited.setdefault((parent.record.number, epoch), []).append(clone)
+            return
+        with contextlib.suppress(StateError):  # its slots may hold a state; else it fails alone
+            clone.clone_of = self.states.clone_of(parent.record, epoch)
+
+    def _release_clones(self, parent: LiveTrial, epoch: int) -> None:
+        """Let the clones begin that have waited for an epoch of their parent."""
+        for clone in self._awaited.pop((parent.record.number, epoch), ()):
+            clone.awaits_parent = False
+            if clone.record.status not in ENDED:
+                clone.clone_of = self.states.clone_of(parent.record, epoch)
+                self._hold_or_release(clone)
+        if parent.asleep and parent.record.done > parent.reported:
+            self.pause(parent)
 
     # --- epochs ----------------------------------------------------------
 
@@ -163,33 +183,34 @@ class LiveTrials:
         trial.epoch_seconds = 0.0
         trial.history.append(epoch.to_history())
         self.states.add_epoch(trial.record, epoch, self._told(trial))
-        self._drop_parent(trial)  # a loss of power would no longer take it back to there
-        self._hooks.tell_of(trial.record, "on_epoch_end", dict(epoch.metrics))
+        self._release_clones(trial, epoch.epoch)
+        self._drop_parent(trial)  # even after a loss of power it would not need it
+        self._tell_of(trial.record, "on_epoch_end", dict(epoch.metrics))
 
     def go_on(self, trial: LiveTrial) -> None:
-        """Let the trial train the next epoch."""
+        """Let a trial train its next epoch."""
         if self._stepwise:
             self._schedule.extend_trial(trial.record.number, self._goal(trial))
             self.states.retire(trial.record, trial.told)
 
     def pause(self, trial: LiveTrial) -> None:
-        """The searcher lets the trial wait; its slots stay, and a live model may."""
+        """Pause a trial for the searcher. Its slots stay, and its live model may."""
         self._hold_or_release(trial)
         self._plan(trial, trial.record.done)
         self.set_status(trial, "paused")
 
     def shelve(self, trial: LiveTrial) -> None:
-        """Free the slots of a paused trial, and its live models: its last epoch's state stays."""
+        """Free the slots and live models of a paused trial; its last epoch's state stays."""
         kept = self.states.kept(trial.record)
         if kept is None or trial.worker is not None or trial.record.status in ENDED:
             return
         trial.origin = kept
         self.states.remove_slots(trial.record.number)
         for worker in trial.workers:
-            self._ended.setdefault(worker, []).append(trial.record.number)
+            self._ended_on.setdefault(worker, []).append(trial.record.number)
 
     def resume(self, trial: LiveTrial, epochs: int) -> None:
-        """The searcher lets a trial go on that it had paused."""
+        """Resume a trial that the searcher had paused, until `epochs` are done."""
         record = trial.record
         record.target_epochs = epochs
         self._store.set_epochs(record.number, epochs)
@@ -203,31 +224,31 @@ class LiveTrials:
     # --- the user's commands ---------------------------------------------
 
     def hold(self, trial: LiveTrial) -> None:
-        """Give the trial no further unit until it is released."""
+        """Dispatch no unit of the trial until it is released."""
         trial.held = True
         self._hold_or_release(trial)
 
     def release(self, trial: LiveTrial) -> None:
-        """Let a trial go on that was held."""
+        """Release a trial that was held."""
         trial.held = False
         self._hold_or_release(trial)
         if trial.record.status == "paused" and not trial.asleep:
             self.set_status(trial, "waiting")
 
     def await_state(self, trial: LiveTrial, awaited: bool) -> None:
-        """Let a trial rest until the state of its last epoch is where it is kept."""
+        """Hold a trial while its last epoch's state is being copied, or release it."""
         trial.unkept = awaited
         if trial.record.status not in ENDED:
             self._hold_or_release(trial)
 
     def go_back(self, trial: LiveTrial, position: int | None) -> None:
-        """Take a trial back to a state that there still is: the others are lost.
+        """Take a trial back to a state that is not lost.
 
         Parameters
         ----------
         position
-            Units behind that state; None, or before its last epoch's end: that one is where
-            it goes back to, or to its beginning.
+            The position of that state. If it is None or before the end of the last finished
+            epoch, the trial goes back to that end, or to its beginning.
         """
         record, units = trial.record, self._context.units_per_epoch
         kept = record.done * units if record.epochs else trial.first_position
@@ -245,50 +266,13 @@ class LiveTrials:
         self._hold_or_release(trial)
 
     def _hold_or_release(self, trial: LiveTrial) -> None:
-        """Tell the scheduler whether the trial rests, for whatever reason."""
-        if trial.held or trial.asleep or trial.unkept:
+        """Tell the scheduler whether the trial has to wait, for any of the reasons."""
+        number = trial.record.number
+        asleep = trial.asleep and all(parent != number for parent, _ in self._awaited)
+        if trial.held or asleep or trial.unkept or trial.awaits_parent:
             self._schedule.hold_trial(trial.record.number)
         else:
             self._schedule.release_trial(trial.record.number)
-
-    def named(self, number: int, what: str) -> tuple[LiveTrial, list[LiveTrial]]:
-        """Return a trial that has not ended, and what is trained of it: itself.
-
-        Raises
-        ------
-        InputError
-            If there is no such trial, or it has ended; `what` says what cannot be done.
-        """
-        trial = self.by_number.get(number)
-        status = self.status_of(number)
-        if status is None:
-            raise InputError(f"there is no trial {number}: it cannot be {what}")
-        if trial is None or status in ENDED:
-            raise InputError(f"trial {number} is {status}: it cannot be {what}")
-        return trial, [trial]
-
-    def status_of(self, number: Any) -> Status | None:
-        """What a trial is, forgotten or not; None where there is none, whatever is asked for."""
-        trial = self.by_number.get(number)
-        if trial is not None:
-            return trial.record.status
-        return self.ended.status_of(int(number)) if isinstance(number, Integral) else None
-
-    def recall(self, number: int) -> LiveTrial | None:
-        """Return a trial, from the store if it was forgotten; None where there is none."""
-        if number in self.by_number or self.status_of(number) is None:
-            return self.by_number.get(number)
-        self._store.flush()
-        with reader(self._store.folder) as connection:
-            (record,) = read_trials(connection, [number])
-        # It was forgotten when the searcher had heard of all that it trained.
-        trial = self.by_number[number] = LiveTrial(record, reported=record.done - 1)
-        self.forgotten[record.status] -= 1
-        self._over[number] = None
-        return trial
-
-    def __len__(self) -> int:
-        return len(self.by_number) + self.forgotten.total()
 
     # --- ending ----------------------------------------------------------
 
@@ -307,66 +291,65 @@ class LiveTrials:
         record.raised = raised
         self._schedule.drop_trial(record.number)
         self._drop_parent(trial)
+        for number, epoch in [key for key in self._awaited if key[0] == record.number]:
+            for clone in self._awaited.pop((number, epoch)):
+                clone.awaits_parent = False
+                self._hold_or_release(clone)  # its first unit fails: the state is missing
         self._plan_units(trial, trial.position - trial.first_position)
         self.set_status(trial, status)
         self.states.retire(record, self._told(trial))
         self.states.remove_slots(record.number)
         for worker in trial.workers:
-            self._ended.setdefault(worker, []).append(record.number)
+            self._ended_on.setdefault(worker, []).append(record.number)
         remove_if_empty(log_path(self._context.log_dir, record.number))
-        self._hooks.tell_of(record, "on_trial_end")
+        self._tell_of(record, "on_trial_end")
         self._note_end(trial)
 
     def _note_end(self, trial: LiveTrial) -> None:
         self.ended.add(trial.record, trial.row(self._settings.ranking))
-        if not trial.record.is_open:  # else what the run is depends on it
+        if not trial.record.is_open:  # an open one determines the run's status
             self._over[trial.record.number] = None
 
     def forget_ended(self, is_expected: Callable[[int], bool]) -> list[int]:
-        """Forget the trials that have ended and that nobody will ask for; return them.
+        """Forget ended trials that are of no more use; return their numbers.
 
         Parameters
         ----------
         is_expected
             Whether a report of a trial is still to be delivered.
         """
-        forgotten = []
-        for number in list(self._over):
-            trial = self.by_number[number]
-            if trial.worker is not None or is_expected(number):
-                continue
-            del self._over[number]
-            # It is looked at again when it wakes, or its last clone has begun.
-            if trial.asleep or self.states.is_needed(number) or number < ALIKE_FAILURES:
-                continue
-            del self.by_number[number]
+
+        def is_awaited(number: int) -> bool:
+            return self.by_number[number].worker is not None or is_expected(number)
+
+        # The others are added to `_over` again by `wake`, or when their last clone has begun.
+        unused = self._forget_unused(is_awaited, self.states.is_needed)
+        for trial in unused:
             if trial.scheduled:
-                self._schedule.forget_trial(number)
-            self.forgotten[trial.record.status] += 1
-            self.states.forget(number)
-            forgotten.append(number)
-        return forgotten
+                self._schedule.forget_trial(trial.record.number)
+            self.states.forget(trial.record.number)
+        return [trial.record.number for trial in unused]
 
     def wake(self, trial: LiveTrial) -> None:
-        """The searcher has paused the trial and does so no longer."""
+        """Clear the searcher's pause, before the trial is resumed or dropped."""
         trial.asleep = False
         if trial.record.status in ENDED:
             self._over[trial.record.number] = None
 
-    def end_paused(self) -> None:
-        """Nobody will resume the trials that the searcher has paused: they are over."""
-        for trial in self.by_number.values():
-            if trial.asleep and trial.record.status not in ENDED:
-                self.end(trial, "stopped")
+    def _read(self, number: int) -> LiveTrial:
+        self._store.flush()
+        with reader(self._store.folder) as connection:
+            (record,) = read_trials(connection, [number])
+        return LiveTrial(record)
 
     def mark_open_as_stopped(self) -> None:
-        """The run ends before its trials: they show as stopped, and their slots stay."""
+        """Mark open trials as stopped at the run's end; their slots stay, to be resumed."""
         for trial in self.by_number.values():
             if trial.record.status not in ENDED:
                 self.set_status(trial, "stopped", resumable=True)
 
     def _drop_parent(self, trial: LiveTrial) -> None:
-        """A clone does not need its parent's state any more."""
+        """Release the parent's state, which a clone no longer needs."""
         record = trial.record
         if trial.clone_of is None or record.parent is None or record.parent_epoch is None:
             return
@@ -377,16 +360,17 @@ class LiveTrials:
             self._over[record.parent] = None
 
     def ended_for(self, worker: int) -> tuple[int, ...]:
-        """Trials that have ended since a worker was told last."""
-        return tuple(self._ended.pop(worker, ()))
+        """Return the trials that have ended since this was last called for a worker."""
+        return tuple(self._ended_on.pop(worker, ()))
 
     def forget_worker(self, worker: int) -> None:
-        self._ended.pop(worker, None)
+        """Forget a lost worker."""
+        self._ended_on.pop(worker, None)
         for trial in self.by_number.values():
             trial.workers.discard(worker)
 
     def set_status(self, trial: LiveTrial, status: Status, *, resumable: bool = False) -> None:
-        """Change a trial's status; `resumable` says that it is not over, whatever the status."""
+        """Set a trial's status; with `resumable` it counts as open despite its status."""
         record = trial.record
         record.status, record.resumable = status, resumable
         self._store.set_status(
@@ -396,26 +380,26 @@ class LiveTrials:
         )
 
     def _told(self, trial: LiveTrial) -> int | None:
-        """The epoch whose state has to stay because a clone might begin with it."""
+        """Return the epoch whose state has to stay because a clone may start from it."""
         return trial.told if self._stepwise else None
 
     # --- counting --------------------------------------------------------
 
     def _goal(self, trial: LiveTrial) -> int:
-        """Epochs until which the scheduler may train the trial."""
+        """Return the number of epochs that the scheduler may train the trial for."""
         if not self._stepwise:
             return trial.record.target_epochs
         wanted = trial.reported + (1 if trial.asleep else 2)
-        # Of a resumed run: it may have trained on when what let it was still to be written.
+        # A resumed trial may be further: it trained before the decision reached the store.
         epoch, step = divmod(trial.position, self._context.units_per_epoch)
         return max(wanted, epoch + (step > 0))
 
     def _plan(self, trial: LiveTrial, epochs: int) -> None:
-        """Expect the trial to train until `epochs` are done."""
+        """Plan the trial's units until `epochs` are done."""
         self._plan_units(trial, (epochs - trial.record.first_epoch) * self._context.units_per_epoch)
 
     def _expect_others(self) -> None:
-        """Count the units of trials that the searcher will be asked for."""
+        """Count the units of trials that the searcher has not suggested yet."""
         others = max(0, (self._expected or 0) - len(self))
         units = self._settings.epochs * self._context.units_per_epoch
         self._overview.units_to_come = others * units
@@ -426,10 +410,10 @@ class LiveTrials:
 
 
 def recordable(config: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """Return a configuration as it will be read back, and why no trial can have it.
+    """Return a configuration as the store returns it, and why it is invalid, or None.
 
-    A replay sees the configuration that the store has, so that trials must too. What it
-    cannot hold stands as text in the place of a configuration that cannot be trained.
+    A replay gets the configuration from the store, so trials must get the same. In an invalid
+    configuration, values that the store cannot hold are replaced by their text.
     """
     known, problem = {}, None
     for name, value in config.items():

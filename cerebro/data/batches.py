@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import cerebro._core as _core
 import cerebro.transforms as _transforms
-from cerebro.arguments import whole
+from cerebro.arguments import whole_number
 from cerebro.data import depots
 from cerebro.data.moved import MovedBatches
 from cerebro.errors import DeviceError, InputError, one_line
@@ -61,32 +61,10 @@ def make_loader(
     ----------
     dataset
         Its shards are numbered as the loader's are.
-    batch_size
-        Rows of a batch, at least 1.
-    seed
-        Keys the row order and random transforms.
-    shuffle
-        Permute the rows of each shard; otherwise they come in order.
-    drop_last
-        Leave out a shard's last batch where it is not full.
-    framework
-        ``"torch"``, ``"numpy"``, ``"jax"`` or ``"dlpack"``.
-    threads
-        Threads that gather ahead; 0: gather when a batch is asked for.
     augment
         False for evaluation: random crops are taken from the middle, nothing is flipped.
-    device
-        Where the tensors are: ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
-    residence
-        On a GPU: ``"auto"`` keeps shards in its memory up to the limit of its `depots.depot`,
-        ``"resident"`` as far as the memory goes, and ``"streamed"`` none.
-
-    Raises
-    ------
-    InputError
-        An argument is out of its range, or a transform does not fit its column.
-    DeviceError
-        The device cannot be used.
+    batch_size, seed, shuffle, drop_last, framework, threads, device, residence
+        As for `Dataset.batches`, which raises the same errors.
     """
     where = _place(device, framework, residence)
     if framework == "torch" and where != "cpu":
@@ -96,12 +74,12 @@ def make_loader(
     return _core.Loader(
         dataset.parts(),
         _transforms.compile(dataset.columns, dataset.transforms, augment=augment),
-        batch_size=whole("batch_size", batch_size, 1),
-        seed=whole("seed", seed, 0, 2**64 - 1),
+        batch_size=whole_number("batch_size", batch_size, 1),
+        seed=whole_number("seed", seed, 0, 2**64 - 1),
         shuffle=bool(shuffle),
         drop_last=bool(drop_last),
         framework=framework,
-        threads=whole("threads", threads, 0, MAX_THREADS),
+        threads=whole_number("threads", threads, 0, MAX_THREADS),
         first_rows=dataset.first_rows(),
         depot=depot,
         residence=residence,
@@ -138,15 +116,12 @@ def make_trusted(
     Where it cannot (see `cerebro.machine.device_check`), or CUDA cannot be used but through PyTorch
     (a build that has the runtime inside), batches are made in host memory and PyTorch moves them.
 
-    Parameters
-    ----------
-    dataset, batch_size, device, framework, residence, options
-        As for `make_loader`.
+    The arguments are those of `make_loader`.
 
     Raises
     ------
     InputError
-        As for `make_loader`.
+        As for `Dataset.batches`.
     DeviceError
         The device cannot be trusted, and the batches are not PyTorch's.
     """
@@ -174,35 +149,8 @@ class Batches:
     tensors are writable and stay valid as long as they are kept; a buffer is used again when its
     tensors are gone.
 
-    Rows are shuffled in two levels: the shards come in an order, and the rows within each are
-    permuted; this is not one permutation of all rows. Batches never cross shards; a last batch of
-    one row joins the one before it. Random transforms are applied, keyed by (seed, epoch, row).
-
-    Parameters
-    ----------
-    dataset, batch_size, seed, shuffle, drop_last, framework
-        As for `make_loader`.
-    epoch
-        The epoch of the first pass.
-    shard
-        Only this shard; None: all, in the order of ``visit_order(0, epoch, num_shards)``.
-    device, residence
-        As for `make_loader`. Tensors on a GPU are in order with the stream that is the framework's
-        current one when the batch is taken; for use on others see the guide.
-    start
-        Batches to leave out at the beginning of the first pass.
-    threads
-        Threads that gather ahead. None: as many as there are cores beyond the first, at most 2
-        (4 for a GPU).
-    augment
-        False: random crops are taken from the middle, nothing is flipped.
-
-    Raises
-    ------
-    InputError
-        An argument is out of its range, or a transform does not fit its column.
-    DeviceError
-        The device cannot be used.
+    `Dataset.batches` documents the order of the rows, the arguments and the errors; `augment` is
+    that of `make_loader`. Random transforms are keyed by (seed, epoch, row).
     """
 
     def __init__(
@@ -235,11 +183,10 @@ class Batches:
             "device": where,
             "residence": residence,
         }
-        self._epoch = whole("epoch", epoch, 0, 2**32 - 1)
-        self._start = whole("start", start, 0)
-        self._shard = (
-            None if shard is None else whole("shard", shard, 0, max(dataset.num_shards - 1, 0))
-        )
+        self._epoch = whole_number("epoch", epoch, 0, 2**32 - 1)
+        self._start = whole_number("start", start, 0)
+        last = max(dataset.num_shards - 1, 0)
+        self._shard = whole_number("shard", shard, 0, last, optional=True)
         self._idle = [self._new_loader()]  # loaders that no pass is using
         self._process = os.getpid()
         if framework == "torch" and where != "cpu" and not cuda.start_torch():
@@ -302,7 +249,7 @@ class Batches:
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the one that iterating gives next."""
-        self._epoch = whole("epoch", epoch, 0, 2**32 - 1)
+        self._epoch = whole_number("epoch", epoch, 0, 2**32 - 1)
 
     def _new_loader(self) -> _core.Loader | MovedBatches:
         return make_trusted(self._dataset, **self._options)

@@ -239,28 +239,32 @@ class Dataset:
         Parameters
         ----------
         batch_size
-            Rows in a batch.
-        seed, epoch
-            Key the row order and random transforms.
+            Rows per batch, at least 1.
+        seed
+            Keys the row order and random transforms, together with the epoch.
+        epoch
+            The epoch of the first pass.
         shard
-            Only this shard; None goes through all, in the order of ``visit_order(0, epoch, n)``.
+            Only this shard; None: all, in the order of ``visit_order(0, epoch, num_shards)``.
         shuffle
-            Whether rows are permuted.
+            Whether rows are permuted within their shard.
         drop_last
             Whether the last batch of a shard is left out where it is not full.
         framework
             ``"torch"``, ``"numpy"``, ``"jax"`` or ``"dlpack"``.
         device
-            Where the tensors are: ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
+            Where the tensors are: ``"cpu"``, ``"cuda"``, ``"cuda:1"``. On a GPU they are in order
+            with the stream that is the framework's current one when the batch is taken; the guide
+            says how to use them on others.
         start
-            How many batches to skip.
+            Batches to skip at the beginning of the first pass.
         threads
-            Threads that gather ahead; None: as many as there are idle cores, at most 2 (4 for a
-            GPU).
+            Threads that gather ahead; 0: each batch is gathered when it is asked for; None: as many
+            as there are cores beyond the first, at most 2 (4 for a GPU).
         residence
-            Of a GPU: ``"auto"`` keeps shards in its memory, where they fill at most half of it,
+            On a GPU: ``"auto"`` keeps shards in its memory, where they fill at most half of it,
             and makes batches there; ``"resident"`` as many as there is room for; ``"streamed"``
-            none, batches are gathered on the CPU and copied while others compute.
+            none: batches are gathered on the CPU and copied while others compute.
 
         Returns
         -------
@@ -392,10 +396,10 @@ class Dataset:
         InputError
             Wrong fractions or seed, an unsuitable column, or a part that would get no rows.
         """
-        from cerebro.arguments import whole
+        from cerebro.arguments import whole_number
 
         bounds = splitting.check_fractions(fractions)
-        seed = whole("seed", seed, 0, 2**64 - 1)
+        seed = whole_number("seed", seed, 0, 2**64 - 1)
         if stratify is not None and groups is not None:
             raise InputError("split takes stratify or groups, not both: choose one")
         if stratify is not None:

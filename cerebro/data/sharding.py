@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import secrets
 import shutil
@@ -21,7 +22,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 import cerebro._core as _core
-from cerebro.arguments import SHARD, answers
+from cerebro.arguments import SHARD, answers, whole_number
 from cerebro.data.columns import ColumnData, settled
 from cerebro.data.dataset import Dataset
 from cerebro.data.dtypes import dtype_name
@@ -148,10 +149,8 @@ def _arguments(
     seed: int,
 ) -> dict[str, Any]:
     """Check the arguments that do not need the source; return them as they are recorded."""
-    if shards is not None and (not _is_integer(shards) or shards < 1):
-        raise InputError(f"shards is {shards!r}: it must be a whole number of at least 1, or None")
-    if not _is_integer(seed) or not 0 <= seed < 2**64:
-        raise InputError(f"seed is {seed!r}: it must be a whole number from 0 to 2**64 - 1")
+    shards = whole_number("shards", shards, 1, math.inf, optional=True)
+    seed = whole_number("seed", seed, 0, 2**64 - 1)
     source_columns(columns)
     if dtypes is not None and not isinstance(dtypes, Mapping):
         raise InputError(f'dtypes is {dtypes!r}: give a mapping such as {{"x": "float32"}}')
@@ -164,16 +163,12 @@ def _arguments(
     elif columns is not None:
         chosen = list(columns)
     return {
-        "shards": None if shards is None else int(shards),
+        "shards": shards,
         "columns": chosen,
         "dtypes": {name: dtype_name(dtype) for name, dtype in (dtypes or {}).items()} or None,
         "shuffle": bool(shuffle),
-        "seed": int(seed),
+        "seed": seed,
     }
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def _is_there(target: Path) -> bool:

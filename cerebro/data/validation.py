@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cerebro.arguments import whole
+from cerebro.arguments import whole_number
 from cerebro.data import Dataset
 from cerebro.data import rows as splitting
 from cerebro.data.dtypes import Array
@@ -63,10 +63,10 @@ class KFold:
         groups: str | None = None,
         seed: int = 0,
     ) -> None:
-        self.n = n if is_splitter(n) else whole("KFold: n", n, 2, MAX_FOLDS)
+        self.n = n if is_splitter(n) else whole_number("KFold: n", n, 2, MAX_FOLDS)
         self.stratify = stratify
         self.groups = groups
-        self.seed = whole("KFold: seed", seed, 0, 2**64 - 1)
+        self.seed = whole_number("KFold: seed", seed, 0, 2**64 - 1)
         if stratify is not None and groups is not None and not is_splitter(n):
             raise InputError(
                 "KFold takes stratify or groups, not both: choose one, or give a splitter that "

@@ -1,1 +1,1 @@
-"""Where workers are: in this process, in others, on a simulated clock. Internal."""
+"""Where workers run: in this process, in others, on a simulated clock. Internal."""

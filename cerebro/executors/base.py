@@ -1,8 +1,8 @@
-"""What an executor is: something that runs units and says how they went.
+"""The protocol of executors: they run units on workers and report the results.
 
-The coordinator decides what runs where; an executor only carries it out. The
-same protocol stands for this process (`inline`), for processes on this machine
-(`local`) and for actors on a cluster (`cerebro.ray`).
+The coordinator decides which unit runs where; the executor carries it out. One protocol covers
+this process (`inline`), processes on this machine (`local`) and actors on a cluster
+(`cerebro.ray`).
 """
 
 from __future__ import annotations
@@ -14,16 +14,21 @@ from cerebro.worker.messages import Job, News, RunContext
 
 
 class Wake(Protocol):
-    """Something with a descriptor that becomes readable."""
+    """An object whose file descriptor becomes readable."""
 
     def fileno(self) -> int: ...
 
 
 class Executor(Protocol):
-    """Runs units on workers numbered by the executor."""
+    """Runs units on workers, which it numbers.
+
+    An executor may also have ``cancel(worker)``, which ends the worker's unit at its next batch
+    with `UnitFailed` of the kind "cancelled". It may be a `PlacingExecutor`. If its workers have
+    GPUs, ``devices`` names them, or is ``("cuda",)``: each worker sees its own GPU as cuda:0.
+    """
 
     def start(self, context: RunContext) -> list[int]:
-        """Make every worker ready for a run; return their numbers, lowest first.
+        """Prepare every worker for a run; return their numbers, lowest first.
 
         Raises
         ------
@@ -32,40 +37,36 @@ class Executor(Protocol):
         """
 
     def submit(self, worker: int, task: Job) -> None:
-        """Start a task on an idle worker; returns at once."""
+        """Start a task on an idle worker. Returns at once."""
 
     def wait(self, timeout: float | None = None, wake: Wake | None = None) -> Sequence[News]:
-        """Return what happened, waiting until something has or `timeout` seconds passed.
+        """Return events, after waiting up to `timeout` seconds for the first one.
 
-        Returns early when `wake` becomes readable: what Ray Tune asks for rings. No other run
-        gives one.
+        Returns early, perhaps without events, when `wake` becomes readable. Only runs under Ray
+        Tune pass `wake`, to receive Tune's requests in the meantime.
         """
 
     def replace(self, worker: int) -> int:
-        """Start a worker in place of a lost one and return its number."""
+        """Start a worker to replace a lost one; return its number."""
 
     def close(self, *, kill: bool = False) -> None:
-        """End the run: no worker goes on with it. `kill` does not wait for units in flight."""
-
-    # An executor may also have `cancel(worker)`, which ends the worker's unit at its
-    # next batch with `UnitFailed` of the kind "cancelled", and be a `PlacingExecutor`. Where its
-    # workers have GPUs, `devices` names these, or is ("cuda",): each worker sees its own as cuda:0.
+        """End the run on every worker. With `kill`, do not wait for units in flight."""
 
 
 class PlacingExecutor(Executor, Protocol):
-    """An executor whose workers do not all read every shard."""
+    """An executor whose workers cannot all read every shard."""
 
     def holders(self) -> Mapping[int, Sequence[int]] | None:
-        """Return the workers that can read each shard, by shard.
+        """Return the workers that can read each shard, by shard; report changes by `ShardsPlaced`.
 
-        None once and for all: every worker reads all. `ShardsPlaced` says that it has changed.
+        None, then and later: every worker reads every shard.
         """
 
     def load(self, worker: int, shard: int) -> None:
-        """Make a shard readable for a worker; returns at once, its units may be submitted."""
+        """Make a shard readable for a worker. Returns at once: units on it may be submitted."""
 
 
 def placing(executor: Executor) -> PlacingExecutor | None:
-    """Return the executor if its workers read different shards; it has been started."""
+    """Return a started executor if its workers read different shards, else None."""
     holders = getattr(executor, "holders", None)
     return executor if holders is not None and holders() is not None else None  # type: ignore[return-value]

@@ -1,11 +1,10 @@
-"""The coordinator's end of a worker's socket: whole messages, and never a wait.
+"""The coordinator's end of a worker's socket: whole messages, without blocking.
 
-A worker may stop, hang or die in the middle of a message, in either direction.
-Whoever waited for the rest of it would hang too, and with it all other workers:
-what cannot be sent yet is kept, what has half arrived is kept, and the event
-loop comes back when there is more. On the wire a message is four bytes of
-length, big-endian, and its bytes, as `multiprocessing.connection` has them; the
-worker's end is one of those.
+A worker may stop, hang or die in the middle of a message, in either direction. If the coordinator
+waited for the rest, it would hang too, and with it all other workers. So it buffers bytes that
+cannot be sent yet and messages that have arrived in part, until the event loop calls again. On
+the wire a message is its length, four bytes in big-endian order, and its bytes, as in
+`multiprocessing.connection`, which is the worker's end.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ import struct
 from collections import deque
 
 SHORT = 2**31
-"""A message of this length or more tells it in eight bytes, after a length of -1."""
+"""From this length on, a length of -1 comes first, and then the length in eight bytes."""
 LENGTH = struct.Struct("!i")
 LONG = struct.Struct("!Q")
 MAX_ANSWER = 256 << 20
-"""Bytes; an answer is a few kilobytes. What says it is longer is no answer."""
+"""Bytes; an answer has a few kilobytes. A greater length is not one of an answer."""
 PIECE = 1 << 18
 
 
 class BrokenMessage(Exception):
-    """What arrived is no message."""
+    """The received bytes are not a message."""
 
 
 class Channel:
@@ -42,11 +41,11 @@ class Channel:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether `flush` is to be called when the socket can be written."""
+        """Whether to call `flush` when the socket becomes writable."""
         return bool(self._out)
 
     def send(self, message: bytes) -> None:
-        """Send a message, as far as that goes without waiting.
+        """Send a message, as much of it as the socket takes without blocking.
 
         Raises
         ------
@@ -62,7 +61,7 @@ class Channel:
         self.flush()
 
     def flush(self) -> None:
-        """Send what is left, as far as that goes; OSError if the other end is gone."""
+        """Send the rest, as much as the socket takes; raise OSError if the other end is gone."""
         while self._out:
             piece = self._out[0]
             try:
@@ -75,14 +74,14 @@ class Channel:
                 self._out[0] = piece[sent:]
 
     def receive(self) -> list[bytes]:
-        """Return the messages that have arrived whole; there may be none.
+        """Return the messages that have arrived completely, if any.
 
         Raises
         ------
         EOFError
-            If the other end is closed and every whole message was returned.
+            If the other end is closed and all complete messages have been returned.
         BrokenMessage
-            If what arrived is no message.
+            If the received bytes are not a message.
         OSError
             If the socket is broken.
         """

@@ -1,8 +1,7 @@
 """Runs units in this process, one after the other (``workers=0``).
 
-For debuggers, notebooks and proofs: the same code as a worker's, so the states
-are the same bits. A unit runs when the coordinator waits for it, and nothing wakes
-the coordinator before the unit's end.
+For debuggers, notebooks and tests of exactness: the code is the same as a worker's, so the
+states have the same bits. A unit runs inside `wait`, which returns when the unit has ended.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from cerebro.worker.runner import UnitRunner
 
 
 class InlineExecutor:
-    """One worker, number 0, which is the calling thread."""
+    """A single worker, number 0: the calling thread."""
 
     def __init__(self) -> None:
         self._runner: UnitRunner | None = None
@@ -39,7 +38,7 @@ class InlineExecutor:
         task, self._next = self._next, None
         if task is None:
             return []
-        # The caller's own generators and environment are not the trials'.
+        # Trials must not change the caller's random generators and directory.
         device = self._runner.context.device
         keep = generators.preserved("torch" in sys.modules)
         with using(device), keep, _kept_directory(), in_trial():
@@ -55,7 +54,7 @@ class InlineExecutor:
 
 
 class _kept_directory:
-    """Puts the working directory back if a trial changed it."""
+    """Restores the working directory after a unit."""
 
     def __enter__(self) -> None:
         self._before = os.getcwd()  # noqa: PTH109

@@ -1,19 +1,18 @@
 """Runs units in processes on this machine.
 
-Each worker is ``python -m cerebro._worker`` at the other end of an inherited
-socket: no port, no ``__main__`` guard, nothing imported from the parent but
-what its tasks need. Messages are pickles, between a process and its own
-children only. A worker whose coordinator is gone ends itself, with all that its
-trials started; Ctrl-C reaches only the coordinator, because workers are sessions
-of their own.
+Each worker is ``python -m cerebro._worker`` at the other end of an inherited socket: there is no
+port, no ``__main__`` guard, and a worker imports from the parent only what its tasks need.
+Messages are pickles, sent only between a process and its children. If the coordinator is gone, its
+workers end themselves and all processes that their trials started. Ctrl-C reaches only the
+coordinator, because each worker leads a new session.
 
-A worker that ends is noticed at once; one that is stopped, hangs as a process or
-takes too long for a unit, when `vigil` says so. It is killed and reaped before
-its loss is told, so that nobody else works on its unit.
+The end of a worker is noticed at once. `Vigil` finds workers that are stopped or hang, and units
+that take too long. A worker is killed and reaped before its loss is reported, so that no two
+workers have the same unit.
 
-Workers that ended a run in good order stay warm for the next one in the same
-process: importing PyTorch again would take longer than many a search. One that has
-imported a file which was edited since is ended instead.
+Workers that end a run normally stay warm for the next run of the same process: importing PyTorch
+again can take longer than a search. A worker that has imported a file which has been edited since
+is ended instead.
 """
 
 from __future__ import annotations
@@ -63,19 +62,19 @@ from cerebro.worker.messages import (
 
 SILENCE_SECONDS = 10.0
 DUMP_SECONDS = 0.25
-"""A worker writes down where a late unit is before it is killed."""
+"""Time for a worker to write the traceback of a late unit before it is killed."""
 CHECK_SECONDS = 5.0
-"""What the check of the first configuration may take beyond three times `unit_timeout`."""
+"""The check of the first configuration may take three times `unit_timeout` and this much more."""
 
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
-"""Of these `faulthandler` writes a traceback."""
+"""Signals for which `faulthandler` writes a traceback."""
 
 Source = tuple[Literal["message", "exit", "wake"], int]
-"""What a descriptor that became ready says, and of which worker."""
+"""The meaning of a ready descriptor, and its worker."""
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Sends all modules by name, also those of a type of their own, such as ``torch.classes``."""
+    """Pickles every module by name, also instances of subclasses such as ``torch.classes``."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType:
@@ -84,12 +83,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def packed(context: object) -> bytes:
-    """Pickle what workers are told about the run, ``build`` included.
+    """Pickle the run's context for workers, including ``build``.
 
     Raises
     ------
     InputError
-        If ``build`` holds something that cannot leave this process.
+        If ``build`` refers to an object that cannot be sent to another process.
     """
     out = io.BytesIO()
     for name in sent_whole & sys.modules.keys():
@@ -98,8 +97,8 @@ def packed(context: object) -> bytes:
         _Pickler(out).dump(context)
     except (TypeError, AttributeError, pickle.PicklingError) as error:
         raise InputError(
-            f"build cannot be sent to worker processes ({error}): make what it needs inside of "
-            "it, or train in this process with workers=0"
+            f"build cannot be sent to worker processes ({error}): create the objects that it needs "
+            "inside build, or train in this process with workers=0"
         ) from error
     return out.getvalue()
 
@@ -110,18 +109,18 @@ class LocalExecutor:
     Parameters
     ----------
     workers
-        How many.
+        The number of workers.
     threads
-        Compute threads of each.
+        Compute threads of each worker.
     fresh
-        Take no warm workers of an earlier run.
+        Whether to start new processes only, instead of using warm workers of an earlier run.
     silence
-        Seconds within which a busy worker that shows no sign of life is given up:
-        one that was stopped, say. Its process need not get on with its unit, only be
-        able to run; see `unit_timeout` of `cerebro.search` for the other.
+        Seconds without a heartbeat after which a busy worker is given up, for example because it
+        was stopped. The process only has to be able to run; `unit_timeout` of `cerebro.search`
+        limits how long a unit takes.
     seats
-        The GPU of each worker, None for the CPU; default: all on the CPU. Who takes a lost
-        worker's place sits where it sat.
+        The GPU of each worker, None for the CPU; default: all on the CPU. A replacement takes the
+        seat of the lost worker.
     """
 
     def __init__(
@@ -136,16 +135,16 @@ class LocalExecutor:
         if not silence >= 5 * BEAT_SECONDS:
             raise InputError(f"silence must be at least {5 * BEAT_SECONDS} s, not {silence!r}")
         self._seats = list(seats) or [None] * workers
-        self._seat: dict[int, int] = {}  # where each worker sits, also those that are lost
+        self._seat: dict[int, int] = {}  # of each worker, including lost ones
         self._places = SeatedShards(0, [])
         self._threads = threads
         self._fresh = fresh
         self._silence = silence
         self._workers: dict[int, WorkerProcess] = {}
         self._busy: dict[int, Vigil] = {}
-        self._events: list[Event] = []  # that are not told yet
+        self._events: list[Event] = []  # not returned yet
         self._selector: selectors.BaseSelector | None = None
-        self._clock: _core.BeatPage | None = None  # beats as the workers do
+        self._clock: _core.BeatPage | None = None  # beats like the workers
         self._next_look = 0.0
         self._context = b""
         self._unit_timeout: float | None = None
@@ -174,10 +173,10 @@ class LocalExecutor:
         self._busy[worker] = vigil
         self._next_look = min(self._next_look, time.monotonic() + vigil.patience(None))
         process = self._workers.get(worker)
-        if process is None:  # lost, which the caller has not heard yet
+        if process is None:  # lost: the event is not returned yet
             return
         process.beat.clear()
-        process.beat.end_task()  # the clock shows none until the worker begins this one
+        process.beat.end_task()  # no task time until the worker begins this task
         try:
             process.send(("run", task))
         except OSError:
@@ -202,23 +201,23 @@ class LocalExecutor:
         return events
 
     def cancel(self, worker: int) -> None:
-        """Tell a worker to stop its unit at the next batch."""
+        """Cancel a worker's unit at its next batch."""
         self._workers[worker].beat.cancel()
 
     def replace(self, worker: int) -> int:
         return self._start_worker(self._seat[worker])
 
     def holders(self) -> dict[int, list[int]] | None:
-        """Which worker has each shard in its GPU's memory; None where all read all."""
+        """Return the worker with each shard in its GPU's memory; None: all workers read all."""
         seated = {self._seat[worker]: worker for worker in self._workers}
         return self._places.holders(seated)
 
     def load(self, worker: int, shard: int) -> None:
-        """Note that a worker has a shard from now on: it is loaded by the first unit."""
+        """Assign a shard to a worker; the first unit on it loads it."""
         self._places.give(self._seat[worker], shard)
 
     def close(self, *, kill: bool = False) -> None:
-        if self._owner != os.getpid():  # in a fork: workers and selector are the parent's
+        if self._owner != os.getpid():  # a fork: workers and selector belong to the parent
             return
         ready = set() if kill else self._end_runs([w for w in self._workers if w not in self._busy])
         for worker in self._busy:
@@ -241,7 +240,7 @@ class LocalExecutor:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The GPUs that workers sit at, or the CPU."""
+        """The GPUs of the workers, or the CPU."""
         names = [device.name for device in self._seats if device is not None]
         return tuple(dict.fromkeys(names)) or (CPU,)
 
@@ -265,7 +264,7 @@ class LocalExecutor:
         message = ("begin", number, *lists, os.getcwd(), self._context)  # noqa: PTH109
         warm = None if self._fresh else warm_workers.take(self._threads, device)
         for process in [warm, None]:
-            # A warm worker may have died since its last run; a new one is started then.
+            # A warm worker may have died since its last run: a new process replaces it.
             the_process = process or WorkerProcess.spawn(self._threads, device)
             try:
                 the_process.send(message)
@@ -286,7 +285,7 @@ class LocalExecutor:
         raise WorkerError(f"a worker process died while it was started: {cause}") from cause
 
     def _watch(self, worker: int) -> None:
-        """Ask for room in a worker's socket as long as something waits to be sent."""
+        """Watch a worker's socket for writing as long as there are unsent bytes."""
         channel = self._workers[worker].channel
         wanted = selectors.EVENT_READ
         if channel.has_unsent:
@@ -295,7 +294,7 @@ class LocalExecutor:
             self._the_selector.modify(channel, wanted, ("message", worker))
 
     def _limit(self, task: Job) -> float | None:
-        """Seconds that a task may take."""
+        """Return the seconds that a task may take; None: no limit."""
         if self._unit_timeout is None or isinstance(task, WarmTask):
             return None
         # A check builds several models and trains a few batches in several ways.
@@ -305,21 +304,21 @@ class LocalExecutor:
     # --- the event loop --------------------------------------------------
 
     def _wait_once(self, end: float | None) -> bool:
-        """Wait for what is due next, and act on it; whether `wake` woke us."""
+        """Wait for the next descriptor or deadline and handle it; return whether it was `wake`."""
         woken = False
         for key, mask in self._the_selector.select(self._patience(end)):
             source: Source = key.data
             kind, worker = source
             if kind == "wake":
                 woken = True
-            elif worker in self._workers:  # it may be lost since
+            elif worker in self._workers:  # not lost in the meantime
                 self._attend(kind, worker, mask)
         if self._busy and time.monotonic() >= self._next_look:
             self._look_at_the_busy()
         return woken
 
     def _patience(self, end: float | None) -> float | None:
-        """Seconds until something is due that no descriptor will tell of."""
+        """Return the seconds until the next deadline; None: there is none."""
         due = [time for time in (end, self._next_look if self._busy else None) if time is not None]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
@@ -329,7 +328,7 @@ class LocalExecutor:
             if mask & selectors.EVENT_WRITE:
                 process.channel.flush()
                 self._watch(worker)
-            # What it said before it ended comes first.
+            # Messages from before its end come first.
             for message in process.channel.receive():
                 self._take(worker, message)
             if kind == "exit":
@@ -340,8 +339,8 @@ class LocalExecutor:
             self._lose(worker, f"the worker process sent {error}")
 
     def _take(self, worker: int, message: bytes) -> None:
-        """Tell what a worker answered."""
-        if worker not in self._workers:  # an earlier message of its was its last
+        """Add a worker's answer to the events."""
+        if worker not in self._workers:  # lost by an earlier message
             return
         try:
             event = cloudpickle.loads(message)
@@ -350,7 +349,7 @@ class LocalExecutor:
             return
         answers = isinstance(event, (UnitDone, UnitFailed, CheckDone)) and event.worker == worker
         if not answers or worker not in self._busy:
-            self._lose(worker, f"the worker process sent a {type(event).__name__} to nobody")
+            self._lose(worker, f"the worker process sent an unexpected {type(event).__name__}")
         elif isinstance(event, UnitFailed) and event.kind == "worker":
             self._lose(worker, event.message)
         else:
@@ -360,7 +359,7 @@ class LocalExecutor:
             self._events.append(event)
 
     def _look_at_the_busy(self) -> None:
-        """Give up workers that are silent or late; know when to look again."""
+        """Give up workers that are silent or late; set the time of the next check."""
         assert self._clock is not None
         patience = self._silence
         for worker, vigil in list(self._busy.items()):
@@ -385,7 +384,7 @@ class LocalExecutor:
     # --- losing and ending -----------------------------------------------
 
     def _lose(self, worker: int, reason: str | None = None, *, traced: bool = False) -> None:
-        """Kill and reap a worker, then tell of its loss; `reason`: if it did not just end."""
+        """Kill and reap a worker, then report its loss; `reason` is None if it ended itself."""
         process = self._workers.pop(worker, None)
         if process is None:
             return
@@ -404,7 +403,7 @@ class LocalExecutor:
         self._events.append(WorkerLost(worker, reason, signal=number, began=began, traced=traced))
 
     def _out_of_memory(self, worker: int) -> str:
-        """What to add to SIGKILL if the kernel has killed for memory since it did last."""
+        """Return a hint after SIGKILL if the kernel's out-of-memory killer has struck again."""
         kills = memory.kills()
         if kills <= self._kills:
             return ""
@@ -414,7 +413,7 @@ class LocalExecutor:
         return f", probably out of memory (the kernel's out-of-memory killer struck{after})"
 
     def _end_runs(self, idle: list[int]) -> set[int]:
-        """Have idle workers release the run's files; returns those that did."""
+        """Make idle workers release the run's files; return those that did."""
         ended: set[int] = set()
         for worker in idle:
             try:
@@ -435,7 +434,7 @@ class LocalExecutor:
         return ended
 
     def _has_ended(self, kind: str, worker: int, mask: int) -> bool:
-        """Whether an idle worker has answered that it is done with the run."""
+        """Whether an idle worker has answered that it has ended the run."""
         process = self._workers.get(worker)
         if process is None:
             return False
@@ -449,6 +448,6 @@ class LocalExecutor:
                 return isinstance(process.sources, dict)
             if kind == "exit":
                 self._lose(worker)
-        except Exception:  # it is ended all the same
+        except Exception:  # it is stopped in any case
             self._lose(worker)
         return False

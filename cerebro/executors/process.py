@@ -1,10 +1,9 @@
-"""One worker process seen from its coordinator: start, watch, kill, reap; and keep warm.
+"""A worker process as its coordinator sees it: start, watch, kill, reap and keep it warm.
 
-Silence is counted in the coordinator's own beats, which a thread like the
-workers' makes at the same rate: on a machine that is suspended, frozen or so
-busy that such threads do not run, both stand still, and nobody is killed for it.
-A unit's time is counted by a clock that stands still while the machine is
-suspended. Pure: whoever asks brings the numbers.
+Silence is measured in the coordinator's own heartbeats, which a thread like the workers' makes at
+the same rate. On a machine that is suspended, frozen or too busy for these threads both stop, and
+no worker is killed for it. A unit's time is measured by a clock that stops while the machine is
+suspended. `Vigil` is pure logic: the caller passes the numbers.
 """
 
 from __future__ import annotations
@@ -41,19 +40,19 @@ try:
 except ImportError as error:
     sys.exit(f"cerebro: a worker process cannot start: {error}")
 """
-"""``python -m cerebro._worker``, but not with the working directory first on the path: a file
-there that is called like a library would be taken for it."""
+"""``python -m cerebro._worker``, but without the working directory first on the path: a file there
+with the name of a library would be imported instead of the library."""
 
 EXIT_SECONDS = 5.0
 
 REAP_SECONDS = 60.0
-"""A process that was killed is gone at once, unless a disk keeps it."""
+"""A killed process ends at once, unless it waits for a disk."""
 
 open_workers: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
 
 
 def _close_sockets_in_fork() -> None:
-    """Give up a fork's copies of the sockets: workers leave when the last copy closes."""
+    """Close a fork's copies of the sockets: workers exit when the last copy is closed."""
     for worker in list(open_workers):
         with contextlib.suppress(OSError):
             worker.close()
@@ -64,33 +63,33 @@ os.register_at_fork(after_in_child=_close_sockets_in_fork)
 
 @dataclass(eq=False)
 class WorkerProcess:
-    """One worker process, its socket and the page it beats in."""
+    """A worker process, its socket and its page of heartbeats."""
 
     process: subprocess.Popen[bytes]
     channel: Channel
     beat: _core.BeatPage
     threads: int
     exit_fd: int | None = None
-    """Readable once the process has ended, whoever still holds a copy of its socket."""
+    """Readable once the process has ended, even if other processes hold copies of its socket."""
     owner: int = field(default_factory=os.getpid)
     sources: Sources = field(default_factory=dict)
-    """Modules that it had imported when its last run ended; see `cerebro.machine.imports`."""
+    """The modules it had imported when its last run ended; see `cerebro.machine.imports`."""
     variables: dict[str, str] = field(default_factory=environment.variables)
-    """Those that it was started with and that can change the bits of its results."""
+    """The environment variables at its start that can change the bits of its results."""
     device: Device | None = None
-    """The GPU that it sees; None: what its parent sees."""
+    """The GPU that it sees; None: it sees what its parent sees."""
 
     def __post_init__(self) -> None:
         open_workers.add(self)
 
     @classmethod
     def spawn(cls, threads: int, device: Device | None = None) -> WorkerProcess:
-        """Start a worker process; it leads a session, and so a process group, of its own.
+        """Start a worker process as the leader of a new session, and so of a process group.
 
         Raises
         ------
         WorkerError
-            If the system has no process, memory or descriptor for it.
+            If the system lacks a process, memory or descriptors.
         """
         try:
             beat = _core.BeatPage()
@@ -117,7 +116,7 @@ class WorkerProcess:
         self.channel.send(cloudpickle.dumps(message))
 
     def is_stopped(self) -> bool:
-        """Whether a signal or a debugger has stopped it; False where nobody knows."""
+        """Whether a signal or a debugger has stopped it; False if that is unknown."""
         try:
             stat = Path(f"/proc/{self.process.pid}/stat").read_text()
         except OSError:
@@ -125,12 +124,12 @@ class WorkerProcess:
         return stat.rpartition(")")[2].split()[0] in ("T", "t")
 
     def stop(self, *, kill: bool) -> None:
-        """End the process and reap it; it is given time to finish unless killed.
+        """End the process and reap it. It gets time to finish, unless `kill`.
 
         Raises
         ------
         WorkerError
-            If the system does not let go of it: nothing it works on may be used again.
+            If it does not end after SIGKILL: its files must not be used again.
         """
         if self.owner != os.getpid():  # in a fork of its parent
             return
@@ -145,26 +144,26 @@ class WorkerProcess:
             self.process.wait(REAP_SECONDS)
         except subprocess.TimeoutExpired:
             raise WorkerError(
-                f"worker process {self.process.pid} was killed and does not end: does a disk "
-                "that it uses not answer?"
+                f"worker process {self.process.pid} was killed but does not end: is a disk that it "
+                "uses not responding?"
             ) from None
 
     def close(self) -> None:
-        """Close this process's descriptors of it, which tells it to leave."""
+        """Close this process's descriptors of it, which makes it exit."""
         self.channel.close()
         if self.exit_fd is not None:
             os.close(self.exit_fd)
             self.exit_fd = None
 
     def _kill(self) -> None:
-        """Kill the worker and what its trials started: it leads a session of its own."""
-        if self.process.returncode is None:  # not reaped, so that the number is still its own
+        """Kill the worker and the processes that its trials started, which share its group."""
+        if self.process.returncode is None:  # not reaped, so the pid is still its
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
 
 
 def _environment(threads: int, device: Device | None) -> dict[str, str]:
-    """The worker's environment: finds the same cerebro, computes with so many threads, where."""
+    """Return the worker's environment: its device, its threads, and where to find this cerebro."""
     variables = dict(os.environ)
     if device is not None:
         variables |= devices.variables(device)
@@ -177,19 +176,19 @@ def _environment(threads: int, device: Device | None) -> dict[str, str]:
 
 
 def _exit_descriptor(pid: int) -> int | None:
-    """A descriptor that tells of a child's end, where the system has such a thing.
+    """Return a descriptor that becomes readable when a child ends; None if the system has none.
 
-    Without it a worker's end is known by its socket; if a process that it started
-    holds a copy of that, by its silence.
+    Without it the socket shows that a worker has ended or, if a process that it started holds a
+    copy of the socket, its silence does.
     """
     try:
         return os.pidfd_open(pid)
-    except (AttributeError, OSError):  # not Linux, an old one, or no descriptor is left
+    except (AttributeError, OSError):  # not Linux, an old Linux, or no descriptor is left
         return None
 
 
 def exit_reason(returncode: int | None) -> str:
-    """How a process ended, for people."""
+    """Describe how a process ended."""
     number = signal_of(returncode)
     if number is None:
         return f"the worker process exited with status {returncode}"
@@ -201,12 +200,12 @@ def exit_reason(returncode: int | None) -> str:
 
 
 def signal_of(returncode: int | None) -> int | None:
-    """The signal that ended a process, if one did."""
+    """Return the signal that ended a process; None if none did."""
     return -returncode if returncode is not None and returncode < 0 else None
 
 
 class WarmWorkers:
-    """Idle workers kept for the next run of this process."""
+    """Idle workers that are kept for the next run of this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -216,15 +215,15 @@ class WarmWorkers:
     def take(self, threads: int, device: Device | None = None) -> WorkerProcess | None:
         variables = environment.variables()
         with self._lock:
-            if self._pid != os.getpid():  # after a fork they are the parent's
+            if self._pid != os.getpid():  # in a fork they belong to the parent
                 self._idle, self._pid = [], os.getpid()
-            # The one used last has its libraries imported and its caches warm.
+            # The worker used last has the warmest caches.
             for worker in reversed(list(self._idle)):
                 if worker.process.poll() is not None:
                     self._idle.remove(worker)
                     worker.close()
                 elif not are_current(worker.sources) or worker.variables != variables:
-                    # It would train with the old code, or another choice of kernels.
+                    # It would train with old code, or choose different kernels.
                     self._idle.remove(worker)
                     worker.stop(kill=True)
                 elif (worker.threads, worker.device) == (threads, device):
@@ -237,7 +236,7 @@ class WarmWorkers:
             self._idle.append(worker)
 
     def close(self) -> None:
-        """Stop them all; called at the interpreter's exit."""
+        """Stop all of them; called when the interpreter exits."""
         with self._lock:
             idle, self._idle = self._idle, []
         if self._pid != os.getpid():
@@ -255,10 +254,10 @@ atexit.register(warm_workers.close)
 BEAT_SECONDS = 0.1
 
 LOOKS = 5
-"""Looks at a worker within the time that it may be silent."""
+"""The number of checks of a worker within the silence that it is allowed."""
 
 START_SILENCE = 120.0
-"""Seconds until a worker's first beat: Python starts, on a slow disk."""
+"""Seconds until a worker's first beat: Python may start from a slow disk."""
 
 
 class Vigil:
@@ -267,9 +266,9 @@ class Vigil:
     Parameters
     ----------
     silence
-        Seconds within which a worker that does not beat is given up.
+        Seconds without a beat after which a worker is given up.
     limit
-        Seconds that the task may take, or None.
+        Seconds that the task may take; None: no limit.
     """
 
     def __init__(self, silence: float, limit: float | None) -> None:
@@ -281,20 +280,20 @@ class Vigil:
         self._since = 0
 
     def is_silent(self, beats: int, own: int) -> bool:
-        """Whether the worker, now at `beats`, made none for too long; `own` are ours."""
+        """Whether the worker, now at `beats`, has been silent too long; `own` are our beats."""
         if beats != self._beats:
             self._beats, self._since = beats, own
         allowed = self._silent_beats if beats > 0 else self._start_beats
         return own - self._since >= allowed
 
     def is_late(self, task_seconds: float | None) -> bool:
-        """Whether the task takes too long; None: it has not begun."""
+        """Whether the task takes too long. `task_seconds` is None before it begins."""
         return self._limit is not None and task_seconds is not None and task_seconds >= self._limit
 
     def patience(self, task_seconds: float | None) -> float:
-        """Seconds until the next look is due."""
+        """Return the seconds until the next check is due."""
         if self._limit is None:
             return self._look
-        # What has not begun cannot be late before the limit has passed.
+        # A task that has not begun cannot be late before the limit has passed.
         left = self._limit - (0.0 if task_seconds is None else task_seconds)
         return min(self._look, max(0.0, left))

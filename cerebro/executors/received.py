@@ -1,6 +1,6 @@
-"""Opens what another process of the same run has sent: the user's ``build`` and its like.
+"""Unpickles messages from other processes of the same run, such as the user's ``build``.
 
-What is pickled by its name is imported, and the module that it is in may be a script.
+An object that is pickled by name is imported, and its module may be a script that trains.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from cerebro.machine.guard import finding
 
 
 class _Unpickler(pickle.Unpickler):
-    """Knows what an import is for."""
+    """Imports modules for the names that a pickle needs from them."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Import what is named; the module's import may stop once it has that."""
+        """Import a name; the import of its module may stop as soon as the name is there."""
         if module in sys.modules:
             return super().find_class(module, name)
         with finding(name.partition(".")[0], target=module):
@@ -25,12 +25,12 @@ class _Unpickler(pickle.Unpickler):
 
 
 def opened(message: bytes) -> Any:
-    """Return what is in a pickle from a process of the same run.
+    """Unpickle a message from a process of the same run.
 
     Raises
     ------
     InputError
-        If a module that it names calls something that trains before it has what is named.
+        If a module that it names starts to train before it has defined the name.
     """
     with finding():
         return _Unpickler(io.BytesIO(message)).load()

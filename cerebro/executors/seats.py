@@ -1,9 +1,9 @@
 """Which worker has which shard in its GPU's memory.
 
-A seat is where a worker sits: a GPU, or one of several processes that share one. Every shard is
-dealt to one seat and stays there, whoever takes the seat over, so that the data are in device
-memory once, whatever the number of trials and workers. Trials go to where the shards are; the
-scheduler knows it as exclusive placement. Validation data are read by all, and held by each.
+A seat is a GPU, or one of several worker processes that share one. Every shard is dealt to one seat
+and stays there, even if the worker is replaced, so that device memory holds the data once, for any
+number of trials and workers. Trials move to the shards: for the scheduler, placement is exclusive.
+Every worker reads and holds the validation data.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cerebro.worker.messages import RunContext
 
 DATA_SHARE = 0.5
-"""Of a GPU's memory for shards that stay; the rest is for models and what they compute."""
+"""The share of a GPU's memory for shards that stay; the rest is for models in training."""
 
 
 class SeatedShards:
@@ -27,26 +27,29 @@ class SeatedShards:
     Parameters
     ----------
     seats
-        How many there are.
+        The number of seats.
     rows
-        Of each shard; empty: every worker reads all.
+        The rows of each shard; empty: every worker reads all shards.
     """
 
     def __init__(self, seats: int, rows: Sequence[int]) -> None:
         self._seat_of: dict[int, int] = {}
         load = [0] * seats
-        # Largest first to the least loaded; of equals the lower number.
+        # The largest shard goes first, to the least loaded seat; ties go to the lower number.
         for shard in sorted(range(len(rows)), key=lambda shard: (-rows[shard], shard)):
             seat = min(range(seats), key=lambda seat: (load[seat], seat))
             load[seat] += rows[shard]
             self._seat_of[shard] = seat
 
     def give(self, seat: int, shard: int) -> None:
-        """A seat has a shard from now on: nobody sat where it was."""
+        """Move a shard to a seat, because its own seat has no worker."""
         self._seat_of[shard] = seat
 
     def holders(self, seated: Mapping[int, int]) -> dict[int, list[int]] | None:
-        """Return the workers that have each shard, by who sits where; None: all have all."""
+        """Return the workers that have each shard, given the worker of each seat.
+
+        None: every worker has all shards.
+        """
         if not self._seat_of:
             return None
         return {
@@ -58,11 +61,10 @@ class SeatedShards:
 def stay(
     train: Dataset, validation: Dataset | None, seats: Sequence[Device | None], *, stagger: bool
 ) -> bool:
-    """Whether shards are dealt out to stay in device memory.
+    """Whether to deal shards out to GPUs and keep them in device memory.
 
-    They are where several workers have GPUs, each gets a shard at least, and the data fit beside
-    the models; with ``stagger=False`` all trials go through the shards together instead, which
-    are not held then.
+    This needs several workers with GPUs, a shard for each, and data that fit beside the models.
+    With ``stagger=False`` all trials go through the shards together, and shards are not kept.
     """
     gpus = [device for device in seats if device is not None]
     if len(gpus) < 2 or train.num_shards < len(gpus) or not stagger:
@@ -73,9 +75,9 @@ def stay(
 
 
 def with_shares(context: RunContext, seats: Sequence[Device | None]) -> RunContext:
-    """Tell workers what of their GPU's memory shards and live models may take.
+    """Return the context with the bytes of GPU memory for a worker's shards and live models.
 
-    Half of it is for shards and a quarter for models, shared out among those who sit there.
+    Shards get half of a GPU's memory and models a quarter, divided among the workers that share it.
     """
     gpus = [device for device in seats if device is not None]
     if not gpus:
@@ -87,13 +89,13 @@ def with_shares(context: RunContext, seats: Sequence[Device | None]) -> RunConte
 def kept_bytes(
     train: Dataset, validation: Dataset | None, seats: Sequence[Device | None], *, dealt: bool
 ) -> int:
-    """Bytes of the data in the memory of the GPU that has most of them.
+    """Return the bytes of data in the memory of the GPU that holds the most.
 
     Parameters
     ----------
     dealt
-        Whether the shards are dealt out, see `stay`. Otherwise every worker reads all, and keeps
-        what its share of the GPU's memory takes.
+        Whether the shards are dealt out, see `stay`. If not, every worker reads all shards and
+        keeps as many as fit into its share of the GPU's memory.
     """
     gpus = [device for device in seats if device is not None]
     if not gpus:

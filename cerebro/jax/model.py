@@ -15,7 +15,7 @@ later training depends on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -23,23 +23,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from cerebro.errors import InputError, StateError
-from cerebro.jax import program as _jax_program
-from cerebro.jax import state as _jax_state
+from cerebro.jax.program import Carry, Recipe, pairs_of, program_of, taken
+from cerebro.jax.state import HINT, from_state, named_leaves, owned, to_host, to_state
 from cerebro.machine.devices import build_device, is_gpu
 from cerebro.model import (
+    BaseModel,
     Batch,
     Columns,
-    Means,
     check_metrics,
     column_names,
+    is_joinable,
     named_functions,
-    rows_of_all,
 )
 
-_PREDICT_ROWS = 256
 
-
-class Model:
+class Model(BaseModel):
     """A function of parameters and inputs, with its optimizer and loss.
 
     Parameters
@@ -104,6 +102,7 @@ class Model:
     """
 
     framework = "jax"
+    _array_types = (jax.Array, np.ndarray)
 
     def __init__(
         self,
@@ -131,13 +130,13 @@ class Model:
         self._device = _device()
         self._on_host = self._device.platform == "cpu"
         self._key = self._make_key(0 if seed is None else seed)
-        params = _jax_state.owned("params", params, self._device)
+        params = owned("params", params, self._device)
         _check_params(params)
-        state = _jax_state.owned("the optimizer's state", optimizer.init(params), self._device)
-        variables = _jax_state.owned("variables", variables, self._device)
+        state = owned("the optimizer's state", optimizer.init(params), self._device)
+        variables = owned("variables", variables, self._device)
         steps = jax.device_put(np.uint32(0), self._device)
-        self._carry = _jax_program.Carry((params, state, variables, steps))
-        self._program = _jax_program.program_of(self._recipe())
+        self._carry = Carry((params, state, variables, steps))
+        self._program = program_of(self._recipe())
 
     def _check_arguments(self) -> None:
         functions = {"apply": self._apply, "loss": self._loss, "step": self._step}
@@ -162,18 +161,18 @@ class Model:
         name, function, filled = (
             ("apply", self._apply, 1) if self._step is None else ("step", self._step, 2)
         )
-        if self._has_variables and "variables" not in _jax_program.taken(function, filled):
+        if self._has_variables and "variables" not in taken(function, filled):
             raise InputError(f"variables= is given, but {name} has no argument of that name")
 
-    def _recipe(self) -> _jax_program.Recipe:
-        return _jax_program.Recipe(
+    def _recipe(self) -> Recipe:
+        return Recipe(
             apply=self._apply,
             step=self._step,
             loss=self._loss,
             metrics=tuple(self._metrics.items()),
             optimizer=self._optimizer,
-            inputs=_jax_program.pairs_of(self._inputs),
-            target=None if self._target is None else _jax_program.pairs_of(self._target),
+            inputs=pairs_of(self._inputs),
+            target=None if self._target is None else pairs_of(self._target),
             one_target=isinstance(self._target, str),
             has_variables=self._has_variables,
             keeps_outputs=bool(self._epoch_metrics),
@@ -219,48 +218,12 @@ class Model:
         """
         batch = self._placed(batch)
         tree, values = self._program.train(self._carry.take(self._device), self._key, batch)
-        self._carry = _jax_program.Carry(tree)
+        self._carry = Carry(tree)
         return values  # type: ignore[no-any-return]
 
     def eval_batch(self, batch: Batch) -> dict[str, Any]:
         """Return loss and metrics of one batch; the model stays as it is."""
         return self._program.evaluate(*self._now(), self._placed(batch))  # type: ignore[no-any-return]
-
-    @property
-    def evaluates_whole(self) -> bool:
-        """Whether validation needs :meth:`evaluate` rather than :meth:`eval_batch`."""
-        return bool(self._epoch_metrics)
-
-    def evaluate(self, data: Any, *, batch_size: int = _PREDICT_ROWS) -> dict[str, float]:
-        """Return loss, metrics and epoch metrics over all rows.
-
-        Parameters
-        ----------
-        data
-            A :class:`cerebro.Dataset`, a mapping of columns to arrays, or an iterable of batches.
-        batch_size
-            Rows per batch, where `data` is no iterable of batches.
-
-        Returns
-        -------
-        dict
-            Means weighted by rows (or by what a metric says), summed in float64.
-        """
-        means = Means(_floats)
-        kept: list[tuple[Any, Any]] = []
-        for batch in self._batches(data, batch_size):
-            values, *both = self._program.measure(*self._now(), self._placed(batch))
-            means.add(batch, values)
-            if self._epoch_metrics:
-                kept.append(jax.tree.map(np.asarray, tuple(both)))
-        result = means.take()
-        if self._epoch_metrics:
-            outputs, targets = (_joined(list(parts)) for parts in zip(*kept, strict=True))
-            arguments = (outputs,) if self._target is None else (outputs, targets)
-            for name, metric in self._epoch_metrics.items():
-                found = metric(*arguments)
-                result[name] = float(found[0] if isinstance(found, tuple) else found)
-        return result
 
     def predict_batch(self, batch: Batch) -> Any:
         """Return the outputs for a batch, as `apply` gives them with ``train=False``."""
@@ -268,30 +231,9 @@ class Model:
             raise InputError("there are no outputs to predict with: give apply beside step")
         return self._program.predict(*self._now(), self._placed(batch))
 
-    def predict(self, data: Any, *, batch_size: int = _PREDICT_ROWS) -> Any:
-        """Return the outputs for all rows, in the order of the rows.
-
-        Parameters
-        ----------
-        data
-            A :class:`cerebro.Dataset`, a mapping of columns to arrays, an array of the input
-            column, or an iterable of batches.
-        batch_size
-            Rows per batch, where `data` is no iterable of batches.
-
-        Returns
-        -------
-        ndarray
-            NumPy's, shape (rows, ...); in the structure of the outputs where there are several. A
-            list of the batches' outputs where their shapes differ by more than rows.
-        """
-        outputs = [
-            jax.tree.map(np.asarray, self.predict_batch(batch))
-            for batch in self._batches(data, batch_size)
-        ]
-        if not outputs:
-            raise InputError("there are no rows to predict")
-        return _joined(outputs)
+    def _measure(self, batch: Batch) -> tuple[dict[str, Any], tuple[Any, ...]]:
+        values, *parts = self._program.measure(*self._now(), self._placed(batch))
+        return values, jax.tree.map(np.asarray, tuple(parts)) if self._epoch_metrics else ()
 
     def _now(self) -> tuple[Any, Any, Any]:
         params, _, variables, _ = self._carry.tree
@@ -307,13 +249,13 @@ class Model:
         """
         params, optimizer, variables, steps = self._carry.tree
         state = {
-            "params": _jax_state.to_state(params),
-            "optimizer": _jax_state.to_state(optimizer),
-            "step": _jax_state.to_host(steps),
-            "key": _jax_state.to_host(self._key),
+            "params": to_state(params),
+            "optimizer": to_state(optimizer),
+            "step": to_host(steps),
+            "key": to_host(self._key),
         }
         if self._has_variables:
-            state["variables"] = _jax_state.to_state(variables)
+            state["variables"] = to_state(variables)
         return state
 
     def weights(self) -> dict[str, Any]:
@@ -337,24 +279,22 @@ class Model:
             name = min(differ)
             raise StateError(
                 f"the state has {'no' if name in known else 'a'} {name!r}, unlike the model that "
-                f"build made: {_jax_state.HINT}"
+                f"build made: {HINT}"
             )
         params, optimizer, variables, steps = self._carry.tree
         mine = {"params": params, "optimizer": optimizer, "variables": variables}
         loaded = {
-            name: _jax_state.from_state(
-                name, tree, state.get(name), self._device, retyped=name == "optimizer"
-            )
+            name: from_state(name, tree, state.get(name), self._device, retyped=name == "optimizer")
             for name, tree in mine.items()
         }
-        rest = _jax_state.from_state(
+        rest = from_state(
             "the model",
             {"step": steps, "key": self._key},
             {"step": state["step"], "key": state["key"]},
             self._device,
         )
         tree = (loaded["params"], loaded["optimizer"], loaded["variables"], rest["step"])
-        self._carry = _jax_program.Carry(tree)
+        self._carry = Carry(tree)
         self._key = rest["key"]
 
     def load_clone(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
@@ -377,19 +317,21 @@ class Model:
 
     # --- data -----------------------------------------------------------------
 
-    def _batches(self, data: Any, batch_size: int) -> Iterable[Batch]:
-        if isinstance(data, (jax.Array, np.ndarray)):
-            if not isinstance(self._inputs, str):
-                raise InputError("give a mapping of columns to arrays: the model has several")
-            data = {self._inputs: data}
-        if isinstance(data, Mapping):
-            return _sliced(data, batch_size)
-        if hasattr(data, "in_order"):
-            batches: Iterable[Batch] = data.in_order(batch_size, "jax")
-            return batches
-        if not isinstance(data, Iterable):
-            raise InputError(f"{data!r} is no data set, mapping of arrays or iterable of batches")
-        return data
+    def _floats(self, values: list[Any]) -> list[float]:
+        return [float(value) for value in jax.device_get(values)]
+
+    def _to_host(self, output: Any) -> Any:
+        return jax.tree.map(np.asarray, output)
+
+    def _join(self, parts: list[Any]) -> Any:
+        """Join the batches' outputs along their rows; a plain list where they do not fit."""
+        trees = [jax.tree.flatten(part) for part in parts]
+        joined = []
+        for leaves in zip(*(leaves for leaves, _ in trees), strict=True):
+            if not is_joinable(leaves):
+                return parts
+            joined.append(np.concatenate(leaves))
+        return jax.tree.unflatten(trees[0][1], joined)
 
     def _placed(self, batch: Batch) -> Batch:
         """Return the batch on the model's device, itself if it is there.
@@ -419,7 +361,7 @@ def _device() -> Any:
 
 
 def _check_params(params: Any) -> None:
-    named = _jax_state.named_leaves(params)
+    named = named_leaves(params)
     if not named:
         raise InputError("params has no arrays: there is nothing to train")
     for path, leaf in named:
@@ -428,27 +370,6 @@ def _check_params(params: Any) -> None:
                 f"params has {leaf.dtype} at {'/'.join(path)}, but only floating-point numbers "
                 "are trained: put it into variables"
             )
-
-
-def _sliced(columns: Mapping[str, Any], batch_size: int) -> Iterator[Batch]:
-    arrays = {name: np.asarray(column) for name, column in columns.items()}
-    for start in range(0, rows_of_all(arrays), batch_size):
-        yield {name: array[start : start + batch_size] for name, array in arrays.items()}
-
-
-def _floats(values: list[Any]) -> list[float]:
-    return [float(value) for value in jax.device_get(values)]
-
-
-def _joined(parts: list[Any]) -> Any:
-    """Join the batches' outputs along their rows; a plain list where they do not fit."""
-    trees = [jax.tree.flatten(part) for part in parts]
-    joined = []
-    for leaves in zip(*(leaves for leaves, _ in trees), strict=True):
-        if leaves[0].ndim == 0 or any(leaf.shape[1:] != leaves[0].shape[1:] for leaf in leaves):
-            return parts
-        joined.append(np.concatenate(leaves))
-    return jax.tree.unflatten(trees[0][1], joined)
 
 
 def _with_own_settings(state: Any, own: Any) -> Any:

@@ -126,7 +126,7 @@ class Result:
 
     def top(self, n: int) -> list[Trial]:
         """Return the `n` best trials, best first; trials without a metric are left out."""
-        numbers = self.saved.ranking(whole_number("n", n, 0) or 0)
+        numbers = self.saved.ranking(whole_number("n", n, 0))
         if self.saved.holds_trials:
             return [self.trials[number] for number in numbers]
         return [Trial(self.saved, record) for record in self.saved.some(numbers)]

@@ -438,7 +438,7 @@ class Trial:
         folds = self.folds
         if not folds:
             raise InputError(f"trial {self.number} has no folds: leave out fold=")
-        number = whole_number("fold", fold, 0) or 0
+        number = whole_number("fold", fold, 0)
         if number >= len(folds):
             raise InputError(
                 f"trial {self.number} has no fold {fold}: it has 0 to {len(folds) - 1}"
@@ -464,7 +464,7 @@ class Trial:
             best = self.best_epoch
             wanted = records[-1].epoch if best is None else best
         else:
-            wanted = whole_number("epoch", epoch, 0) or 0
+            wanted = whole_number("epoch", epoch, 0)
         found = next((r for r in records if r.epoch == wanted), None)
         if found is None or found.state_file is None:
             kept = [str(r.epoch) for r in records if r.state_file is not None]

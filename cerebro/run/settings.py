@@ -47,7 +47,7 @@ class Training:
     deterministic: Literal["warn"] | bool = "warn"
     live_models: int | None = 1
     unit_timeout: float | None = None
-    """Seconds that a unit may take; for executors whose workers can be killed."""
+    """Seconds that a unit may take, for executors that can kill their workers."""
 
     def training(self) -> dict[str, Any]:
         """Return these settings by name."""

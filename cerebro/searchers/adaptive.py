@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from cerebro.arguments import check_whole
+from cerebro.arguments import whole_number
 from cerebro.errors import InputError
 from cerebro.searchers.base import Decision, Suggestion, _Done, check_n_trials
 from cerebro.space import Space, json_value
@@ -113,8 +113,8 @@ def check_rungs(
     min_epochs: int, reduction_factor: int, epochs: int | None = None
 ) -> tuple[int, int]:
     """Return the first two as ints; InputError unless rungs can be made of these."""
-    min_epochs = check_whole("min_epochs", min_epochs, 1)
-    reduction_factor = check_whole("reduction_factor", reduction_factor, 2)
+    min_epochs = whole_number("min_epochs", min_epochs, 1, math.inf)
+    reduction_factor = whole_number("reduction_factor", reduction_factor, 2, math.inf)
     if epochs is not None and min_epochs > epochs:
         raise InputError(
             f"min_epochs={min_epochs} is above epochs={epochs}: give search() more epochs, or "

@@ -7,7 +7,7 @@ from bisect import insort
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from cerebro.arguments import check_whole
+from cerebro.arguments import whole_number
 from cerebro.searchers.adaptive import AdaptiveSearcher, decode_value, encode_value
 from cerebro.searchers.base import DONE, Decision, Suggestion, _Done, needs_end
 
@@ -29,8 +29,8 @@ class MedianStopping(AdaptiveSearcher):
 
     def __init__(self, grace_epochs: int = 1, min_trials: int = 3) -> None:
         super().__init__()
-        self._grace_epochs = check_whole("grace_epochs", grace_epochs, 1)
-        self._min_trials = check_whole("min_trials", min_trials, 1)
+        self._grace_epochs = whole_number("grace_epochs", grace_epochs, 1, math.inf)
+        self._min_trials = whole_number("min_trials", min_trials, 1, math.inf)
         self._best: dict[int, float] = {}
         self._sums: dict[int, float] = {}
         self._averages: list[list[float]] = []  # by epoch: those of all trials until then, sorted

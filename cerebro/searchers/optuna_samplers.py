@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from cerebro.arguments import check_whole
+from cerebro.arguments import whole_number
 from cerebro.machine.flags import compute_settings
 from cerebro.searchers.adaptive import AdaptiveSearcher, decode_value, encode_value
 from cerebro.searchers.base import DONE, Decision, Suggestion, _Done, needs_end
@@ -35,7 +35,7 @@ class SamplerSearch(AdaptiveSearcher):
 
     def __init__(self, startup_trials: int = 10, earlier: Any = ()) -> None:
         super().__init__()
-        self._startup_trials = check_whole("startup_trials", startup_trials, 0)
+        self._startup_trials = whole_number("startup_trials", startup_trials, 0, math.inf)
         self._earlier = list(earlier) if isinstance(earlier, (list, tuple)) else [earlier]
         self._study: optuna.Study | None = None
         self._parameters: Parameters | None = None

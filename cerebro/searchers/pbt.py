@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import cerebro._core as _core
-from cerebro.arguments import check_number, check_whole
+from cerebro.arguments import real_number, whole_number
 from cerebro.errors import InputError
 from cerebro.searchers.adaptive import AdaptiveSearcher, decode_value, encode_value
 from cerebro.searchers.base import DONE, Decision, Suggestion, _Done
@@ -63,14 +63,10 @@ class PBT(AdaptiveSearcher):
         population: int = 8,
     ) -> None:
         super().__init__()
-        interval = check_whole("interval", interval, 1)
-        population = check_whole("population", population, 2)
-        quantile = check_number("quantile", quantile)
-        resample = check_number("resample", resample)
-        if not 0 < quantile <= 0.5:
-            raise InputError(f"quantile must be above 0 and at most 0.5, not {quantile!r}")
-        if not 0 <= resample <= 1:
-            raise InputError(f"resample must be from 0 to 1, not {resample!r}")
+        interval = whole_number("interval", interval, 1, math.inf)
+        population = whole_number("population", population, 2, math.inf)
+        quantile = real_number("quantile", quantile, above=0, most=0.5)
+        resample = real_number("resample", resample, least=0, most=1)
         if isinstance(mutate, str):
             raise InputError(f"mutate must be a list of names, such as [{mutate!r}]")
         self._interval = interval
@@ -252,4 +248,4 @@ def perturbed(dimension: Dimension, value: Any, factors: tuple[float, float], *,
 def _two_numbers(factors: Any) -> tuple[float, float]:
     if not isinstance(factors, (list, tuple)) or len(factors) != 2:
         raise InputError(f"factors must be two numbers, such as (0.8, 1.2), not {factors!r}")
-    return check_number("factors", factors[0]), check_number("factors", factors[1])
+    return real_number("factors", factors[0]), real_number("factors", factors[1])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from cerebro.arguments import check_number, check_whole
+from cerebro.arguments import real_number, whole_number
 from cerebro.errors import InputError
 from cerebro.searchers.metrics import metric_mode
 
@@ -41,8 +42,8 @@ class EarlyStopping:
     mode: Literal["min", "max"] | None = None
 
     def __post_init__(self) -> None:
-        patience = check_whole("EarlyStopping: patience", self.patience, 1)
-        min_delta = check_number("EarlyStopping: min_delta", self.min_delta, 0)
+        patience = whole_number("EarlyStopping: patience", self.patience, 1, math.inf)
+        min_delta = real_number("EarlyStopping: min_delta", self.min_delta, least=0)
         object.__setattr__(self, "patience", patience)
         object.__setattr__(self, "min_delta", min_delta)
         metric_mode(self.monitor, self.mode, argument="EarlyStopping: monitor")

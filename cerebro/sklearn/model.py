@@ -9,7 +9,7 @@ is known here are taken, and the others are refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,7 @@ from sklearn.preprocessing import LabelBinarizer
 from sklearn.utils._openmp_helpers import _openmp_effective_n_threads
 
 from cerebro.errors import InputError, StateError
-
-Batch = dict[str, Any]
+from cerebro.model import BaseModel, Batch, check_batch
 
 #: Estimators whose state survives a hop bit for bit, and what they do.
 SUPPORTED = {
@@ -59,10 +58,8 @@ _OBJECTS = {
 
 _GLOBAL_GENERATOR = np.random.mtrand._rand
 
-_PREDICT_ROWS = 4096
 
-
-class Model:
+class Model(BaseModel):
     """A scikit-learn estimator that learns by `partial_fit`.
 
     Parameters
@@ -105,6 +102,7 @@ class Model:
 
     framework = "numpy"
     cpu_only = True
+    _pass_rows = 4096
 
     def __init__(
         self,
@@ -119,7 +117,7 @@ class Model:
         self.estimator = estimator
         self._kind = kind_of(estimator)
         self._inputs = [inputs] if isinstance(inputs, str) else list(inputs)
-        self._target = target
+        self._target: str = target
         self._classes = None if classes is None else np.unique(np.asarray(classes))
         self._loss = loss
         self._metrics, self._scorers = _split_metrics(metrics)
@@ -169,36 +167,12 @@ class Model:
         """Whether validation needs :meth:`evaluate` rather than :meth:`eval_batch`."""
         return bool(self._metrics or self._scorers)
 
-    def evaluate(self, data: Any, *, batch_size: int = _PREDICT_ROWS) -> dict[str, float]:
-        """Return loss and metrics over all rows of `data`.
-
-        Parameters
-        ----------
-        data
-            A :class:`cerebro.Dataset`, a mapping of columns to arrays, or an
-            iterable of batches.
-        batch_size
-            Rows per batch, where `data` is no iterable of batches.
-        """
+    def _measure(self, batch: Batch) -> tuple[dict[str, float], tuple[Any, ...]]:
         self._check_fitted()
-        sums: dict[str, float] = {}
-        rows = 0
-        kept: list[tuple[Any, Any, Any]] = []
-        for batch in self._batches(data, batch_size):
-            x, y = self._columns(batch)
-            predicted = self.estimator.predict(x) if y is not None else None
-            for name, value in self._means(x, y, predicted).items():
-                sums[name] = sums.get(name, 0.0) + float(value) * len(x)
-            rows += len(x)
-            if self.evaluates_whole:
-                kept.append((np.array(x), np.array(y), predicted))
-        if not rows:
-            raise InputError("there are no rows to evaluate")
-        result = {name: value / rows for name, value in sums.items()}
-        if kept:
-            x, y, predicted = (np.concatenate(parts) for parts in zip(*kept, strict=True))
-            result.update(self._whole(x, y, predicted))
-        return result
+        x, y = self._columns(batch)
+        predicted = self.estimator.predict(x) if y is not None else None
+        parts = (np.array(x), np.array(y), predicted) if self.evaluates_whole else ()
+        return self._means(x, y, predicted), parts
 
     def predict_batch(self, batch: Batch) -> Any:
         """Return predictions for a batch: classes, values, or what a transformer returns."""
@@ -208,16 +182,9 @@ class Model:
             return self.estimator.transform(x)
         return self.estimator.predict(x)
 
-    def predict(self, data: Any, *, batch_size: int = _PREDICT_ROWS) -> Any:
-        """Return predictions for all rows of `data` (see :meth:`evaluate`), in their order."""
-        parts = [self.predict_batch(batch) for batch in self._batches(data, batch_size)]
-        if not parts:
-            raise InputError("there are no rows to predict")
-        return np.concatenate(parts)
-
     def _values(self, x: Any, y: Any) -> dict[str, Any]:
         predicted = self.estimator.predict(x) if y is not None else None
-        return {**self._means(x, y, predicted), **self._whole(x, y, predicted)}
+        return {**self._means(x, y, predicted), **self._whole((x, y, predicted))}
 
     def _means(self, x: Any, y: Any, predicted: Any) -> dict[str, float]:
         """Return the metrics that are means over rows."""
@@ -229,7 +196,8 @@ class Model:
             values["accuracy"] = float(np.mean(predicted == y))
         return values
 
-    def _whole(self, x: Any, y: Any, predicted: Any) -> dict[str, float]:
+    def _whole(self, parts: Sequence[Any]) -> dict[str, float]:
+        x, y, predicted = parts
         values = {name: float(metric(y, predicted)) for name, metric in self._metrics.items()}
         for name, scorer in self._scorers.items():
             values[name] = float(scorer(self.estimator, x, y))
@@ -309,11 +277,7 @@ class Model:
     # --- data -----------------------------------------------------------------
 
     def _features(self, batch: Batch) -> Any:
-        missing = [name for name in self._inputs if name not in batch]
-        if missing:
-            raise InputError(
-                f"inputs names the column {missing[0]!r}, but the data has {', '.join(batch)}"
-            )
+        check_batch(batch, self._inputs, None)
         parts = [np.asarray(batch[name]) for name in self._inputs]
         parts = [part.reshape(len(part), -1) for part in parts]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
@@ -322,28 +286,9 @@ class Model:
         x = self._features(batch)
         if self._kind in ("clusterer", "transformer"):
             return x, None
-        if self._target not in batch:
-            raise InputError(
-                f"target names the column {self._target!r}, but the data has {', '.join(batch)}"
-            )
+        check_batch(batch, self._inputs, self._target)
         y = np.asarray(batch[self._target])
         return x, y.reshape(-1) if y.shape == (len(x), 1) else y
-
-    def _batches(self, data: Any, batch_size: int) -> Iterable[Batch]:
-        if isinstance(data, np.ndarray):
-            data = {self._inputs[0]: data}
-        if isinstance(data, Mapping):
-            rows = min((len(column) for column in data.values()), default=0)
-            return [
-                {name: column[start : start + batch_size] for name, column in data.items()}
-                for start in range(0, rows, batch_size)
-            ]
-        if hasattr(data, "in_order"):
-            batches: Iterable[Batch] = data.in_order(batch_size, "numpy")
-            return batches
-        if not isinstance(data, Iterable):
-            raise InputError(f"{data!r} is no data set, mapping of arrays or iterable of batches")
-        return data
 
     def _known_classes(self) -> Any:
         if self._classes is None:

@@ -66,7 +66,8 @@ class ScoredModel(Model):
     def _values(self, x: Any, y: Any) -> dict[str, Any]:
         return self._means(x, y, self.estimator.predict(x))  # batches have no score
 
-    def _whole(self, x: Any, y: Any, predicted: Any) -> dict[str, float]:
+    def _whole(self, parts: Sequence[Any]) -> dict[str, float]:
+        x, y, _ = parts
         score = self._scorer(self.estimator, x, y)
         if isinstance(score, Mapping):
             raise InputError(

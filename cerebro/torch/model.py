@@ -15,42 +15,50 @@ everything that later training depends on.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from numbers import Integral
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from cerebro.arguments import TORCH_MODEL, answers
+from cerebro.arguments import TORCH_MODEL, answers, real_number, whole_number
 from cerebro.data.moved import moved
 from cerebro.errors import InputError, StateError
 from cerebro.machine.devices import build_device
 from cerebro.model import (
     NO_KERAS,
+    BaseModel,
     Batch,
     Columns,
-    Means,
     check_batch,
     check_metrics,
     column_names,
+    is_joinable,
     is_keras,
     loss_of,
     make_getter,
     named_functions,
-    rows_of_all,
 )
-from cerebro.torch import graph as _torch_graph
-from cerebro.torch import place as _torch_place
-from cerebro.torch import state as _torch_state
+from cerebro.torch.graph import CudaRecorder, GraphedStep, Recorder, make_capturable
+from cerebro.torch.place import place
+from cerebro.torch.state import (
+    advanced_state,
+    apply_settings,
+    frozen_names,
+    group_settings,
+    load_net,
+    load_optimizer,
+    load_scheduler,
+    optimizer_state,
+    scheduler_state,
+)
 
 # Values by metric, loss with its graph (or None), output, target.
 _Objective = Callable[[Batch], tuple[dict[str, Any], Any, Any, Any]]
 
-_PREDICT_ROWS = 256
 
-
-class Model:
+class Model(BaseModel):
     """A network with its optimizer, loss and schedule.
 
     Parameters
@@ -135,6 +143,7 @@ class Model:
     """
 
     framework = "torch"
+    _array_types = (torch.Tensor, np.ndarray)
     loads_in_place = True
 
     @answers(TORCH_MODEL, name="cerebro.torch.Model")
@@ -166,8 +175,8 @@ class Model:
         self._inputs, self._target = inputs, target
         self._step = step
         self._augment = augment
-        self._clip_norm = _check_clip_norm(clip_norm)
-        self._accumulate = _check_accumulate(accumulate)
+        self._clip_norm = real_number("clip_norm", clip_norm, above=0, optional=True)
+        self._accumulate = whole_number("accumulate", accumulate, 1, math.inf)
         self._optimizers = _check_optimizers(optimizer, net, loss)
         self._schedulers = _check_schedulers(scheduler, self._optimizers)
         self._scheduler_step = _check_scheduler_step(scheduler_step, self._schedulers)
@@ -175,7 +184,7 @@ class Model:
         _refuse_torchmetrics(net, {"loss": loss, **self._metrics})
         self._partial = state == "trainable"
         others = (loss, *self._metrics.values(), *self._epoch_metrics.values())
-        _torch_place.place(net, self._optimizers, others, build_device())
+        place(net, self._optimizers, others, build_device())
 
         self._parameters = _all_parameters(net, self._optimizers)
         self._device = self._parameters[0].device
@@ -187,10 +196,10 @@ class Model:
         self._pending = 0  # batches since the last update
         self._scheduler_due = False
         self._objective = self._compile_objective()
-        self._graphed: _torch_graph.GraphedStep | None = None
+        self._graphed: GraphedStep | None = None
         if graph and self._on_gpu:
-            _torch_graph.make_capturable(self._optimizers)
-            self._train = self._compile_graphed(_torch_graph.CudaRecorder(self._device))
+            make_capturable(self._optimizers)
+            self._train = self._compile_graphed(CudaRecorder(self._device))
         else:
             self._train = self._compile_train()
 
@@ -278,54 +287,12 @@ class Model:
         Gradients are off, but not by inference mode: what a network caches then
         (masks, rotary tables) could not be used in training afterwards.
         """
-        return self._evaluate_batch(batch)[0]
+        return self._measure(batch)[0]
 
     @property
     def inputs(self) -> Columns:
         """What the network is called with: a column, a list of columns or a mapping."""
         return self._inputs
-
-    @property
-    def evaluates_whole(self) -> bool:
-        """Whether validation needs :meth:`evaluate` rather than :meth:`eval_batch`."""
-        return bool(self._epoch_metrics)
-
-    def evaluate(self, data: Any, *, batch_size: int = _PREDICT_ROWS) -> dict[str, float]:
-        """Return loss, metrics and epoch metrics over all rows.
-
-        Parameters
-        ----------
-        data
-            A :class:`cerebro.Dataset`, a mapping of columns to arrays, or an
-            iterable of batches.
-        batch_size
-            Rows per batch, where `data` is no iterable of batches.
-
-        Returns
-        -------
-        dict
-            Means weighted by rows (or by what a metric says), summed in float64.
-        """
-        means = Means(_floats)
-        kept: list[tuple[Any, Any]] = []
-        for batch in self._batches(data, batch_size):
-            values, output, target = self._evaluate_batch(batch)
-            means.add(batch, values)
-            if self._epoch_metrics:
-                kept.append((output, target))
-        result = means.take()
-        if self._epoch_metrics:
-            outputs = _concatenated([output for output, _ in kept])
-            if self._autocast is not None:  # NumPy and scikit-learn know no bfloat16
-                outputs = _in_float32(outputs)
-            targets = _concatenated([target for _, target in kept])
-            with self._no_grad:
-                for name, metric in self._epoch_metrics.items():
-                    value = self._call_metric(metric, outputs, targets)
-                    result[name] = float(value[0] if isinstance(value, tuple) else value)
-                    if _is_torchmetric(metric):
-                        metric.reset()  # type: ignore[attr-defined]  # it would keep all passes
-        return result
 
     def predict_batch(self, batch: Batch) -> Any:
         """Return the network's output for a batch, in evaluation mode, without gradients."""
@@ -343,31 +310,6 @@ class Model:
             self._explain_missing_column(batch, with_target=False)
             raise
 
-    def predict(self, data: Any, *, batch_size: int = _PREDICT_ROWS) -> Any:
-        """Return the network's outputs for all rows, in the order of the rows.
-
-        Parameters
-        ----------
-        data
-            A :class:`cerebro.Dataset`, a mapping of columns to arrays, an array of
-            the input column, or an iterable of batches.
-        batch_size
-            Rows per batch, where `data` is no iterable of batches.
-
-        Returns
-        -------
-        tensor
-            In host memory, shape (rows, ...); a tuple or dict of such where the
-            network returns several. A list of the batches' outputs where their
-            shapes differ by more than rows, as for sequences padded per batch.
-        """
-        outputs = []
-        for batch in self._batches(data, batch_size):
-            outputs.append(_to_host(self.predict_batch(batch)))
-        if not outputs:
-            raise InputError("there are no rows to predict")
-        return _concatenated(outputs)
-
     # --- state ----------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -381,14 +323,14 @@ class Model:
         self.end_unit()
         net = dict(self.net.state_dict())
         if self._partial:
-            for name in _torch_state.frozen_names(self.net):
+            for name in frozen_names(self.net):
                 net.pop(name, None)
         state: dict[str, Any] = {"net": net}
         if self._partial:  # for those that read states without the model
             state["partial"] = True
-        state["optimizer"] = _each(_torch_state.optimizer_state, self._optimizers)
+        state["optimizer"] = _each(optimizer_state, self._optimizers)
         if self._schedulers:
-            state["scheduler"] = _each(_torch_state.scheduler_state, self._schedulers)
+            state["scheduler"] = _each(scheduler_state, self._schedulers)
         if self._scaler is not None:
             state["scaler"] = self._scaler.state_dict()
         if isinstance(self._loss, torch.nn.Module):
@@ -415,15 +357,15 @@ class Model:
         if self._graphed is not None:
             self._graphed.moved()
         self._drop_gradients()
-        _torch_state.load_net(self.net, state["net"], partial=self._partial)
+        load_net(self.net, state["net"], partial=self._partial)
         for optimizer, part in self._parts(self._optimizers, state["optimizer"]):
-            _torch_state.load_optimizer(optimizer, part)
+            load_optimizer(optimizer, part)
         for scheduler, part in self._parts(self._schedulers, state.get("scheduler")):
-            _torch_state.load_scheduler(scheduler, part)
+            load_scheduler(scheduler, part)
         if self._scaler is not None:
             self._scaler.load_state_dict(state["scaler"])
         if "loss" in state:
-            _torch_state.load_net(self._loss, state["loss"], partial=False)
+            load_net(self._loss, state["loss"], partial=False)
 
     def load_clone(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Go on from another trial's state with this trial's hyper-parameters.
@@ -435,16 +377,16 @@ class Model:
         has changed the parent's learning rate, this one's is changed in the same
         proportion until its scheduler steps.
         """
-        own = [_torch_state.group_settings(optimizer) for optimizer in self._optimizers]
+        own = [group_settings(optimizer) for optimizer in self._optimizers]
         advanced = [
-            _torch_state.advanced_state(scheduler, part)
+            advanced_state(scheduler, part)
             for scheduler, part in self._parts(self._schedulers, state.get("scheduler", {}))
         ]
         self.load_state_dict(state)
         for optimizer, settings in zip(self._optimizers, own, strict=True):
-            _torch_state.apply_settings(optimizer, settings)
+            apply_settings(optimizer, settings)
         for scheduler, part in zip(self._schedulers, advanced, strict=True):
-            _torch_state.load_scheduler(scheduler, part)
+            load_scheduler(scheduler, part)
 
     @staticmethod
     def _parts(objects: Sequence[Any], state: Any) -> list[tuple[Any, Any]]:
@@ -498,9 +440,7 @@ class Model:
 
         return train
 
-    def _compile_graphed(
-        self, recorder: _torch_graph.Recorder
-    ) -> Callable[[Batch], dict[str, Any]]:
+    def _compile_graphed(self, recorder: Recorder) -> Callable[[Batch], dict[str, Any]]:
         """Return the function that trains on a batch with a step that can be captured."""
         net, objective, augment = self.net, self._objective, self._augment
         by_batch = bool(self._schedulers) and self._scheduler_step == "batch"
@@ -513,9 +453,7 @@ class Model:
             return values
 
         modules = [net, self._loss] if isinstance(self._loss, torch.nn.Module) else [net]
-        graphed = _torch_graph.GraphedStep(
-            step, modules, self._optimizers, recorder, self._drop_gradients
-        )
+        graphed = GraphedStep(step, modules, self._optimizers, recorder, self._drop_gradients)
         self._graphed = graphed
 
         def train(batch: Batch) -> dict[str, Any]:
@@ -609,7 +547,7 @@ class Model:
         values = {name: _detached(value) for name, value in returned.items()}
         return values, loss[0] if isinstance(loss, tuple) else loss, None, None
 
-    def _evaluate_batch(self, batch: Batch) -> tuple[dict[str, Any], Any, Any]:
+    def _measure(self, batch: Batch) -> tuple[dict[str, Any], tuple[Any, Any]]:
         if self.net.training:
             self.net.eval()
         if self._on_gpu:
@@ -624,31 +562,51 @@ class Model:
         except KeyError:
             self._explain_missing_column(batch)
             raise
-        return values, output, target
+        return values, (output, target)
 
-    def _call_metric(self, metric: Callable[..., Any], outputs: Any, targets: Any) -> Any:
-        return metric(outputs) if self._target is None else metric(outputs, targets)
+    def _whole(self, parts: Sequence[Any]) -> dict[str, float]:
+        outputs, targets = parts
+        if self._autocast is not None:  # NumPy and scikit-learn know no bfloat16
+            outputs = _in_float32(outputs)
+        return super()._whole([outputs, targets])
+
+    def _call(self, metric: Callable[..., Any], *arguments: Any) -> Any:
+        with self._no_grad:
+            value = metric(*arguments)
+        if _is_torchmetric(metric):
+            metric.reset()  # type: ignore[attr-defined]  # it would keep all passes
+        return value
 
     # --- data -----------------------------------------------------------------
 
-    def _batches(self, data: Any, batch_size: int) -> Iterable[Batch]:
-        if isinstance(data, (torch.Tensor, np.ndarray)):
-            if not isinstance(self._inputs, str):
-                raise InputError("give a mapping of columns to arrays: the network has several")
-            data = {self._inputs: data}
-        if isinstance(data, Mapping):
-            return self._sliced(data, batch_size)
-        if hasattr(data, "in_order"):
-            batches: Iterable[Batch] = data.in_order(batch_size, "torch")
-            return batches
-        if not isinstance(data, Iterable):
-            raise InputError(f"{data!r} is no data set, mapping of arrays or iterable of batches")
-        return data
+    def _as_array(self, column: Any) -> Any:
+        return torch.as_tensor(column)
 
-    def _sliced(self, columns: Mapping[str, Any], batch_size: int) -> Iterator[Batch]:
-        arrays = {name: torch.as_tensor(column) for name, column in columns.items()}
-        for start in range(0, rows_of_all(arrays), batch_size):
-            yield {name: array[start : start + batch_size] for name, array in arrays.items()}
+    def _floats(self, values: list[Any]) -> list[float]:
+        """Read numbers and 0-d tensors; tensors on a device at once, so that it is asked once."""
+        if values and all(isinstance(value, torch.Tensor) and value.is_cuda for value in values):
+            return torch.stack([value.double() for value in values]).tolist()  # type: ignore[no-any-return]
+        return [float(value) for value in values]
+
+    def _to_host(self, output: Any) -> Any:
+        if isinstance(output, torch.Tensor):
+            return output.cpu()
+        if isinstance(output, Mapping):
+            return {key: self._to_host(value) for key, value in output.items()}
+        if isinstance(output, (list, tuple)):
+            return tuple(self._to_host(value) for value in output)
+        return output
+
+    def _join(self, parts: list[Any]) -> Any:
+        """Join the batches' outputs along their rows; a plain list where they do not fit."""
+        first = parts[0]
+        if isinstance(first, torch.Tensor):
+            return torch.cat(parts) if is_joinable(parts) else parts
+        if isinstance(first, Mapping):
+            return {key: self._join([part[key] for part in parts]) for key in first}
+        if isinstance(first, (list, tuple)):
+            return tuple(self._join([part[i] for part in parts]) for i in range(len(first)))
+        return parts
 
     def _placed(self, batch: Batch) -> Batch:
         """Return the batch on the network's device, itself if it is there."""
@@ -675,36 +633,6 @@ def _detached(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(_detached(item) for item in value)
     return value.detach() if isinstance(value, torch.Tensor) else value
-
-
-def _floats(values: list[Any]) -> list[float]:
-    """Read numbers and 0-d tensors; tensors on a device at once, so that it is asked once."""
-    if values and all(isinstance(value, torch.Tensor) and value.is_cuda for value in values):
-        return torch.stack([value.double() for value in values]).tolist()  # type: ignore[no-any-return]
-    return [float(value) for value in values]
-
-
-def _to_host(output: Any) -> Any:
-    if isinstance(output, torch.Tensor):
-        return output.cpu()
-    if isinstance(output, Mapping):
-        return {key: _to_host(value) for key, value in output.items()}
-    if isinstance(output, (list, tuple)):
-        return tuple(_to_host(value) for value in output)
-    return output
-
-
-def _concatenated(parts: list[Any]) -> Any:
-    """Join the batches' outputs along their rows; a plain list where they do not fit."""
-    first = parts[0]
-    if isinstance(first, torch.Tensor):
-        fits = first.ndim > 0 and all(part.shape[1:] == first.shape[1:] for part in parts)
-        return torch.cat(parts) if fits else parts
-    if isinstance(first, Mapping):
-        return {key: _concatenated([part[key] for part in parts]) for key in first}
-    if isinstance(first, (list, tuple)):
-        return tuple(_concatenated([part[i] for part in parts]) for i in range(len(first)))
-    return parts
 
 
 def _in_float32(outputs: Any) -> Any:
@@ -765,18 +693,6 @@ def _refuse_torchmetrics(net: Any, functions: Mapping[str, Any]) -> None:
                 "that does not go with the trial: give it in epoch_metrics=, or take the function "
                 "of torchmetrics.functional in metrics="
             )
-
-
-def _check_clip_norm(clip_norm: float | None) -> float | None:
-    if clip_norm is not None and not clip_norm > 0:
-        raise InputError(f"clip_norm must be above 0, not {clip_norm!r}")
-    return clip_norm
-
-
-def _check_accumulate(accumulate: Any) -> int:
-    if isinstance(accumulate, bool) or not isinstance(accumulate, Integral) or accumulate < 1:
-        raise InputError(f"accumulate must be a whole number from 1, not {accumulate!r}")
-    return int(accumulate)
 
 
 def _several(value: Any) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Describes a failure of the user's code: the line, the cause and what may help."""
+"""Describes a failure of the user's code: the line, the cause and a hint."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ _TORCH_TYPES = {
     "char": "int8",
     "byte": "uint8",
 }
-"""Types as PyTorch's messages call them."""
+"""Type names in PyTorch's messages."""
 
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 
 
 def divergence(task: Task, mean: float, first: tuple[int, float] | None) -> str:
-    """Say where a loss stopped being a finite number: epoch, shard and batch, from 0."""
+    """Describe where a loss stopped being finite: epoch, shard and batch, counted from 0."""
     where = f"in epoch {task.epoch}, shard {task.shard}"
-    if first is None:  # finite in each batch, too large together
+    if first is None:  # finite in each batch, but not their sum
         return f"the training loss became {mean} {where}"
     batch, value = first
     return f"the training loss became {value} {where}, batch {batch}"
 
 
 def describe(error: BaseException) -> str:
-    """One line: the exception's type, its text and the user's line that raised it."""
+    """Describe an exception in one line: type, text, and the user's line that raised it."""
     text = text_of(error)
     if isinstance(error, InputError):
         return text
@@ -53,24 +53,27 @@ def describe(error: BaseException) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """The user's line that raised an exception, as ``file:line in function``; empty if none did."""
+    """Return the user's line that raised an exception, as ``file:line in function``, or ""."""
     here = str(PACKAGE) + os.sep
     frames = traceback.extract_tb(error.__traceback__)
     outside = [f for f in frames if not f.filename.startswith(here)]
     if not outside:
         return ""
-    # The last line of the user's own, not where a library noticed what that line had done.
+    # The last line of the user's code, not the line of a library that it called.
     at = [f for f in outside if not _is_library(f.filename)] or outside
     return f"{Path(at[-1].filename).name}:{at[-1].lineno} in {at[-1].name}"
 
 
 def bases_of(error: BaseException) -> tuple[str, ...]:
-    """Full names of an exception's class and its base classes: the class itself may not travel."""
+    """Return the full names of an exception's class and its base classes.
+
+    The class itself may not be picklable.
+    """
     return tuple(class_name(kind) for kind in type(error).__mro__[:-1])
 
 
 def _is_library(file: str) -> bool:
-    """Whether a file is Python's own or an installed package's."""
+    """Whether a file belongs to Python or to an installed package."""
     installed = {"site-packages", "dist-packages"} & set(Path(file).parts)
     return bool(installed) or file.startswith((_STDLIB, "<frozen ", "<__array_function__"))
 
@@ -78,7 +81,7 @@ def _is_library(file: str) -> bool:
 def missing_name(
     error: BaseException, config: Mapping[str, Any], columns: Mapping[str, Any]
 ) -> str:
-    """Say which names there are, if the user's code asked for one that is not."""
+    """List the names that exist, if the user's code used one that does not."""
     if not isinstance(error, KeyError) or not error.args or not isinstance(error.args[0], str):
         return ""
     functions = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
@@ -92,14 +95,14 @@ def missing_name(
 
 
 def misplaced(error: BaseException, device: str) -> str:
-    """Say where batches are, if the user's code has found tensors on two devices."""
+    """Name the device of batches, if the user's code mixed tensors of two devices."""
     if not is_gpu(device) or "on the same device" not in str(error):
         return ""
     return f"; batches arrive on info.device, {device}: put the model there, or give devices='cpu'"
 
 
 def unlike_types(error: BaseException, columns: Mapping[str, Any]) -> str:
-    """Say how to store columns whose types PyTorch found unlike the network's or the loss's."""
+    """Suggest types for columns, if PyTorch refused those of the data."""
     if not isinstance(error, (RuntimeError, ValueError)):
         return ""
     text = text_of(error).lower().replace("unsigned char", "byte").replace("tensor", "")
@@ -117,7 +120,7 @@ def unlike_types(error: BaseException, columns: Mapping[str, Any]) -> str:
     wrong = [name for name, column in columns.items() if column.dtype == found]
     if labels:
         wrong = [name for name in wrong if not columns[name].shape]
-    if not wrong or (found != "float64" and len(wrong) > 1):  # one of them, but which?
+    if not wrong or (found != "float64" and len(wrong) > 1):  # it is unknown which of them
         return ""
     whose = f"column {wrong[0]!r} is" if len(wrong) == 1 else f"columns {', '.join(wrong)} are"
     dtypes = ", ".join(f'"{name}": "{wanted}"' for name in wrong)
@@ -125,7 +128,7 @@ def unlike_types(error: BaseException, columns: Mapping[str, Any]) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """An exception's traceback as text, clipped; also of one that cannot be shown."""
+    """Return an exception's traceback as clipped text, even if the exception has no text."""
     try:
         return clipped("".join(traceback.format_exception(error)))
     except Exception:
@@ -133,14 +136,14 @@ def traceback_of(error: BaseException) -> str:
 
 
 def clipped(text: str, limit: int = 20_000) -> str:
-    """Leave out the middle of a text that is too long to keep."""
+    """Cut the middle out of a text that is too long to keep."""
     if len(text) <= limit:
         return text
     return f"{text[: limit // 2]}\n... {len(text) - limit} characters ...\n{text[-limit // 2 :]}"
 
 
 def names_data(error: BaseException, context: RunContext) -> bool:
-    """Whether an error is about a file of the run's data that is gone."""
+    """Whether an error is about a missing file of the run's data."""
     if not isinstance(error, FileNotFoundError):
         return False
     views = [context.train] + ([context.validation] if context.validation is not None else [])

@@ -1,7 +1,7 @@
-"""How far a trial's epoch has come: the part of its state that is Cerebro's own.
+"""The progress of a trial's epoch: the part of its state that belongs to Cerebro.
 
-It travels inside the state, so that a state alone says which unit comes next
-and what the epoch's metrics are so far, on whichever worker it is loaded.
+It is stored in the state, so that a state alone determines the next unit and the epoch's metrics
+so far, on any worker.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cerebro.worker.messages import Sums
 
 @dataclass
 class EpochProgress:
-    """Metric sums of the epoch in progress, in visit order."""
+    """The position in an epoch, and its metric sums in visit order."""
 
     epoch: int = 0
     step: int = 0
@@ -40,7 +40,7 @@ class EpochProgress:
         self.validation = dict(metrics)
 
     def epoch_metrics(self) -> dict[str, float]:
-        """``train_*``, ``val_*`` and short names; a short name means validation if there is one."""
+        """Return ``train_*``, ``val_*`` and short names, which mean validation if there is any."""
         training = {
             name: total / weight if weight else math.nan
             for name, (total, weight) in self.training.items()
@@ -71,7 +71,7 @@ class EpochProgress:
 
     @classmethod
     def of_packed(cls, packed: Any) -> EpochProgress:
-        """Read it from a whole packed state, of which nothing else is unpacked.
+        """Read the progress from a packed state, without unpacking the rest.
 
         Parameters
         ----------
@@ -81,7 +81,7 @@ class EpochProgress:
         Raises
         ------
         CorruptDataError
-            If it is cut off, or not a trial's state.
+            If it is truncated, or is not a trial's state.
         """
         view = memoryview(packed)
         try:
@@ -89,7 +89,7 @@ class EpochProgress:
             header = json.loads(bytes(view[8:begin]))
             structure = header.pop("__metadata__")["cerebro"]
             if begin + max((e["data_offsets"][1] for e in header.values()), default=0) != len(view):
-                raise CorruptDataError("the state is cut off")
+                raise CorruptDataError("the state is truncated")
             progress = cls.from_state(json.loads(structure, object_hook=_plain)["progress"])
             progress._check()
             return progress
@@ -97,18 +97,18 @@ class EpochProgress:
             raise CorruptDataError(f"this is not the state of a trial: {error}") from error
 
     def _check(self) -> None:
-        """Raise TypeError for what no trial has written."""
+        """Raise TypeError if a value has the wrong type or range."""
         numbers = [number for pair in self.training.values() for number in pair]
         numbers += (self.validation or {}).values()
         counts = (self.epoch, self.step)
         if not all(type(count) is int and count >= 0 for count in counts) or not all(
             isinstance(number, (int, float)) for number in numbers
         ):
-            raise TypeError("its progress is none")
+            raise TypeError("its progress is invalid")
 
 
 def _plain(value: dict[str, Any]) -> Any:
-    """Take the tags from what metrics can be; see docs/design/states.md."""
+    """Decode tagged floats and dicts; see docs/design/states.md."""
     if value.get("$") == "float":
         return float(value["v"])
     if value.get("$") == "dict":

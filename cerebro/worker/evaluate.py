@@ -1,8 +1,8 @@
-"""Evaluates a model: batches in order, metrics kept where they are computed and read once.
+"""Runs a model over batches in order; metrics stay on their device and are read once.
 
-Reading one number waits for all the work that was given to a GPU, or to XLA on the CPU. A pass
-therefore keeps what its steps return, reads it all with one copy, and has it summed by the same C
-code, in the same order, as values on the CPU are.
+Reading one number waits for all work that was submitted to a GPU, or to XLA on the CPU. So a pass
+keeps the values that its steps return and reads them all with one copy. The same C code sums them
+in the same order as values on the CPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cerebro.worker.messages import UnitSums
 
 
 class BatchSource(Protocol):
-    """What a pass goes over: a loader, or part of one."""
+    """The batches of a pass: a loader, or part of one."""
 
     @property
     def last_rows(self) -> int: ...
@@ -41,11 +41,11 @@ def run_batches(
         Batches, and ``last_rows``.
     step
         ``train_batch`` or ``eval_batch`` of a model. On a GPU the tensors that it returns are
-        read at the end of the pass, so they must be new ones each time.
+        read at the end of the pass, so it must return new tensors each time.
     beat
-        Where batches are counted, and the flag is that cancels.
+        The page that counts batches and has the flag that cancels.
     device
-        Where the model computes.
+        The model's device.
 
     Returns
     -------
@@ -58,16 +58,16 @@ def run_batches(
     result = _core.run_unit(source, kept, beat=beat)
     if not kept.entries:
         return result
-    return _core.run_unit(_Told(kept.read()), _as_told)
+    return _core.run_unit(_Finished(kept.read()), _unchanged)
 
 
 def _computes_later(step: Callable[[Any], Any]) -> bool:
-    """Whether a step returns before its numbers are computed, as JAX's do on the CPU, too."""
+    """Whether a step returns before its numbers are computed, as JAX does even on the CPU."""
     return getattr(getattr(step, "__self__", None), "framework", None) == "jax"
 
 
 class _Kept:
-    """A step whose metrics are kept for later."""
+    """A step that keeps its metrics for later."""
 
     def __init__(self, source: BatchSource, step: Callable[[Any], Any]) -> None:
         self._source = source
@@ -76,12 +76,12 @@ class _Kept:
 
     def __call__(self, batch: Any) -> None:
         values = self._step(batch)
-        if isinstance(values, dict):  # a copy of it: a model may fill the same one again
+        if isinstance(values, dict):  # a copy: a model may reuse its dict
             values = values.copy()
         self.entries.append((self._source.last_rows, values))
 
     def read(self) -> list[tuple[int, Any]]:
-        """Return the entries with numbers in place of what lies on a device."""
+        """Return the entries, with tensors on a device replaced by numbers."""
         waiting: list[Any] = []
         for _, values in self.entries:
             waiting += [v for v in _flat(values) if _is_scalar_elsewhere(v)]
@@ -89,8 +89,8 @@ class _Kept:
         return [(rows, _filled(values, numbers)) for rows, values in self.entries]
 
 
-class _Told:
-    """Batches that are over: what they returned stands for them."""
+class _Finished:
+    """Stands for the batches of a pass that is over: yields the values their steps returned."""
 
     def __init__(self, entries: Sequence[tuple[int, Any]]) -> None:
         self._entries = entries
@@ -105,7 +105,7 @@ class _Told:
             yield values
 
 
-def _as_told(values: Any) -> Any:
+def _unchanged(values: Any) -> Any:
     return values
 
 
@@ -115,7 +115,7 @@ def _flat(values: Any) -> Iterator[Any]:
 
 
 def _filled(values: Any, numbers: Iterator[float]) -> Any:
-    """Put numbers in the place of what was read, in the order of `_flat`."""
+    """Replace tensors by the numbers read from them, in the order of `_flat`."""
     if not isinstance(values, Mapping):
         return values
 
@@ -129,12 +129,12 @@ def _filled(values: Any, numbers: Iterator[float]) -> Any:
 
 
 def _is_scalar_elsewhere(value: Any) -> bool:
-    """Whether a value is one number in a device's memory: a tensor of PyTorch's."""
+    """Whether a value is a PyTorch tensor of one number in a GPU's memory."""
     return getattr(value, "is_cuda", False) is True and value.numel() == 1
 
 
 def _read(tensors: Sequence[Any]) -> list[float]:
-    """Read many numbers with one copy for each type of them."""
+    """Read many numbers, with one copy for each device and type."""
     if not tensors:
         return []
     import torch
@@ -151,7 +151,7 @@ def _read(tensors: Sequence[Any]) -> list[float]:
 
 
 def evaluation_seed(seed: int, trial: int, epoch: int) -> int:
-    """The seed of a validation pass, below 2**32."""
+    """Return the seed of a validation pass, below 2**32."""
     return int(_core.random_doubles(1, seed, "eval", trial, epoch)[0] * 2**32)
 
 
@@ -172,7 +172,13 @@ def evaluate_model(
 
 
 def whole_metrics(returned: Any) -> dict[str, float]:
-    """Check what a model's ``evaluate`` returned: names that can be stored, and numbers."""
+    """Convert the metrics that a model's ``evaluate`` returned to floats.
+
+    Raises
+    ------
+    TypeError
+        If they are not a mapping of names to numbers.
+    """
     if not isinstance(returned, Mapping):
         raise TypeError(f"evaluate must return a dict of metrics, not {type(returned).__name__}")
     metrics = {}
@@ -190,7 +196,7 @@ def whole_metrics(returned: Any) -> dict[str, float]:
 
 
 class CountedBatches:
-    """Hands on a loader's batches, counting rows, beating and minding the cancel flag."""
+    """Yields a loader's batches, counts them and their rows, and checks the cancel flag."""
 
     def __init__(self, loader: BatchSource, beat: _core.BeatPage | None) -> None:
         self._loader = loader
@@ -211,6 +217,6 @@ class CountedBatches:
 
 
 def ratio(pair: tuple[float, float]) -> float:
-    """Mean of a (sum, weight) pair; NaN without weight."""
+    """Return the mean of a (sum, weight) pair; NaN if the weight is 0."""
     total, weight = pair
     return total / weight if weight else math.nan

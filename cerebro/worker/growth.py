@@ -1,14 +1,13 @@
-"""Memory that grows with a trial: found before it ends the run, and named.
+"""Finds trials whose memory grows, before they run out of memory.
 
-A worker says with every unit by how much its own memory (without mapped files)
-grew while the unit trained, less what a unit may keep: one that had to load
-its model keeps gradients and the like, so only what exceeds a few times the
-state's size counts there. Summed over an epoch this is close to zero for code
-that keeps nothing, whatever is freed and taken in between.
+With every unit a worker reports by how much its private memory (without mapped files) grew during
+the unit. A unit that had to load its model also keeps gradients and the like, so there only growth
+beyond a few times the state's size counts. Summed over an epoch, the growth is close to zero for
+code that keeps nothing, regardless of allocations in between.
 
-The rule: a trial is named when each of three epochs in a row, the trial's first
-not counted, grew by at least 8 MB, and those in a row together by 64 MB. Caches
-that fill once do not last that long; a list of outputs does.
+The rule: a trial is named if three epochs in a row, not counting its first, each grew by at least
+8 MB, and these epochs together by 64 MB. A cache that fills once does not grow that long, but a
+list of outputs does.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ LOADED_STATES = 3
 def unexplained(
     before: Usage | None, after: Usage | None, *, loaded: bool, state_bytes: int
 ) -> int:
-    """Bytes by which a unit grew its process beyond what it may keep.
+    """Return the bytes by which a unit grew its process more than expected.
 
     Parameters
     ----------
     before, after
-        Use of memory once the model was in place, and at the unit's end.
+        Memory use after the model was loaded, and at the unit's end.
     loaded
         Whether the unit had to build and load its model.
     state_bytes
-        Length of the trial's packed state.
+        The size of the trial's packed state.
     """
     if before is None or after is None:
         return 0
@@ -56,19 +55,19 @@ class _Trial:
 
 
 class Growth:
-    """Watches the trials of a run; see the module's text for the rule."""
+    """Watches the memory of a run's trials; see the module's text for the rule."""
 
     def __init__(self) -> None:
         self._trials: dict[int, _Trial] = {}
 
     def add(self, trial: int, grown: int) -> None:
-        """Note a unit's unexplained growth, in bytes."""
+        """Add a unit's unexplained growth, in bytes."""
         self._trials.setdefault(trial, _Trial()).grown += grown
 
     def end_epoch(self, trial: int, epoch: int, resident: int) -> str | None:
-        """Judge an epoch; returns what to tell the user, once for a trial that grows.
+        """Apply the rule at an epoch's end; return a warning, once for a trial that grows.
 
-        `resident` is what its worker's process held at the end, in bytes.
+        `resident` is the memory of the worker's process, in bytes.
         """
         t = self._trials.setdefault(trial, _Trial())
         grown, t.grown = t.grown, 0
@@ -88,5 +87,5 @@ class Growth:
         )
 
     def forget(self, trial: int) -> None:
-        """The trial has ended."""
+        """Forget a trial that has ended."""
         self._trials.pop(trial, None)

@@ -1,4 +1,4 @@
-"""Runs whatever a worker is asked for: a unit, a rehearsal of the model, or imports in advance."""
+"""Runs a worker's jobs: units, checks of a configuration, and imports in advance."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from cerebro.worker.runner import UnitRunner
 
 
 def execute(runner: UnitRunner, job: Job) -> Event:
-    """Run whatever was asked for."""
+    """Run a job and return its result."""
     if isinstance(job, CheckTask):
         return check(runner, job)
     return warm(runner, job) if isinstance(job, WarmTask) else runner.run(job)
 
 
 def check(runner: UnitRunner, task: CheckTask) -> CheckDone:
-    """Train a few batches with and without a hop between; see `cerebro.check`."""
+    """Train a few batches with and without a hop between them; see `cerebro.check`."""
     with runner.warnings.of(None) as warned:
         event = _check(runner, task)
     runner.warnings.forget(None)  # the next check reports them again
@@ -52,7 +52,7 @@ def _check(runner: UnitRunner, task: CheckTask) -> CheckDone:
 
 
 def computes_with(runner: UnitRunner) -> dict[str, Any]:
-    """What this worker computes with, now that the model has imported what it needs."""
+    """Describe this worker's environment, after the model has imported its libraries."""
     device = runner.context.device
     record = environment.describe(runner.context.threads, device)
     if is_gpu(device) and "cuda" not in record:
@@ -62,7 +62,7 @@ def computes_with(runner: UnitRunner) -> dict[str, Any]:
 
 
 def warm(runner: UnitRunner, task: WarmTask) -> CheckDone:
-    """Import what other workers have imported; see `WarmTask`."""
+    """Import the libraries that other workers have imported; see `WarmTask`."""
     with runner.output_of(None):
         for name in task.modules:
             with contextlib.suppress(Exception):

@@ -1,12 +1,11 @@
-"""What a trial prints goes to its own file, from whichever library it comes.
+"""Sends a trial's output to the trial's log.
 
-In a worker process, file descriptors 1 and 2 themselves point to the trial's log
-while its unit runs: ``print``, ``logging``, warnings, the C library's output and
-that of subprocesses all end there, and the traceback of a crash too.
+In a worker process file descriptors 1 and 2 point to the trial's log while its unit runs. The log
+receives the output of ``print``, ``logging``, warnings, C libraries and subprocesses, and the
+traceback of a crash.
 
-The user's own process keeps its descriptors. There `sys.stdout`, `sys.stderr` and
-logging handlers that write to them are led to the log; what C code or
-subprocesses print is not caught.
+The user's process keeps its descriptors. There `sys.stdout`, `sys.stderr` and logging handlers
+that write to them are redirected to the log; output of C code and subprocesses is not captured.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 
 def log_path(folder: str, trial: int | None) -> Path:
-    """A trial's log; without a trial, nowhere."""
+    """Return the path of a trial's log; without a trial, the null device."""
     return Path(os.devnull) if trial is None else Path(folder, f"{trial}.log")
 
 
 def append(path: Path, text: str) -> None:
-    """Add to a log, whatever a trial's code has made of the standard streams."""
+    """Append to a log, without the standard streams, which a trial may have replaced."""
     flush_output()
     with contextlib.suppress(OSError):
         file = os.fdopen(open_plain(path, APPEND), "a", 1, "utf-8", "backslashreplace")
@@ -42,18 +41,18 @@ def append(path: Path, text: str) -> None:
 
 
 def remove_if_empty(path: Path) -> None:
-    """Delete a log in which there is nothing; of 100,000 trials most print nothing."""
+    """Delete an empty log; most of 100,000 trials print nothing."""
     with contextlib.suppress(OSError):
         if path.stat().st_size == 0:
             path.unlink()
 
 
-# --- in a worker's process ----------------------------------------------------
+# --- in a worker process ------------------------------------------------------
 
 
 @contextlib.contextmanager
 def redirected_descriptors(path: Path) -> Iterator[None]:
-    """Append what the process writes to file descriptors 1 and 2 to a file."""
+    """Redirect file descriptors 1 and 2 of this process to the end of a file."""
     with storing():
         log = open_plain(path, APPEND)
         try:
@@ -75,7 +74,7 @@ def redirected_descriptors(path: Path) -> Iterator[None]:
 
 
 def _duplicates(descriptors: tuple[int, ...]) -> list[int]:
-    """Copies of descriptors; all or none."""
+    """Duplicate all the descriptors, or none of them."""
     copies: list[int] = []
     try:
         for descriptor in descriptors:
@@ -88,12 +87,12 @@ def _duplicates(descriptors: tuple[int, ...]) -> list[int]:
 
 
 def flush_output() -> None:
-    """Write out what is printed so far; what a full disk does not take is lost."""
+    """Flush all output streams; on a full disk the output is lost."""
     for stream in (sys.stdout, sys.stderr):
-        # A trial may have closed a stream or put anything in its place.
+        # A trial may have closed or replaced a stream.
         with contextlib.suppress(Exception):
             stream.flush()
-    c_library().fflush(None)  # what C code has printed, in all its streams
+    c_library().fflush(None)  # all streams of C code
 
 
 @functools.cache
@@ -101,18 +100,18 @@ def c_library() -> ctypes.CDLL:
     return ctypes.CDLL(None)
 
 
-# --- in the user's own process ------------------------------------------------
+# --- in the user's process ----------------------------------------------------
 
 
 class SwitchedStream(io.TextIOBase):
-    """Stands for a standard stream: writes to the log of the trial whose unit runs.
+    """Replaces a standard stream: writes to the log of the trial whose unit runs.
 
-    It stays the same object for all trials, because handlers and libraries keep
-    the stream they were made with. Between units it is the stream it stands for.
+    It is one object for all trials, because handlers and libraries keep the stream that they were
+    created with. Between units it writes to the stream that it replaces.
     """
 
     def __init__(self, name: str) -> None:
-        self._name = name  # of the attribute of sys
+        self._name = name  # the attribute of sys
         self._path: Path | None = None
         self._file: TextIO | None = None
 
@@ -124,7 +123,7 @@ class SwitchedStream(io.TextIOBase):
             stream = getattr(sys, self._name)
             return 0 if stream is None or stream is self else int(stream.write(text))
         with storing():
-            if self._file is None:  # made when something is written to it
+            if self._file is None:  # created by the first write
                 self._file = os.fdopen(
                     open_plain(self._path, APPEND), "a", 1, "utf-8", "backslashreplace"
                 )
@@ -139,8 +138,8 @@ class SwitchedStream(io.TextIOBase):
         return "utf-8"
 
     @contextlib.contextmanager
-    def led_to(self, path: Path) -> Iterator[None]:
-        """Put this stream into its place for the time of a unit."""
+    def redirected_to(self, path: Path) -> Iterator[None]:
+        """Replace the standard stream during a unit."""
         before: Any = getattr(sys, self._name)
         handlers = [h for h in _stream_handlers() if h.stream is before and before is not self]
         self._path = path
@@ -156,7 +155,7 @@ class SwitchedStream(io.TextIOBase):
                     handler.stream = before
             self._path = None
             if self._file is not None:
-                with contextlib.suppress(OSError):  # a full disk: what is left is lost
+                with contextlib.suppress(OSError):  # a full disk: the rest is lost
                     self._file.close()
                 self._file = None
 
@@ -166,14 +165,14 @@ _streams = SwitchedStream("stdout"), SwitchedStream("stderr")
 
 @contextlib.contextmanager
 def redirected_streams(path: Path) -> Iterator[None]:
-    """Append what Python code prints, warns and logs to a file."""
+    """Append the prints, warnings and logs of Python code to a file."""
     out, err = _streams
-    with out.led_to(path), err.led_to(path):
+    with out.redirected_to(path), err.redirected_to(path):
         yield
 
 
 def _stream_handlers() -> list[logging.StreamHandler[Any]]:
-    """Handlers of all loggers that write to a stream; files have their own."""
+    """Return the handlers of all loggers that write to a stream, except those of files."""
     loggers = [logging.root, *logging.root.manager.loggerDict.values()]
     return [
         handler
@@ -182,5 +181,5 @@ def _stream_handlers() -> list[logging.StreamHandler[Any]]:
         for handler in logger.handlers
         if isinstance(handler, logging.StreamHandler)
         and not isinstance(handler, logging.FileHandler)
-        and "stream" in vars(handler)  # others look up sys.stderr whenever they write
+        and "stream" in vars(handler)  # others look up sys.stderr at each write
     ]

@@ -1,8 +1,8 @@
-"""What travels between the coordinator and its workers.
+"""Messages between the coordinator and its workers.
 
-A *unit* is one trial over one shard, once (or one validation pass at an
-epoch's end); it is the atom of scheduling, retry and commit. These records are
-plain data: executors carry them over a pipe, through Ray or not at all.
+A *unit* is one pass of one trial over one shard, or one validation pass at the end of an epoch. It
+is the atom of scheduling, retry and commit. The messages are plain data: executors send them over
+a socket or through Ray, or pass them on in the same process.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     from cerebro.data.validation import Folds
 
 LIBRARIES = ("jax", "sklearn", "torch")
-"""What takes long to import."""
+"""Libraries that take long to import."""
 
 
 @dataclass(frozen=True)
 class Warned:
-    """A warning that was raised where a trial was trained; see `cerebro.worker.trial_warnings`."""
+    """A warning that a trial raised in a worker; see `cerebro.worker.trial_warnings`."""
 
     category: tuple[str, ...]
-    """``module:class`` of its category and of those that this is derived from, itself first."""
+    """``module:class`` of its category and of the base categories, its own first."""
     text: str
     file: str
     line: int
 
     @property
     def name(self) -> str:
-        """Its category, without the module."""
+        """The category's name without the module."""
         return self.category[0].rpartition(":")[2].rpartition(".")[2]
 
     @property
     def place(self) -> tuple[str, str, int]:
-        """What and where it is, whatever it says."""
+        """Its category, file and line, which identify it regardless of its text."""
         return self.category[0], self.file, self.line
 
     def __str__(self) -> str:
@@ -50,12 +50,12 @@ class Warned:
 
 
 Sums = dict[str, tuple[float, float]]
-"""Metric name to (sum of value x weight, sum of weights), float64, in batch order."""
+"""By metric: (sum of value x weight, sum of weights), in float64 and batch order."""
 
 
 @dataclass(frozen=True)
 class UnitSums:
-    """What a pass over batches counted and summed."""
+    """The rows, batches and metric sums of a pass over batches."""
 
     rows: int
     batches: int
@@ -64,10 +64,10 @@ class UnitSums:
 
 @dataclass(frozen=True)
 class RunContext(Training):
-    """What a worker needs to know once per run.
+    """The context of a run, which every worker receives once.
 
-    ``state_dir`` holds the slots of live trials, ``epoch_dir`` the states kept
-    of finished epochs and ``log_dir`` what trials print.
+    ``state_dir`` holds the slots of live trials, ``epoch_dir`` the kept states of finished
+    epochs, and ``log_dir`` the logs of trials.
     """
 
     build: Callable[..., Any]
@@ -77,21 +77,21 @@ class RunContext(Training):
     log_dir: str
     validation: Dataset | None = None
     folds: Folds | None = None
-    """Of `train`; then there is no `validation` beside them."""
+    """The folds of `train`; if given, `validation` is None."""
     loader_threads: int = 0
     live_bytes: int = 0
     data_bytes: int = 0
-    """Of a GPU's memory, for the shards that one worker keeps there; 0: half of it."""
+    """Bytes of GPU memory for the shards that a worker keeps there; 0: half of the memory."""
     device: str = "cpu"
-    """Where models compute, as a worker names it: see `cerebro.machine.devices.IN_WORKER`."""
+    """The device of models, as a worker names it; see `cerebro.machine.devices.IN_WORKER`."""
     torch_flags: Mapping[str, Any] = field(default_factory=dict)
     warning_filters: tuple[tuple[Any, ...], ...] = ()
-    """Those of the user's process; see `cerebro.worker.trial_warnings`."""
+    """The filters of the user's process; see `cerebro.worker.trial_warnings`."""
     verify: bool = True
 
     @property
     def validates(self) -> bool:
-        """Whether an epoch ends with a unit that validates."""
+        """Whether an epoch ends with a validation unit."""
         return self.validation is not None or self.folds is not None
 
     @property
@@ -99,22 +99,22 @@ class RunContext(Training):
         return self.train.num_shards + self.validates
 
     def views(self, trial: int) -> tuple[Dataset, Dataset | None]:
-        """What a trial is trained on, and validated on."""
+        """Return the data that a trial is trained and validated on."""
         if self.folds is None:
             return self.train, self.validation
         return self.folds.of_trial(trial)
 
     def fold_of(self, trial: int) -> int | None:
-        """Which fold a trial is; None where there are none."""
+        """Return the number of a trial's fold; None without folds."""
         return None if self.folds is None else trial % len(self.folds)
 
     def check_files(self) -> None:
-        """Find data files that were cut or removed since they were opened.
+        """Check that no data file was truncated or removed since it was opened.
 
         Raises
         ------
         CorruptDataError
-            Naming the first of them.
+            If one was; the message names the first of them.
         """
         for view in (self.train, self.validation):
             for shard in range(0 if view is None else view.num_shards):
@@ -133,28 +133,28 @@ class Task:
     shard: int
     attempt: int
     position: int
-    """Units of the trial that are committed before this one."""
+    """The units of the trial that were committed before this one."""
     dispatch: int = 0
-    """How often the trial has been handed to a worker before: it never goes down,
-    so that slots can refuse a worker that was given up for dead."""
+    """How often the trial was dispatched before. It never decreases, so that slots can refuse
+    a worker that was given up."""
     keep_state: bool = True
-    """Whether a state at an epoch's end is written to ``epoch_dir``."""
+    """Whether to write the state at an epoch's end to ``epoch_dir``."""
     clone_of: CloneOf | None = None
-    """Set for a clone's first unit."""
+    """The state that a clone starts from; only set for its first unit."""
     origin: KeptState | None = None
-    """Where the trial's own state is, if it is not in the slots: in a resumed run."""
+    """Where the trial's state is if not in its slots, as in a resumed run."""
     epochs: int | None = None
-    """What ``info.epochs`` is; None: the run's."""
+    """The trial's ``info.epochs``; None: the run's."""
     ended: tuple[int, ...] = ()
-    """Trials that have ended since the worker's last task: nothing of them is needed again."""
+    """Trials that have ended since the worker's last task: it can free all they hold."""
 
 
 @dataclass(frozen=True)
 class CheckTask:
-    """Asks a worker whether a configuration's state survives a hop.
+    """Checks in a worker whether a configuration's state survives a hop.
 
-    With ``build_only`` it only builds the model, which imports what training
-    needs: other workers do so while the first one checks.
+    With ``build_only`` the worker only builds the model, which imports the libraries for
+    training. Other workers do so while the first one checks.
     """
 
     config: Mapping[str, Any]
@@ -163,16 +163,16 @@ class CheckTask:
 
 @dataclass(frozen=True)
 class WarmTask:
-    """Asks a worker that takes another's place to import what units will need.
+    """Imports the libraries that units need in a worker that replaces a lost one.
 
-    It answers with `CheckDone`. Until then its units are better off with others.
+    It answers with `CheckDone`. Until then other workers run the units.
     """
 
     modules: tuple[str, ...] = ()
 
 
 Job = Task | CheckTask | WarmTask
-"""What an executor gives to a worker."""
+"""A task that an executor gives to a worker."""
 
 
 @dataclass(frozen=True)
@@ -183,35 +183,35 @@ class UnitDone:
     batches: int
     sums: Sums
     started: float
-    """Seconds since the epoch of ``time.time``."""
+    """The time at its start, as ``time.time`` returns it."""
     seconds: float
     loaded: bool
-    """Whether the state was unpacked: it was not live on this worker."""
+    """Whether the state was unpacked, because the model was not live on this worker."""
     state_bytes: int
     metrics: dict[str, float] | None = None
-    """At an epoch's end: ``train_*``, ``val_*`` and the short names."""
+    """At an epoch's end: ``train_*``, ``val_*`` and short names."""
     state_hash: str | None = None
     state_file: str | None = None
-    """A complete but not yet durable file; renaming it publishes it."""
+    """A complete but not yet durable file, which is published by renaming."""
     dropped: tuple[int, ...] = ()
-    """Trials whose live model the worker gave up."""
+    """Trials whose live models the worker has released."""
     libraries: tuple[str, ...] = ()
-    """Which of `LIBRARIES` the worker has imported."""
+    """Those of `LIBRARIES` that the worker has imported."""
     resident: int = 0
-    """Bytes of memory that the worker's process holds; 0 where that is not known."""
+    """Bytes of memory that the worker's process holds; 0 if unknown."""
     grown: int = 0
-    """Bytes by which it grew without a reason; see `cerebro.worker.growth`."""
+    """Bytes by which it grew unexpectedly; see `cerebro.worker.growth`."""
     packed_hash: str = ""
-    """Hash of the state that the unit has left."""
+    """The hash of the state after the unit."""
     not_exact: tuple[str, ...] = ()
     """Operations that the unit used and that have no deterministic version on its device."""
     moved: str = ""
-    """Why PyTorch moves batches to the worker's GPU; empty: they are made there."""
+    """Why PyTorch moves batches to the worker's GPU; empty if they are made there."""
     warned: tuple[Warned, ...] = ()
-    """Warnings that the trial has not raised before on this worker."""
+    """Warnings that the trial raised for the first time on this worker."""
     is_kept: bool = True
-    """False where the state at an epoch's end is still on its way to ``epoch_dir``:
-    `StateKept` or `StateLost` will tell."""
+    """False if the state at an epoch's end is still being copied to ``epoch_dir``. `StateKept` or
+    `StateLost` follows."""
 
 
 @dataclass(frozen=True)
@@ -219,16 +219,16 @@ class UnitFailed:
     worker: int
     task: Task
     kind: Literal["error", "diverged", "cancelled", "data", "storage", "worker"]
-    """``data``: a file is damaged or missing; ``storage``: the run's own files cannot be
-    written; ``worker``: this process cannot go on, another can. The trial is to blame for
-    none of them. An executor with processes tells ``worker`` as `WorkerLost`."""
+    """``data``: a file is damaged or missing. ``storage``: the run's files cannot be written.
+    ``worker``: this process cannot continue, but another one can. None of these is the trial's
+    fault. An executor with processes reports ``worker`` as `WorkerLost`."""
     message: str
     traceback: str = ""
     dropped: tuple[int, ...] = ()
     bases: tuple[str, ...] = ()
-    """Of ``error``: full names of the exception's class and its base classes, in their order."""
+    """For ``error``: full names of the exception's class and its base classes, in MRO order."""
     place: str = ""
-    """Of ``error``: the user's line that raised it, as in `message`."""
+    """For ``error``: the line of the user's code that raised it, as in `message`."""
     warned: tuple[Warned, ...] = ()
 
 
@@ -237,72 +237,72 @@ class CheckDone:
     worker: int
     problems: tuple[str, ...]
     error: str | None = None
-    """Set where the configuration could not be tried at all."""
+    """Why the configuration could not be tried; None if it could."""
     metrics: tuple[str, ...] = ()
     state_bytes: int = 0
-    """Size of the model's state after a few batches, packed; 0: not known."""
+    """The size of the packed state after a few batches; 0 if unknown."""
     environment: Mapping[str, Any] | None = None
-    """What the worker computes with; see `cerebro.machine.environment.describe`."""
+    """The worker's environment; see `cerebro.machine.environment.describe`."""
     not_exact: tuple[str, ...] = ()
-    """Operations of the model that have no deterministic version on its device."""
+    """Operations of the model without a deterministic version on its device."""
     cpu_only: bool = False
-    """Whether the model says that it never computes on a GPU."""
+    """Whether the model declares that it never computes on a GPU."""
     warned: tuple[Warned, ...] = ()
 
 
 @dataclass(frozen=True)
 class WorkerLost:
-    """A worker that is gone for good: it was reaped before this is told."""
+    """A worker is lost for good: its process has been reaped."""
 
     worker: int
     reason: str
     signal: int | None = None
-    """What ended it, if it was a signal that nobody of us sent."""
+    """The signal that ended it, if it did not come from the executor."""
     began: bool = True
-    """Whether it had begun what it was given: if not, that is not to blame."""
+    """Whether it had begun its task; if not, the task is not to blame."""
     traced: bool = False
-    """Whether it has left the traceback of its end in the trial's log."""
+    """Whether the trial's log has the traceback of its end."""
     with_machine: bool = False
-    """Whether the machine that it ran on is gone: no trial is to blame."""
+    """Whether its machine is lost, too; then no trial is to blame."""
 
 
-# --- what only executors tell that have other machines ------------------------------
+# --- only sent by executors with several machines -----------------------------------
 
 
 @dataclass(frozen=True)
 class WorkerJoined:
-    """A worker that has come while the run goes on."""
+    """A new worker has joined during the run."""
 
     worker: int
 
 
 @dataclass(frozen=True)
 class ShardsPlaced:
-    """Which workers can read which shards is not what it was."""
+    """Workers have gained or lost shards."""
 
 
 @dataclass(frozen=True)
 class StateKept:
-    """The state at the end of a trial's epoch lies in ``epoch_dir``; see `UnitDone.is_kept`."""
+    """The state at the end of a trial's epoch is in ``epoch_dir``; see `UnitDone.is_kept`."""
 
     trial: int
 
 
 @dataclass(frozen=True)
 class StateLost:
-    """The machine is gone that held a trial's newest state: the trial goes back."""
+    """The machine with a trial's newest state is lost: the trial goes back to an older one."""
 
     trial: int
     reason: str
     worker: int | None = None
-    """Who was to train its next unit."""
+    """The worker that was to train its next unit."""
     position: int | None = None
-    """Units behind the newest state that there still is; None: only kept ones are left."""
+    """The position of the newest state that is left; None: only kept states are left."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """Something that belongs into the run's record."""
+    """An event to record, and to show as a warning."""
 
     kind: str
     text: str
@@ -311,4 +311,4 @@ class Note:
 Event = UnitDone | UnitFailed | CheckDone | WorkerLost
 
 News = Event | WorkerJoined | ShardsPlaced | StateKept | StateLost | Note
-"""What an executor tells."""
+"""An event from an executor."""

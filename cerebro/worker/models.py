@@ -1,4 +1,4 @@
-"""Models of trials: built, given their batches, packed and loaded."""
+"""Models of trials: build them, make their batches, pack and load their states."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import cerebro._core as _core
+from cerebro.arguments import MAX_INT32, whole_number
 from cerebro.data import depots
 from cerebro.data.batches import make_trusted
 from cerebro.data.moved import MovedBatches
@@ -27,7 +28,7 @@ Loader = _core.Loader | MovedBatches
 
 @dataclass
 class LiveModel:
-    """A model in memory and the position (committed units) its state is at."""
+    """A model in memory; `position` is the number of units committed to its state."""
 
     model: Any
     torch: bool
@@ -35,22 +36,27 @@ class LiveModel:
     """Whether it computes on a GPU, so that CUDA's generator belongs to its state."""
     position: int = -1
     epochs: int | None = None
-    """What its ``info.epochs`` was, where it is not the run's."""
+    """Its ``info.epochs``, if that differs from the run's."""
     generators: dict[str, Any] = field(default_factory=dict)
     progress: EpochProgress = field(default_factory=EpochProgress)
     state_bytes: int = 0
 
 
-# --- what replay, check and Trial.load share with the runner -----------------
+# --- shared by the runner, replay, check and Trial.load ----------------------
 
 
 def build_model(
     context: RunContext, trial: int, config: Mapping[str, Any], info: Info
 ) -> tuple[Any, bool]:
-    """Seed the generators and call the user's ``build``; return model and uses-torch.
+    """Seed the generators and call the user's ``build``.
 
-    If ``build`` is the first to import PyTorch, it is called once more, so that
-    the first model too is made under the run's threads and flags.
+    If ``build`` is the first to import PyTorch, it is called again, so that the first model, too,
+    is built with the run's threads and flags.
+
+    Returns
+    -------
+    tuple
+        The model, and whether it uses PyTorch.
     """
     for _ in range(2):
         had_torch = "torch" in sys.modules
@@ -71,7 +77,7 @@ def build_model(
         model.bind_info(info)
     uses_torch = generators.uses_torch(model)
     if uses_torch and is_gpu(info.device):
-        # Before another trial is built: the GPU's generator takes the seed that was given last.
+        # Now, because the GPU's generator would take the seed of the trial that is built last.
         sys.modules["torch"].cuda.init()
     return model, uses_torch
 
@@ -87,13 +93,12 @@ def make_info(
     fold: int | None = None,
     device: str = "cpu",
 ) -> Info:
-    """Describe the trial to ``build``; steps count batches over all shards."""
-
+    """Return a trial's `Info` for ``build``; its steps count the batches of all shards."""
     steps = sum(_core.batch_count(rows, batch_size, drop_last) for rows in data.shard_rows())
     if steps == 0:
         raise InputError(
             f"trial {trial}: batch_size {batch_size} with drop_last leaves no batch: the largest "
-            f"of {data.num_shards} shards has {max(data.shard_rows())} rows; make it smaller"
+            f"of {data.num_shards} shards has {max(data.shard_rows())} rows; choose a smaller one"
         )
     return Info(
         epochs=epochs,
@@ -111,12 +116,12 @@ def make_info(
 
 
 def batch_size_of(config: Mapping[str, Any], default: int | None) -> int:
-    """Return the configuration's batch size, or the search's: it is given once.
+    """Return the batch size of the configuration or of the search; only one may be given.
 
     Raises
     ------
     InputError
-        If it is given twice, nowhere, or is no batch size.
+        If both or neither is given, or it is not a valid batch size.
     """
     if "batch_size" in config and default is not None:
         raise InputError(
@@ -127,20 +132,18 @@ def batch_size_of(config: Mapping[str, Any], default: int | None) -> int:
         raise InputError(
             "batch_size is missing: give it to search(batch_size=...) or put it into the space"
         )
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
-        raise InputError(f"batch_size must be a whole number from 1 to {2**31 - 1}, not {value!r}")
-    return value
+    return whole_number("batch_size", value, 1, MAX_INT32)
 
 
 def batch_device(model: Any, device: str) -> str:
-    """Where a model's batches arrive: of PyTorch's on `device`, of others in host memory."""
+    """Return the device of a model's batches: `device` for PyTorch, else host memory."""
     return device if getattr(model, "framework", "dlpack") == "torch" else "cpu"
 
 
 def make_batches(model: Any, data: Any, batch_size: int, device: str, **options: Any) -> Loader:
-    """Return a loader that gives a model its batches, where it wants them.
+    """Return a loader of batches in a model's framework and on its device.
 
-    On a GPU they are made there only if it can be trusted; see `make_trusted`.
+    Batches are made on a GPU only if it is trusted; see `make_trusted`.
     """
     options["framework"] = getattr(model, "framework", "dlpack")
     loader = make_trusted(data, batch_size, device=batch_device(model, device), **options)
@@ -150,19 +153,19 @@ def make_batches(model: Any, data: Any, batch_size: int, device: str, **options:
 
 
 def is_short_of_gpu_memory(error: BaseException) -> bool:
-    """Whether PyTorch, one of its libraries, or the loader has found no memory on a GPU."""
+    """Whether PyTorch, one of its libraries, or the loader ran out of GPU memory."""
     torch = sys.modules.get("torch")
     if isinstance(error, MemoryError):
         return True
     if torch is not None and isinstance(error, torch.cuda.OutOfMemoryError):
         return True
-    # CUDA itself, cuBLAS and cuDNN take memory beside PyTorch's allocator.
+    # CUDA, cuBLAS and cuDNN also allocate memory outside of PyTorch's allocator.
     texts = ("CUDA error: out of memory", "STATUS_ALLOC_FAILED")
     return isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
 
 
 def give_back_memory(device: str) -> int:
-    """Give back what is kept of a GPU's memory for later; return the bytes of shards among it."""
+    """Free cached GPU memory; return the bytes of shards that were freed."""
     torch = sys.modules.get("torch")
     shards = depots.drop(device) if is_gpu(device) else 0
     if is_gpu(device) and torch is not None:
@@ -171,7 +174,7 @@ def give_back_memory(device: str) -> int:
 
 
 def pack_tree(live: LiveModel) -> dict[str, Any]:
-    """Everything that a trial carries from unit to unit."""
+    """Return the state that a trial carries from unit to unit."""
     return {
         "model": live.model.state_dict(),
         "generators": live.generators,
@@ -182,22 +185,22 @@ def pack_tree(live: LiveModel) -> dict[str, Any]:
 def load_tree(
     live: LiveModel, buffer: Any, device: str = "cpu", arena: StateArena | None = None
 ) -> None:
-    """Load a packed state into a live model, which is on `device`."""
+    """Load a packed state into a live model on `device`."""
     if device != "cpu":
-        tree = _core.unpack_state(buffer, "torch", copy=None)  # only read: the arena copies
+        tree = _core.unpack_state(buffer, "torch", copy=None)  # only read: the arena copies it
         load_parts(live, (arena or StateArena()).to_device(tree, device))
         return
     framework: Literal["torch", "numpy"] = "torch" if live.torch else "numpy"
     tree = None
     if getattr(live.model, "loads_in_place", False):
-        tree = _core.load_into(buffer, pack_tree(live))  # None where it does not fit
+        tree = _core.load_into(buffer, pack_tree(live))  # None if it does not fit
     if tree is None:
         tree = _core.unpack_state(buffer, framework)
     load_parts(live, tree)
 
 
 def load_parts(live: LiveModel, tree: Mapping[str, Any]) -> None:
-    """Give a live model what `pack_tree` has taken."""
+    """Load a tree from `pack_tree` into a live model."""
     live.model.load_state_dict(tree["model"])
     live.generators = tree["generators"]
     live.progress = EpochProgress.from_state(tree["progress"])

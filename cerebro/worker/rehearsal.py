@@ -1,4 +1,4 @@
-"""Rehearses a hop: trains straight, and with a pack and unpack between, and compares."""
+"""Checks a hop: trains with and without packing and unpacking in between, and compares."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cerebro.worker.models import batch_size_of
 from cerebro.worker.runner import UnitRunner
 
 BATCHES = 2
-"""Batches before the hop, and as many after it."""
+"""The number of batches before the hop, and after it."""
 
 MAX_DEPTH = 6
 
@@ -27,7 +27,7 @@ MAX_DEPTH = 6
 def try_out(
     runner: UnitRunner, config: Mapping[str, Any], not_exact: Collection[str] = ()
 ) -> CheckDone:
-    """Run the comparison in a worker, which notes in `not_exact` what is not deterministic."""
+    """Run the check in a worker. `not_exact` has the operations that are not deterministic."""
     runner.context.check_files()
     straight = _Rehearsal(runner, config)
     problems, metrics = _hop_problems(runner, config, straight, not_exact)
@@ -60,7 +60,7 @@ def _hop_problems(
     problems = differences(straight, hopped, metrics, hopped.validate())
     context = runner.context
     if not_exact or (is_gpu(context.device) and context.deterministic is False):
-        return [], sorted(metrics)  # no two runs are alike: nothing can be said of the hop
+        return [], sorted(metrics)  # no two runs are equal: the hop cannot be judged
     if problems and _differs_from_itself(runner, config, straight):
         return ["training is not deterministic: the same batches twice gave different states"], (
             sorted(metrics)
@@ -69,7 +69,7 @@ def _hop_problems(
 
 
 class _Rehearsal:
-    """One model on its way through the check."""
+    """One of the models that are compared."""
 
     def __init__(self, runner: UnitRunner, config: Mapping[str, Any]) -> None:
         self._runner = runner
@@ -125,7 +125,7 @@ class _Rehearsal:
 
 
 def first_shards(rows: Sequence[int], size: int, drop_last: bool, batches: int) -> range:
-    """The shards, from the first on, that have so many batches: no others are brought to a GPU."""
+    """Return the first shards that have enough batches; only these are copied to a GPU."""
     left, shards = batches, 0
     while left > 0 and shards < len(rows):
         left -= _core.batch_count(rows[shards], size, drop_last)
@@ -163,7 +163,7 @@ def differences(
     straight_metrics: Mapping[str, float],
     hopped_metrics: Mapping[str, float],
 ) -> list[str]:
-    """Name what the hop changed; empty if nothing."""
+    """Name everything that the hop changed; empty if nothing."""
     problems = []
     if _core.hash_state(straight.packed()) != _core.hash_state(hopped.packed()):
         left = dict(walk(straight.live.model.state_dict(), "state_dict()"))
@@ -175,7 +175,7 @@ def differences(
         problems.append(f"after a hop training went on differently: {named} differs")
     left = dict(walk(straight.live.model, "model"))
     right = dict(walk(hopped.live.model, "model"))
-    state = dict(walk(straight.live.model.state_dict(), ""))  # kept, so that its ids stay its own
+    state = dict(walk(straight.live.model.state_dict(), ""))  # kept alive, so that ids stay unique
     known = {id_of(value) for value in state.values()}
     lost = [
         path
@@ -203,10 +203,10 @@ def _differs_from_itself(
 
 
 def walk(root: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield path and value of every array, tensor and number below an object.
+    """Yield the path and value of every array, tensor and number below an object.
 
-    Follows attributes, containers, closures and bound methods; shared objects are
-    reported once.
+    Attributes, containers, closures and bound methods are followed. A shared object is yielded
+    once.
     """
     yield from _walk(root, name, MAX_DEPTH, {})
 
@@ -219,7 +219,7 @@ def _walk(value: Any, path: str, depth: int, seen: dict[int, Any]) -> Iterator[t
         return
     if id(value) in seen:
         return
-    seen[id(value)] = value  # kept alive: the next object would be given a dead one's id
+    seen[id(value)] = value  # kept alive, so that its id is not reused
     if is_array(value):
         yield path, value
         return
@@ -230,7 +230,7 @@ def _walk(value: Any, path: str, depth: int, seen: dict[int, Any]) -> Iterator[t
 
 
 def children(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of an object in which state can hide."""
+    """Yield the parts of an object that can hold state."""
     if isinstance(value, Mapping):
         for key, child in list(value.items()):
             yield f"[{key!r}]", child
@@ -251,13 +251,13 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
                 continue
         return
     module = type(value).__module__
-    # How a step is run is no state: a graph that is replayed, a program that was compiled.
+    # Captured graphs and compiled programs are not state.
     ours = ("cerebro._core", "cerebro.torch.graph", "cerebro.jax.program")
-    numbered = ("flax.ids",)  # every module of flax has a number of its own
+    numbered = ("flax.ids",)  # every flax module has a unique number
     if module.startswith((*ours, *numbered, "builtins", "numpy.random")):
         return
     for attribute, child in sorted(getattr(value, "__dict__", {}).items()):
-        # Torch keeps a module's parts in three mappings; users know them by name.
+        # PyTorch keeps a module's parts in three mappings; users know the parts by name.
         if attribute in ("_parameters", "_buffers", "_modules") and isinstance(child, Mapping):
             yield "", child if attribute == "_modules" else dict(child)
         elif not attribute.startswith("__"):
@@ -271,13 +271,13 @@ def is_array(value: Any) -> bool:
 
 
 def id_of(value: Any) -> Any:
-    """Identity of a tensor's memory, or of the object."""
+    """Return the identity of a tensor's memory, or of the object."""
     pointer = getattr(value, "data_ptr", None)
     return ("memory", pointer()) if callable(pointer) else id(value)
 
 
 def same(left: Any, right: Any) -> bool:
-    """Bit-for-bit equality of two leaves."""
+    """Whether two leaves are equal, bit for bit."""
     if is_array(left) != is_array(right):
         return False
     if not is_array(left):

@@ -1,15 +1,15 @@
 """Runs units: one trial over one shard, from its committed state to the next.
 
-A `UnitRunner` lives in every worker process, and in the coordinator's own when
-``workers=0``. It keeps models alive between units; a trial that stays pays for
-packing its state, not for unpacking it. What a unit does, in order:
+Every worker process has a `UnitRunner`, and so has the coordinator's process if ``workers=0``. It
+keeps models alive between units: a trial that stays on its worker pays for packing its state, not
+for unpacking it. The steps of a unit:
 
 1. take the live model, or build one and load the trial's committed state;
-2. give the trial its random generators back;
+2. restore the trial's random generators;
 3. train on the shard's batches (in C: `_core.run_unit`), or evaluate;
 4. at an epoch's end call ``end_epoch`` and complete the metrics;
-5. pack model, generators and progress into the slot that is not committed,
-   seal it with its hash, and commit it.
+5. pack model, generators and progress into the uncommitted slot, seal it with
+   its hash, and commit it.
 """
 
 from __future__ import annotations
@@ -74,24 +74,24 @@ MAX_OPEN_SLOTS = 64
 MAX_LOADERS = 8
 
 MAX_GPU_LOADERS = 4  # each has batches in device memory and in pinned memory
-"""Of a run with folds two for each fold, if that is more."""
+"""A run with folds may have two for each fold, if that is more."""
 
 TRY_SECONDS = 2 * device_check.SECONDS
-"""What the first use of a GPU may take: the check, and kernels that are compiled here again."""
+"""The first use of a GPU may take this long: it is checked, and kernels may be compiled."""
 
 
 class Diverged(Exception):
-    """A loss that is no finite number."""
+    """A training loss that is not finite."""
 
 
 class TaskClock(Protocol):
-    """Told what a worker's time goes into; see `cerebro._worker`."""
+    """Separates a unit's time from other work; see `cerebro._worker`."""
 
     def built(self) -> None:
-        """A model is built, and what it needs imported."""
+        """Note that a model has been built, and its libraries imported."""
 
     def aside(self, seconds: float) -> contextlib.AbstractContextManager[None]:
-        """What is done within is not the unit's, and has this much time of its own."""
+        """Return a context whose time is not the unit's and has a limit of `seconds`."""
 
 
 class UnitRunner:
@@ -100,17 +100,16 @@ class UnitRunner:
     Parameters
     ----------
     context
-        What the run is.
+        The run's context.
     worker
-        This worker's number, repeated in every answer.
+        This worker's number, which every answer repeats.
     beat
-        The page shared with the coordinator: beats, and the flag that cancels.
+        The page shared with the coordinator: heartbeats, and the flag that cancels a unit.
     own_process
-        Whether the process is a worker's: then what trials print is caught by
-        redirecting its standard output and error, and nobody but trials uses
-        its random generators.
+        Whether this is a worker process. If so, the output of trials is captured by redirecting
+        its standard output and error, and only trials use its random generators.
     clock
-        Hears when a model is built.
+        Is notified when a model has been built.
     """
 
     def __init__(
@@ -130,18 +129,18 @@ class UnitRunner:
         self._live: OrderedDict[int, LiveModel] = OrderedDict()
         self._slots: OrderedDict[int, _core.Slots] = OrderedDict()
         self._loaders: OrderedDict[tuple[bool, int, str, int, int | None], Loader] = OrderedDict()
-        self._arena = StateArena()  # for states of models on a GPU
+        self._arena = StateArena()  # for the states of models on a GPU
         self._verified: set[tuple[bool, int]] = set()
-        self._last_trial: int | None = None  # whose generators are in place
-        self._moved = ""  # why PyTorch moves batches to the GPU
-        self._tried = False  # the GPU, if there is one
+        self._last_trial: int | None = None  # its generators are in place
+        self._moved = ""  # the reason why PyTorch moves batches to the GPU
+        self._tried = False  # whether the GPU was tried, if there is one
         self.warnings = Watch(context.warning_filters if own_process else ())
         set_torch_flags(context.torch_flags)
 
     # --- units -----------------------------------------------------------
 
     def run(self, task: Task) -> UnitDone | UnitFailed:
-        """Run one unit; never raises for what the user's code, data or disk did."""
+        """Run one unit. Errors of the user's code, data or disk are returned, not raised."""
         with self.warnings.of(task.trial) as warned:
             event = self._run_or_fail(task)
         return replace(event, warned=tuple(warned)) if warned else event
@@ -155,17 +154,17 @@ class UnitRunner:
                     if not self.is_of_the_trial(error):
                         raise
                     return self._failure(task, error)
-        except StorageError as error:  # not even the log can be written
+        except StorageError as error:  # the log cannot be written either
             return self._failure(task, error)
 
     def _run_with_room(self, task: Task) -> UnitDone:
-        """Run a unit; if the GPU's memory is short for it, once more without other live models."""
+        """Run a unit; if the GPU is out of memory, retry it without other live models."""
         try:
             return self._run(task)
         except Exception as error:
             if not (is_gpu(self.context.device) and is_short_of_gpu_memory(error)):
                 raise
-            traceback.clear_frames(error.__traceback__)  # they hold what is to be given back
+            traceback.clear_frames(error.__traceback__)  # they hold memory to give back
             others = tuple(trial for trial in self._live if trial != task.trial)
             self._release((*others, task.trial))
             while self._loaders:
@@ -176,12 +175,12 @@ class UnitRunner:
         return replace(done, dropped=(*others, *done.dropped))
 
     def is_of_the_trial(self, error: BaseException) -> bool:
-        """Whether the user's code raised it: inline, Ctrl-C is for the run."""
+        """Whether an error is the trial's. In the coordinator's process Ctrl-C is the run's."""
         return self._own_process or not isinstance(error, KeyboardInterrupt)
 
     def _failure(self, task: Task, error: BaseException) -> UnitFailed:
-        """Say who is to blame: the trial, the data, or the disk that the run is on."""
-        self._live.pop(task.trial, None)  # its state is somewhere in the middle
+        """Return the failure, and what is to blame: the trial, the data, or the run's disk."""
+        self._live.pop(task.trial, None)  # its state is inconsistent
         kind: Literal["error", "diverged", "cancelled", "data", "storage", "worker"] = "error"
         if isinstance(error, UnitCancelled):
             kind = "cancelled"
@@ -206,7 +205,7 @@ class UnitRunner:
         return UnitFailed(self.worker, task, kind, cause, text, (task.trial,), bases, place)
 
     def cause(self, error: BaseException, config: Mapping[str, Any]) -> str:
-        """What went wrong in the user's code, and what helps where that is known."""
+        """Describe an error of the user's code, with a hint if there is one."""
         columns = self.context.train.columns
         hints = (
             missing_name(error, config, columns),
@@ -216,7 +215,7 @@ class UnitRunner:
         return describe(error) + "".join(hints)
 
     def _lost_gpu(self) -> bool:
-        """Whether the process can use its GPU no more, as after an assertion that failed there."""
+        """Whether the process can no longer use its GPU, for example after a failed assertion."""
         torch = sys.modules.get("torch")
         if torch is None or not is_gpu(self.context.device) or not torch.cuda.is_initialized():
             return False
@@ -246,7 +245,7 @@ class UnitRunner:
             if task.step == context.units_per_epoch - 1:
                 metrics = live.progress.epoch_metrics()
                 if hasattr(live.model, "end_epoch"):
-                    # A copy: what is reported is what the state says, whoever reads it.
+                    # A copy, so that the model cannot change the reported metrics.
                     live.model.end_epoch(task.epoch, dict(metrics))
             live.generators = generators.capture(live.torch, live.cuda)
             tree = self.packable(live)
@@ -304,7 +303,7 @@ class UnitRunner:
         return sums
 
     def _evaluate(self, live: LiveModel, task: Task) -> UnitSums:
-        """Validate with generators of its own, so that training cannot notice."""
+        """Validate with separate random generators, so that training is not affected."""
         context = self.context
         batch_size = context.eval_batch_size or batch_size_of(task.config, context.batch_size)
         _, validation = context.views(task.trial)
@@ -325,13 +324,16 @@ class UnitRunner:
     # --- models ----------------------------------------------------------
 
     def _model_of(self, task: Task, slots: _core.Slots) -> tuple[LiveModel, bool]:
-        """Return the trial's model at the task's position, its generators restored."""
+        """Return the trial's model at the task's position, and whether its state was loaded.
+
+        Its random generators are restored.
+        """
         live = self._live.pop(task.trial, None)
         if live is not None and live.epochs != task.epochs:
-            live = None  # it was built for another number of epochs
+            live = None  # it was built for a different number of epochs
         begins = task.position == 0 or task.clone_of is not None
         if live is not None and begins and live.position != task.position:
-            live = None  # its states are lost, and it begins once more
+            live = None  # its states are lost: it begins again
         loaded = False
         if live is None:
             live = self.build(task.trial, task.config, task.epochs)
@@ -346,40 +348,40 @@ class UnitRunner:
             loaded = True
         if loaded or task.trial != self._last_trial or not self._own_process:
             generators.restore(live.generators)
-        self._last_trial = None  # until the unit has ended well
+        self._last_trial = None  # until the unit has succeeded
         self._live[task.trial] = live
         return live, loaded
 
     def build(self, trial: int, config: Mapping[str, Any], epochs: int | None = None) -> LiveModel:
-        """Build a trial's model; `epochs` is what it is told, None: the run's."""
+        """Build a trial's model; `epochs` is its ``info.epochs``, None: the run's."""
         info = self.info_of(trial, config, epochs)
         model, torch = build_model(self.context, trial, config, info)
         if self._clock is not None:
             self._clock.built()
         if not self._tried and is_gpu(where := self.device_of(model)):
             self._try_device(where)
-        self.warnings.take_filters()  # of what was imported for it
+        self.warnings.take_filters()  # build may have imported their categories
         cuda = torch and (is_gpu(self.context.device) or generators.uses_cuda(model))
         state = generators.capture(torch, cuda)
         return LiveModel(model, torch, cuda, epochs=epochs, generators=state)
 
     def _try_device(self, device: str) -> None:
-        """Try the GPU, and have its kernels compiled, which is not the unit's time."""
+        """Try the GPU and compile its kernels, outside of the unit's time."""
         aside = contextlib.nullcontext() if self._clock is None else self._clock.aside(TRY_SECONDS)
-        with aside, contextlib.suppress(MemoryError):  # the loader will say so
+        with aside, contextlib.suppress(MemoryError):  # the loader will raise it
             depots.problem(device)
             self._tried = True
 
     def _settle(self, task: Task, slots: _core.Slots) -> None:
-        """Shut out whoever was given this unit before, and make its state the newest.
+        """Fence off earlier workers of this unit, and undo a commit that was not reported.
 
-        From here on a worker that was given up for dead cannot commit. One that
-        died after its commit and before its answer has left a state that the
-        coordinator never heard of: the unit is done again from the one before.
+        From now on a worker that was given up cannot commit. If a worker died after its commit
+        but before its answer, the coordinator does not know its state: the unit is run again from
+        the state before.
         """
         slots.fence(task.dispatch)
         if task.position == 0 or task.clone_of is not None or task.origin is not None:
-            return  # it begins with a state that is not in the slots, or with none
+            return  # it does not begin with a state in the slots
         committed = slots.committed()
         if committed is not None and committed[0] == task.position + 1:
             slots.revert(attempt=task.dispatch, position=task.position)
@@ -400,7 +402,7 @@ class UnitRunner:
         live.position = task.position
 
     def _load_clone(self, live: LiveModel, task: Task, clone_of: CloneOf) -> None:
-        """Give a new trial the model of another one, but generators of its own."""
+        """Load the state of another trial's model into a new trial, but not its generators."""
         packed = read_state(clone_of)
         state = _core.unpack_state(packed, "torch" if live.torch else "numpy")["model"]
         with self.computing():
@@ -411,7 +413,7 @@ class UnitRunner:
         live.position = task.position
 
     def _shrink(self, current: int) -> tuple[int, ...]:
-        """Give up the models used longest ago; return their trials."""
+        """Release the least recently used models; return their trials."""
         context = self.context
         limit = context.live_models
         if limit is None:
@@ -427,9 +429,9 @@ class UnitRunner:
         return tuple(dropped)
 
     def _release(self, ended: Sequence[int]) -> None:
-        """Free the models and the slots of trials that have ended.
+        """Free the models and slots of trials that have ended.
 
-        Their files are deleted, but take room as long as they are mapped.
+        The slots' files are deleted, but occupy the disk as long as they are mapped.
         """
         for trial in ended:
             self._live.pop(trial, None)
@@ -454,12 +456,12 @@ class UnitRunner:
     # --- devices ---------------------------------------------------------
 
     def device_of(self, model: Any) -> str:
-        """Where a model's batches arrive and its metrics are: of PyTorch's, the run's device."""
+        """Return the device of a model's batches and metrics: with PyTorch, the run's."""
         return batch_device(model, self.context.device)
 
     @contextlib.contextmanager
     def computing(self, not_exact: set[str] | None = None) -> Iterator[None]:
-        """Compute under the run's settings; note what on a GPU is not deterministic."""
+        """Compute with the run's settings; add non-deterministic operations to `not_exact`."""
         context = self.context
         with compute_settings(context.threads, context.deterministic, context.device):
             if context.device == "cpu" or context.deterministic != "warn":
@@ -469,24 +471,24 @@ class UnitRunner:
                 yield
 
     def packable(self, live: LiveModel) -> dict[str, Any]:
-        """Everything that a trial carries, in host memory: what is on a GPU is copied."""
+        """Return a trial's state in host memory; tensors on a GPU are copied."""
         tree = pack_tree(live)
         if self.device_of(live.model) == "cpu":
             return tree
         return self._arena.to_host(tree)  # type: ignore[no-any-return]
 
     def load_packed(self, live: LiveModel, buffer: Any) -> None:
-        """Load a packed state into a live model, wherever that is."""
+        """Load a packed state into a live model, on its device."""
         load_tree(live, buffer, self.device_of(live.model), self._arena)
 
     # --- data and files --------------------------------------------------
 
     def forget_generators(self) -> None:
-        """Restore the generators of whichever trial runs next, because others are in place."""
+        """Restore the generators before the next unit, whichever trial it is of."""
         self._last_trial = None
 
     def loader(self, model: Any, batch_size: int, *, training: bool, trial: int) -> Loader:
-        """Return a loader; a few are kept, because their buffers are warm."""
+        """Return a loader. A few are kept, because their buffers are warm."""
         context = self.context
         framework = getattr(model, "framework", "dlpack")
         train, validation = context.views(trial)
@@ -512,7 +514,7 @@ class UnitRunner:
         return loader
 
     def _verify(self, training: bool, shard: int) -> None:
-        """Check a shard's checksums at its first use in this run, its files' sizes always."""
+        """Check a shard's checksums at its first use in this run, its files' sizes at every use."""
         # Folds are validated on files of the training data.
         training = training or self.context.folds is not None
         key = (training, shard)
@@ -537,7 +539,7 @@ class UnitRunner:
 
     @contextlib.contextmanager
     def output_of(self, trial: int | None) -> Iterator[None]:
-        """Send what is printed to the trial's log; to nobody while nothing is recorded."""
+        """Redirect output to the trial's log; without a trial, discard it."""
         path = log_path(self.context.log_dir, trial)
         with redirected_descriptors(path) if self._own_process else redirected_streams(path):
             yield
@@ -545,7 +547,7 @@ class UnitRunner:
     # --- the end ---------------------------------------------------------
 
     def close(self) -> None:
-        """Release models, loaders and mapped files, and memory of the GPU that is kept for more."""
+        """Release models, loaders, mapped files, and cached GPU memory."""
         self._live.clear()
         self._arena = StateArena()
         for loader in self._loaders.values():

@@ -1,9 +1,9 @@
-"""States of models on a GPU, to and from host memory, through memory that stays pinned.
+"""Copies states of models between a GPU and host memory, through memory that stays pinned.
 
-A copy from ordinary memory goes through a small buffer of the driver and waits for it; from
-pinned memory it runs by itself at the speed of the bus. Pinning takes longer than copying, so a
-worker pins one arena and uses it again: all tensors of a state are copied into it behind the work
-that was given to the GPU, one wait follows, and the slot is packed from there. Loading goes the
+A copy from pageable memory goes through a small buffer of the driver and waits for it; a copy from
+pinned memory is asynchronous and as fast as the bus. Pinning takes longer than copying, so a
+worker pins one arena and reuses it. All tensors of a state are copied into it after the work that
+was submitted to the GPU; one wait follows, and the slot is packed from the arena. Loading goes the
 other way, with one copy for the whole state.
 """
 
@@ -27,25 +27,25 @@ class StateArena:
     Parameters
     ----------
     pin
-        False: ordinary memory, which a system that pins no more gives as well.
+        False: use pageable memory. It is also the fallback if the system cannot pin more.
     """
 
     def __init__(self, pin: bool = True) -> None:
         self._pin = pin
         self._memory: Any = None
         self._used = 0
-        self._reader: Any = None  # the device that copies from here, perhaps still
+        self._reader: Any = None  # the device that may still copy from here
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arena: those of the largest state so far, in powers of two."""
+        """The size of the arena: that of the largest state so far, rounded to a power of two."""
         return 0 if self._memory is None else int(self._memory.numel())
 
     def to_host(self, tree: Any) -> Any:
         """Return a nested state with its tensors on devices replaced by copies in the arena.
 
-        They stay valid until the arena is used again. Tensors in host memory are handed on as
-        they are.
+        They stay valid until the arena is used again. Tensors in host memory are passed on
+        unchanged.
         """
         import torch
 
@@ -61,17 +61,16 @@ class StateArena:
         return _replaced(tree, places)
 
     def to_device(self, tree: Any, device: str) -> Any:
-        """Return a nested state with its tensors on a device, where one copy has brought them.
+        """Return a nested state with its tensors moved to a device by one copy.
 
-        Single numbers stay in host memory: an optimizer's counts of steps are read there. All of
-        it is the caller's to keep: nothing shows the arena, which the next state overwrites, nor
-        the memory that `tree` shows.
+        Single numbers stay in host memory, where optimizers read their step counts. The result
+        shares no memory with the arena, which the next state overwrites, nor with `tree`.
         """
         import torch
 
         here: dict[int, Any] = {}
         _collect(tree, lambda value: isinstance(value, torch.Tensor), here)
-        self._wait(torch)  # for what was copied from here the last time
+        self._wait(torch)  # for the previous copy from the arena
         places = self._places(torch, here)
         for key, tensor in here.items():
             places[key].copy_(tensor)
@@ -82,7 +81,7 @@ class StateArena:
                 if place.numel() > 1:
                     offset = place.data_ptr() - self._memory.data_ptr()
                     places[key] = _view(flat, offset, place)
-                else:  # PyTorch's optimizers keep it as it is
+                else:  # PyTorch's optimizers keep it in host memory
                     places[key] = place.clone()
         return _replaced(tree, places)
 
@@ -92,7 +91,7 @@ class StateArena:
         self._reader = None
 
     def _places(self, torch: Any, tensors: Mapping[int, Any]) -> dict[int, Any]:
-        """Views of the arena for these tensors: of their types and shapes, in C order."""
+        """Return C-contiguous views of the arena with the tensors' types and shapes."""
         offsets, end = {}, 0
         for key, tensor in tensors.items():
             offsets[key] = end
@@ -105,20 +104,20 @@ class StateArena:
     def _reserve(self, torch: Any, size: int) -> None:
         if self.nbytes >= size and self._memory is not None:
             return
-        self._memory = None  # before more is asked for
+        self._memory = None  # free it before allocating more
         size = 1 << max(12, (size - 1).bit_length())
         if self._pin:
             try:
                 self._memory = torch.empty(size, dtype=torch.uint8, pin_memory=True)
                 return
-            except RuntimeError as error:  # the system pins no more
+            except RuntimeError as error:  # the system cannot pin more
                 self._pin = False
                 cuda.tell_unpinned(one_line(str(error), 200))
         self._memory = torch.empty(size, dtype=torch.uint8)
 
 
 def _view(memory: Any, offset: int, like: Any) -> Any:
-    """A tensor of the type and shape of another one, in C order, in flat memory."""
+    """Return a C-contiguous view of flat memory with a tensor's type and shape."""
     size = like.numel() * like.element_size()
     return memory[offset : offset + size].view(like.dtype).reshape(like.shape)
 
@@ -128,7 +127,7 @@ def _is_away(torch: Any, value: Any) -> bool:
 
 
 def _collect(value: Any, wanted: Any, into: dict[int, Any]) -> None:
-    """Find tensors in nested containers, each once, by identity."""
+    """Collect the wanted values in nested containers by identity."""
     if isinstance(value, Mapping):
         for item in value.values():
             _collect(item, wanted, into)
@@ -140,7 +139,7 @@ def _collect(value: Any, wanted: Any, into: dict[int, Any]) -> None:
 
 
 def _replaced(value: Any, places: Mapping[int, Any]) -> Any:
-    """Return nested containers of the same kinds, with tensors replaced."""
+    """Return nested containers of the same types, with tensors replaced."""
     if id(value) in places:
         return places[id(value)]
     if isinstance(value, Mapping):
@@ -153,8 +152,8 @@ def _replaced(value: Any, places: Mapping[int, Any]) -> Any:
 
 
 def _like(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """A mapping of another kind than dict with other values."""
+    """Return a mapping of the same type with other values."""
     try:
         return type(mapping)(items)  # type: ignore[call-arg]
-    except TypeError:  # packing will say which kinds there are
+    except TypeError:  # packing will name the allowed types
         return items

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 import signal
 import subprocess
 import sys
@@ -221,6 +222,26 @@ def test_an_interrupted_search_goes_on_as_if_nothing_had_been(
             callbacks = [Interrupted(units)]
             run(data, folder, make(), build, width=4, workers=before, callbacks=callbacks)
         go_on(data, folder, make, build, undisturbed, width=4, workers=after)
+
+
+@pytest.mark.parametrize("make", [Halving, Population])
+def test_states_that_are_gone_are_trained_again(data, tmp_path, make):
+    """Of all trials that have not ended: reports and decisions stay as they were.
+
+    Paused trials and parents of clones that have not begun are among them.
+    """
+    settings = {"width": 4, "keep": "all"}  # a clone may need a state of a parent that has ended
+    undisturbed = run(data, tmp_path / "undisturbed", make(), **settings)
+    for units in range(5, len(undisturbed.units()), 9):
+        folder = tmp_path / f"run-{units}"
+        with pytest.raises(KeyboardInterrupt):
+            run(data, folder, make(), callbacks=[Interrupted(units)], **settings)
+        ended = {t.number for t in cerebro.open(folder).trials if not t.record.is_open}
+        for file in (folder / "states").iterdir():
+            if int(re.match(r"\d+", file.name)[0]) not in ended:
+                file.unlink()
+        result = run(data, folder, make(), if_exists="resume", **settings)
+        assert repr(everything(result)) == repr(everything(undisturbed)), units
 
 
 def test_an_interrupted_search_remembers_what_was_stopped_early(data, tmp_path):

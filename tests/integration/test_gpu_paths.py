@@ -81,7 +81,7 @@ def host_as_gpu(monkeypatch):
         batches, "MovedBatches", lambda loader, _, why: MovedBatches(loader, "cpu", why)
     )
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
-    monkeypatch.setattr(cerebro.torch.place, "place", lambda *_: None)
+    monkeypatch.setattr(cerebro.torch.model, "place", lambda *_: None)
 
 
 def train(context, folder):

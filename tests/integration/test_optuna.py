@@ -238,7 +238,7 @@ def test_an_end_comes_where_no_trial_can_be_built(data, tmp_path):
         ({"define": 5}, "define must be a function, not 5"),
         ({"callbacks": 5}, "callbacks must be a list of functions, not 5"),
         ({"catch": ["ValueError"]}, "catch must be a list of exceptions' classes, not"),
-        ({"timeout": 0}, "timeout must be a positive number, not 0"),
+        ({"timeout": 0}, "timeout must be above 0, not 0"),
         ({"n_trials": 0}, "n_trials must be a whole number of at least 1, not 0"),
     ],
 )

@@ -324,7 +324,7 @@ def test_the_first_configuration_takes_too_long(data, tmp_path, monkeypatch):
 def test_unit_timeout_needs_a_process(data, tmp_path):
     with pytest.raises(InputError, match="give workers=1 or more"):
         search(program(tmp_path, data), workers=0, unit_timeout=5)
-    with pytest.raises(InputError, match="unit_timeout must be a positive number"):
+    with pytest.raises(InputError, match="unit_timeout must be above 0"):
         search(program(tmp_path, data), workers=1, unit_timeout=0)
 
 

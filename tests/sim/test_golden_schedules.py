@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from cerebro.executors.simulated import simulate
+from simulation import simulate
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 

@@ -7,10 +7,9 @@ from collections import Counter, defaultdict
 from itertools import groupby, pairwise
 
 import pytest
-from hops import hop_share
+from simulation import Search, Unit, simulate, spread_costs
 
 from cerebro._core import visit_order
-from cerebro.executors.simulated import SimulatedUnit, Simulation, simulate, spread_costs
 
 Arguments = dict[str, object]
 
@@ -39,21 +38,21 @@ def random_search(seed: int) -> Arguments:
     }
 
 
-def check_overlap(units: list[SimulatedUnit], what: str) -> None:
+def check_overlap(units: list[Unit], what: str) -> None:
     """No two of the units at one time."""
     units = sorted(units, key=lambda unit: (unit.start, unit.end))
     for before, after in pairwise(units):
         assert before.end <= after.start, f"{what}: {before} and {after}"
 
 
-def by(units: tuple[SimulatedUnit, ...], key: str) -> dict[int, list[SimulatedUnit]]:
+def by(units: tuple[Unit, ...], key: str) -> dict[int, list[Unit]]:
     groups = defaultdict(list)
     for unit in units:
         groups[getattr(unit, key)].append(unit)
     return groups
 
 
-def check_trial(units: list[SimulatedUnit], epochs: int, shards: int, arguments: Arguments) -> None:
+def check_trial(units: list[Unit], epochs: int, shards: int, arguments: Arguments) -> None:
     """Each unit once, in the order of its visits, after as many attempts as failed."""
     trial = units[0].trial
     expected = []
@@ -72,16 +71,16 @@ def check_trial(units: list[SimulatedUnit], epochs: int, shards: int, arguments:
     assert got == expected
 
 
-def check_two_open(units: tuple[SimulatedUnit, ...], shards: int) -> None:
+def check_two_open(units: tuple[Unit, ...], shards: int) -> None:
     """When a unit starts, no more than two shards are being read."""
     training = sorted((unit for unit in units if unit.shard >= 0), key=lambda unit: unit.start)
-    running: list[SimulatedUnit] = []
+    running: list[Unit] = []
     for unit in training:
         running = [other for other in running if other.end > unit.start] + [unit]
         assert len({other.shard for other in running}) <= 2, running
 
 
-def check(simulation: Simulation, arguments: Arguments) -> None:
+def check(simulation: Search, arguments: Arguments) -> None:
     shards = len(arguments["shards"])  # type: ignore[arg-type]
     trials = by(simulation.units, "trial")
     assert len(trials) == len(arguments["costs"])  # type: ignore[arg-type]
@@ -133,7 +132,7 @@ def long_search(seed: int, exclusive: bool) -> Arguments:
     }
 
 
-def longest_unit(simulation: Simulation) -> float:
+def longest_unit(simulation: Search) -> float:
     return max(unit.end - unit.start for unit in simulation.units)
 
 
@@ -164,7 +163,7 @@ def test_makespan_where_shards_are_exclusive() -> None:
 
 def test_models_hop_little_when_trials_are_many() -> None:
     simulation = simulate([1.0] * 100, workers=8, noise=0.05)
-    assert hop_share(simulation) < 0.06
+    assert simulation.hop_share < 0.06
     # Half of the time eight trials are live: those that the eight workers run.
     live, median = set(), Counter[int]()
     for unit in sorted(simulation.units, key=lambda unit: unit.end):

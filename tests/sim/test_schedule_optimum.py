@@ -6,9 +6,9 @@ import itertools
 from functools import cache
 
 import pytest
+from simulation import simulate
 
 from cerebro._core import visit_order
-from cerebro.executors.simulated import simulate
 
 Chains = tuple[tuple[tuple[float, int], ...], ...]  # per trial: (seconds, shard) of each unit
 

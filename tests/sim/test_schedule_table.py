@@ -11,9 +11,7 @@ from statistics import fmean
 
 import pytest
 from comparison_policies import LongestFirst, OneTrialPerWorker, Policy, RandomUnits
-from hops import hop_share
-
-from cerebro.executors.simulated import Simulation, simulate, spread_costs
+from simulation import Search, simulate, spread_costs
 
 TOLERANCE = 0.003  # of a mean ratio; a unit is 0.006 of the shortest makespan
 
@@ -26,7 +24,7 @@ def rows(
     spread: float = 1.0,
     exclusive: bool = False,
     policy: Callable[[list[float], int, int], Policy] | None = None,
-) -> list[Simulation]:
+) -> list[Search]:
     shards = max(8, workers)
     simulations = []
     for seed in range(seeds):
@@ -45,11 +43,11 @@ def rows(
     return simulations
 
 
-def ratio(simulations: list[Simulation]) -> float:
+def ratio(simulations: list[Search]) -> float:
     return fmean(simulation.ratio for simulation in simulations)
 
 
-def first_result(simulations: list[Simulation]) -> float:
+def first_result(simulations: list[Search]) -> float:
     return fmean(s.first_result / s.makespan for s in simulations)
 
 
@@ -73,7 +71,7 @@ def test_live_models_and_hops_with_a_hundred_trials() -> None:
     simulations = rows(100, 8, seeds=3)
     # 8 are live until the last 12, which share the 8 workers and end together.
     assert max(s.max_live for s in simulations) <= 12
-    assert max(hop_share(s) for s in simulations) <= 0.03
+    assert max(s.hop_share for s in simulations) <= 0.03
 
 
 def test_longest_first_has_all_live_and_hops_all_the_time() -> None:
@@ -81,7 +79,7 @@ def test_longest_first_has_all_live_and_hops_all_the_time() -> None:
     assert ratio(simulations) <= 1.000 + TOLERANCE
     assert first_result(simulations) == pytest.approx(0.99, abs=0.005)
     assert min(s.max_live for s in simulations) >= 99
-    assert fmean(hop_share(s) for s in simulations) == pytest.approx(0.95, abs=0.01)
+    assert fmean(s.hop_share for s in simulations) == pytest.approx(0.95, abs=0.01)
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
-from hops import hop_share
+from simulation import simulate, spread_costs
 
 from cerebro.errors import InputError
-from cerebro.executors.simulated import simulate, spread_costs
 
 
 def test_equal_trials_without_noise_reach_the_lower_bound() -> None:
@@ -25,7 +24,7 @@ def test_one_trial_takes_the_sum_of_its_units() -> None:
     assert [unit.shard for unit in simulation.units] == [0, 1, -1, 1, 0, -1]
     assert simulation.idle_share == pytest.approx(2 / 3)
     assert simulation.max_live == 1
-    assert hop_share(simulation) == 0.0
+    assert simulation.hop_share == 0.0
 
 
 def test_times_of_units_depend_on_seed_and_unit_alone() -> None:

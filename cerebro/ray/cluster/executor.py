@@ -133,7 +133,7 @@ class Executor:
         self._address = address
         self.workers = whole_number("workers", workers, 1, MAX_WORKERS, optional=True)
         self._resources = check_resources(resources)
-        self._replicas = whole_number("replicas", replicas, 1) or 1
+        self._replicas = whole_number("replicas", replicas, 1)
         self._shared_path = (
             None if shared_path is None else path_of("shared_path", shared_path).absolute()
         )

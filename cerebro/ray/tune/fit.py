@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from cerebro.api.search import search
-from cerebro.arguments import FIT, answers
+from cerebro.arguments import FIT, answers, whole_number
 from cerebro.errors import InputError
 from cerebro.machine.guard import refuse
 from cerebro.ray.tune.names import check_scheduler, check_searcher, import_tune
@@ -142,13 +143,9 @@ def _samples(
             f"{type(algorithm).__name__} never ends by itself: give num_samples (how many trials) "
             "or time_limit"
         )
-    if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < -1:
-        raise InputError(
-            f"num_samples must be a whole number of at least 1, or -1, not {num_samples!r}"
-        )
     if num_samples == 0:
         raise InputError("num_samples=0 trains nothing: give at least 1")
-    return num_samples
+    return -1 if num_samples == -1 else whole_number("num_samples", num_samples, 1, math.inf)
 
 
 def _width(algorithm: Any) -> int:

@@ -133,7 +133,7 @@ def trainable(
             f"{', '.join(sorted(OPTIONS))} beside those that it names: what trials there are and "
             "how long they train is for Tune to say"
         )
-    threads = whole_number("threads", threads, 1, MAX_THREADS) or 1
+    threads = whole_number("threads", threads, 1, MAX_THREADS)
     batch_size = whole_number("batch_size", batch_size, 1, optional=True)
     if executor is not None and not isinstance(executor, Executor):
         raise InputError(f"executor must be a cerebro.ray.Executor, not {executor!r}")

@@ -149,6 +149,29 @@ def test_epochs_whose_states_are_gone_are_trained_again(tmp_path):
     assert restorer(tmp_path).stand(record).position == 0 and record.epochs == []
 
 
+def test_an_epoch_that_a_clone_may_need_is_trained_again(tmp_path):
+    """A damaged log: the store went back to before the reports that let the state be deleted."""
+    first, second = (leave_file(tmp_path, epoch, published=True) for epoch in range(2))
+    leave_file(tmp_path, 2, published=True)
+    leave_slots(tmp_path, [10])
+    (tmp_path / second.state_file).unlink()
+    record = record_of(first, EpochRecord(1, {}, 1.0, second.state_hash, None))
+    standing = restorer(tmp_path).stand(record, reported=0)
+    assert (standing.position, standing.lost) == (UNITS, []) and record.epochs == [first]
+    assert standing.origin.state_hash == first.state_hash
+    assert names(tmp_path) == {first.state_file}
+
+
+def test_an_epoch_that_no_clone_needs_stays(tmp_path):
+    retired = EpochRecord(0, {}, 1.0, "1" * 32, None)
+    kept = leave_file(tmp_path, 1, published=True)
+    record = record_of(retired, kept)
+    assert restorer(tmp_path).stand(record, reported=1).position == 2 * UNITS
+    assert record.epochs == [retired, kept]
+    assert restorer(tmp_path).stand(record).position == 2 * UNITS  # no searcher that listens
+    assert restorer(tmp_path).stand(record, reported=0).position == 0
+
+
 @pytest.mark.parametrize("position", [4, 6, 9])
 def test_slots_that_say_other_things_than_their_state(tmp_path, position):
     """A page of one trial beside the states of another, say."""

@@ -186,13 +186,13 @@ def test_make_loader(data: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, "batch_size must be a whole number >= 1, not 0"),
-        ({"batch_size": 2.5}, "batch_size must be a whole number >= 1, not 2.5"),
+        ({"batch_size": 0}, "batch_size must be a whole number of at least 1, not 0"),
+        ({"batch_size": 2.5}, "batch_size must be a whole number of at least 1, not 2.5"),
         ({"batch_size": "8"}, "batch_size must be a whole number"),
         ({"batch_size": True}, "batch_size must be a whole number"),
         ({"seed": -1}, "seed must be a whole number from 0 to"),
         ({"epoch": -1}, "epoch must be a whole number"),
-        ({"start": -1}, "start must be a whole number >= 0"),
+        ({"start": -1}, "start must be a whole number of at least 0"),
         ({"shard": 5}, "shard must be a whole number from 0 to 4, not 5"),
         ({"framework": "tf"}, "framework must be one of torch, numpy, jax, dlpack"),
         ({"device": "gpu"}, "device must be 'cpu', 'cuda'"),

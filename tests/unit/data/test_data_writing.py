@@ -182,7 +182,7 @@ def test_dtypes_convert_or_refuse(tmp_path: Path) -> None:
         ({"x": [1, 2]}, {"shards": 0}, "at least 1"),
         ({"x": [1, 2]}, {"shards": -1}, "at least 1"),
         ({"x": [1, 2]}, {"shards": 1.5}, "whole number"),
-        ({"x": [1, 2]}, {"seed": -1}, "seed is -1"),
+        ({"x": [1, 2]}, {"seed": -1}, "seed must be a whole number from 0"),
         ({"x": np.array([1, None], object)}, {}, "column 'x' has dtype object"),
         ({"x": np.array([{}, {}], object)}, {}, "column 'x' has dtype object"),
         ({"x": np.array(["2020-01-01"], "datetime64[D]")}, {}, "convert times to numbers"),

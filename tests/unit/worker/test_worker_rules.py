@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cerebro.coordinator.failures import MAX_START_LOSSES, Losses, failure_kind
+from cerebro.coordinator.failures import MAX_START_LOSSES, LostWorkers, failure_kind
 from cerebro.data import Column
 from cerebro.executors.process import Vigil
 from cerebro.machine import resources as memory
@@ -93,7 +93,7 @@ def task(trial=3, epoch=1, step=2, attempt=0):
 
 
 def test_a_unit_is_tried_again_as_often_as_it_was_said():
-    losses = Losses(2)
+    losses = LostWorkers(2)
     for worker in range(2):
         loss = losses.add(WorkerLost(worker, "it died"), task(attempt=worker))
         assert loss.error is None
@@ -104,18 +104,18 @@ def test_a_unit_is_tried_again_as_often_as_it_was_said():
 
 
 def test_deaths_of_a_unit_that_went_well_in_between_are_forgotten():
-    losses = Losses(0)
+    losses = LostWorkers(0)
     losses.unit_done(0, task())
     other = losses.add(WorkerLost(1, "it died", traced=True), task(step=4))
     assert other.error == "it died in epoch 1, validation, once (where it was: trials/3.log)"
-    losses = Losses(1)
+    losses = LostWorkers(1)
     losses.add(WorkerLost(1, "it died"), task())
     losses.unit_done(2, task())
     assert losses.add(WorkerLost(3, "it died"), task()).error is None
 
 
 def test_what_had_not_begun_is_not_to_blame():
-    losses = Losses(0)
+    losses = LostWorkers(0)
     loss = losses.add(WorkerLost(0, "it died", began=False), task())
     assert loss.error is None
     assert loss.text == "it died, before it began trial 3, epoch 1, shard 3"
@@ -123,7 +123,7 @@ def test_what_had_not_begun_is_not_to_blame():
 
 
 def test_a_place_where_workers_die_is_given_up():
-    losses = Losses(0)
+    losses = LostWorkers(0)
     for worker in range(MAX_START_LOSSES):
         assert losses.may_replace
         losses.add(WorkerLost(worker, "it died", began=False), task())

@@ -1,0 +1,118 @@
+"""The trials that a run keeps in memory, by number.
+
+A run of 100,000 trials must not keep them all. Ended trials that are of no more use are
+forgotten: the store has them, and `EndedTrials` knows how each of them ended.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable
+from numbers import Integral
+from typing import Any, Generic, TypeVar
+
+from cerebro.coordinator.failures import ALIKE_FAILURES
+from cerebro.coordinator.overview import EndedTrials
+from cerebro.coordinator.trial import LiveTrial
+from cerebro.errors import InputError
+from cerebro.run.records import ENDED, Status
+
+TrialKind = TypeVar("TrialKind", bound=LiveTrial)
+
+
+class TrialTable(ABC, Generic[TrialKind]):
+    """Trials by number, and how the forgotten ones ended.
+
+    Parameters
+    ----------
+    ended
+        The trials that have ended. The subclass adds to it.
+    """
+
+    def __init__(self, ended: EndedTrials) -> None:
+        self.by_number: dict[int, TrialKind] = {}
+        """All trials that are not forgotten; always includes the first `ALIKE_FAILURES`."""
+        self.forgotten: Counter[str] = Counter()
+        """The number of forgotten trials, by status."""
+        self.ended = ended
+        self._over: dict[int, None] = {}  # ended and perhaps of no more use: an ordered set
+
+    @abstractmethod
+    def end(self, trial: LiveTrial, status: Status) -> None:
+        """End a trial for good."""
+
+    @abstractmethod
+    def _read(self, number: int) -> TrialKind:
+        """Read a forgotten trial from the store."""
+
+    def _trained(self, trial: TrialKind) -> list[LiveTrial]:
+        """Return the open trials that are trained for this one: itself, or its folds."""
+        return [trial]
+
+    def __len__(self) -> int:
+        return len(self.by_number) + self.forgotten.total()
+
+    def status_of(self, number: Any) -> Status | None:
+        """Return the status of a trial, forgotten or not; None if there is no such trial.
+
+        A searcher may ask for any object.
+        """
+        trial = self.by_number.get(number)
+        if trial is not None:
+            return trial.record.status
+        return self.ended.status_of(int(number)) if isinstance(number, Integral) else None
+
+    def named(self, number: int, what: str) -> tuple[TrialKind, list[LiveTrial]]:
+        """Return an open trial and the open trials that are trained for it.
+
+        Raises
+        ------
+        InputError
+            If there is no such trial, or it has ended. The message says that it cannot be `what`.
+        """
+        trial, status = self.by_number.get(number), self.status_of(number)
+        if status is None:
+            raise InputError(f"there is no trial {number}: it cannot be {what}")
+        if trial is None or status in ENDED:
+            raise InputError(f"trial {number} is {status}: it cannot be {what}")
+        return trial, self._trained(trial)
+
+    def recall(self, number: int) -> TrialKind | None:
+        """Return a trial, from the store if it was forgotten; None if there is no such trial."""
+        if number not in self.by_number and self.status_of(number) is not None:
+            trial = self.by_number[number] = self._read(number)
+            # It was forgotten after the searcher had received all its reports.
+            trial.reported = trial.record.done - 1
+            self.forgotten[trial.record.status] -= 1
+            self._over[number] = None
+        return self.by_number.get(number)
+
+    def end_paused(self) -> None:
+        """End the trials that the searcher has paused: it will not resume them."""
+        for trial in self.by_number.values():
+            if trial.asleep and trial.record.status not in ENDED:
+                self.end(trial, "stopped")
+
+    def _forget_unused(
+        self, is_awaited: Callable[[int], bool], is_needed: Callable[[int], bool]
+    ) -> list[TrialKind]:
+        """Forget ended trials that are of no more use; return them.
+
+        Parameters
+        ----------
+        is_awaited
+            Whether to look at a trial again next time.
+        is_needed
+            Whether to keep a trial until it is added to `_over` again.
+        """
+        unused = []
+        for number in [n for n in self._over if not is_awaited(n)]:
+            del self._over[number]
+            trial = self.by_number[number]
+            if trial.record.status not in ENDED or number < ALIKE_FAILURES:
+                continue
+            if not trial.asleep and not is_needed(number):
+                unused.append(self.by_number.pop(number))
+                self.forgotten[trial.record.status] += 1
+        return unused
