@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Check:
-    """What a dry run of a configuration found; true if nothing is wrong.
+    """The outcome of a dry run of a configuration; true if there are no problems.
 
     Attributes
     ----------
     problems
-        What a hop loses, a line each.
+        The parts of the state that a hop loses, a line each.
     metrics
         Names of the metrics that the model reports.
     config
@@ -163,7 +163,7 @@ def check(
 
 
 def ask(executor: LocalExecutor, context: RunContext, task: CheckTask) -> Event:
-    """Have one worker try something before a run, and end it; return what came of it."""
+    """Have one worker carry out a task before a run, and end it; return its answer."""
     try:
         (worker,) = executor.start(context)
         executor.submit(worker, task)

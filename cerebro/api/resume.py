@@ -56,13 +56,12 @@ def resume(
     progress: Literal["auto", "table", "lines"] | bool = "auto",
     executor: Executor | None = None,
 ) -> Result:
-    """Go on with a run: after Ctrl-C, a crash or a loss of power, or to train it further.
+    """Resume a run after Ctrl-C, a crash or a loss of power, or train it further.
 
-    Trials go on from their last committed unit, or, where that was lost with the power,
-    from their last finished epoch. What they become is bit for bit what an undisturbed
-    run would have made of them. Trials that failed or diverged stay so, unless they are
-    named in `trials`. A run that is finished and has nothing left to train is returned as
-    it is. Time limits count anew.
+    Trials continue from their last committed unit or, if a loss of power took that, from their
+    last finished epoch. The results are bit for bit those of an undisturbed run. Trials that
+    failed or diverged stay so, unless `trials` names them. A finished run with nothing left to
+    train is returned as it is. Time limits count anew.
 
     Parameters
     ----------
@@ -76,8 +75,8 @@ def resume(
         Train until so many epochs are done; at least as many as before. ``info.epochs`` is
         this number for what is trained from now on.
     trials
-        Numbers of the trials that are to go on, whatever their status; default: all that
-        are not over, and with more `epochs` the finished ones.
+        Numbers of the trials to continue, whatever their status; default: all that are not
+        over, and with more `epochs` the finished ones.
     workers
         Worker processes, 0 for none; default: as many as the run had. Compute threads
         remain those of the run, because they change the bits.
@@ -130,17 +129,16 @@ def resume(
                 executor=check_executor(executor),
                 devices=devices_of(wanted, None, executor),
             )
-        return go_on(saved, owner, with_epochs(settings, wish), wish, None)
+        return train_rest(saved, owner, with_epochs(settings, wish), wish, None)
 
 
 def resume_search(settings: Settings, searcher: Searcher) -> Result:
-    """Go on with the run that a search with the same arguments has begun.
+    """Resume the run that a search with the same arguments has begun.
 
     Parameters
     ----------
     settings
-        Those of the search that was asked for; more epochs or trials than before are
-        trained too.
+        The new search's. It may ask for more epochs or trials than before.
     searcher
         As it was made, not set up.
 
@@ -161,7 +159,7 @@ def resume_search(settings: Settings, searcher: Searcher) -> Result:
             tidy(saved)
             return Result(settings.folder, build=settings.build)
         saved.recipe.warn_if_changed(settings.build)
-        return go_on(saved, owner, settings, wish, searcher)
+        return train_rest(saved, owner, settings, wish, searcher)
 
 
 def is_over(saved: SavedRun, wish: Wish) -> bool:
@@ -170,7 +168,7 @@ def is_over(saved: SavedRun, wish: Wish) -> bool:
 
 
 def tidy(saved: SavedRun) -> None:
-    """Delete what is left by a process that died when it had nothing to do but to tidy up."""
+    """Clean up after a process that died during its own cleanup."""
     with contextlib.suppress(OSError):
         if (saved.folder / (FILE + "-wal")).exists():
             Store.open(saved.folder).close()
@@ -178,7 +176,7 @@ def tidy(saved: SavedRun) -> None:
 
 
 def check_epochs(saved: SavedRun, wish: Wish) -> None:
-    """Epochs that were asked for are never taken back."""
+    """Raise InputError if fewer epochs are wanted than before."""
     before = saved.settings["epochs"]
     if wish.epochs is not None and wish.epochs < before:
         raise InputError(
@@ -187,16 +185,16 @@ def check_epochs(saved: SavedRun, wish: Wish) -> None:
 
 
 def with_epochs(settings: Settings, wish: Wish) -> Settings:
-    """Return the settings: the run's number of epochs grows with that of all its trials."""
+    """Return the settings, with the new number of epochs if all trials get it."""
     if wish.epochs is None or wish.trials is not None:
         return settings
     return replace(settings, epochs=wish.epochs)
 
 
-# --- going on ----------------------------------------------------------------
+# --- training on -------------------------------------------------------------
 
 
-def go_on(
+def train_rest(
     saved: SavedRun, owner: Owner, settings: Settings, wish: Wish, searcher: Searcher | None
 ) -> Result:
     """Train what is left of a run that belongs to this process.
@@ -208,12 +206,12 @@ def go_on(
     """
     the_searcher = searcher_of(saved, settings, wish, searcher)
     now = environment.describe(settings.threads, settings.devices[0])
-    if are_gpus(settings.devices):  # what is there and set where CUDA starts, which is not here
+    if are_gpus(settings.devices):  # as in a worker: CUDA does not start in this process
         now["variables"].setdefault(CUBLAS_VARIABLE, CUBLAS_WORKSPACE)
         if about := computing_with(settings.devices):
             now["cuda"] = dict(about)
     lines = environment.differences(saved.environment, now)
-    # Workers are given the flags that the run was begun with.
+    # Workers get the flags that the run began with.
     lines = [line for line in lines if not line.startswith("torch.")]
     if lines:
         warnings.warn(
@@ -232,8 +230,8 @@ def searcher_of(
     Raises
     ------
     InputError
-        If it cannot be made again, or trials are to be trained further of which it has
-        not decided yet.
+        If it cannot be made again, or if trials are to be trained further that it has yet to
+        decide on.
     """
     description = saved.meta.get("searcher_class") or {}
     over = saved.meta["status"] == "finished" and settings.n_trials == saved.settings["n_trials"]
@@ -273,7 +271,7 @@ MAY_DIFFER = {
     "space",
     "searcher_name",
 }
-"""What a script that goes on with its run may say otherwise, or is compared in another way."""
+"""Settings that may change when a script resumes its run, or that are compared otherwise."""
 
 
 def settings_of(
@@ -286,7 +284,7 @@ def settings_of(
     callbacks: Sequence[Any],
     progress: Any,
 ) -> Settings:
-    """Return the settings that a run was begun with.
+    """Return the settings that a run began with.
 
     Parameters
     ----------
@@ -341,8 +339,8 @@ def moved_view(saved: SavedRun, name: str, *given: Any) -> Dataset | None:
     Parameters
     ----------
     given
-        Data sets or paths, or None: the first that is one tells where the data are. The
-        second stands for another part of the same data set.
+        Data sets, paths or None. The first that is not None says where the data are; the
+        second is for another part of the same data set.
 
     Raises
     ------
@@ -378,7 +376,7 @@ def moved_view(saved: SavedRun, name: str, *given: Any) -> Dataset | None:
 
 
 def refuse_changes(saved: SavedRun, settings: Settings) -> None:
-    """Refuse to go on with a run under settings that would have given other trials.
+    """Refuse to resume a run with settings that would have given other trials.
 
     Raises
     ------
@@ -441,7 +439,7 @@ def _number(value: int | None) -> float:
 
 
 def check_trials(trials: Any, count: int) -> tuple[int, ...] | None:
-    """Check the numbers of the trials that are to go on."""
+    """Check the numbers of the trials to continue."""
     if trials is None:
         return None
     if isinstance(trials, int) and not isinstance(trials, bool):

@@ -53,9 +53,9 @@ P = ParamSpec("P")
 
 
 def takes_rows(function: Callable[P, Result]) -> Callable[P, Result]:
-    """Decorate `search`: data given as rows are written into the run's folder first.
+    """Decorate `search`: data given as rows are written to the run's folder first.
 
-    They are removed again if no run comes of it.
+    They are removed again if no run is made.
     """
 
     @wraps(function)
@@ -82,7 +82,7 @@ def takes_rows(function: Callable[P, Result]) -> Callable[P, Result]:
 
 
 def remove_rows(made: Sequence[Path]) -> None:
-    """Remove what was written for a run that was not made, and its folder if it is empty."""
+    """Remove the rows of a run that was not made, and its folder if it is empty."""
     for path in made:
         if path.name in FOLDERS:
             shutil.rmtree(path, ignore_errors=True)
@@ -341,8 +341,8 @@ def run_search(
     Parameters
     ----------
     cpu_workers
-        How many workers there are to be if the model is only of use on the CPU, and training goes
-        there for that; None: it goes where `settings` say.
+        The number of workers if the model computes only on the CPU, so that training moves there;
+        None: training stays on the devices of `settings`.
     """
     set_up(the_searcher, space, settings)
     first = the_searcher.suggest()
@@ -353,7 +353,7 @@ def run_search(
         problem = f"begins with {first!r}: there is no trial yet that could go on or be cloned"
     if problem is not None:
         raise InputError(f"the searcher {settings.searcher_name} {problem}")
-    config = recordable(first.config)[0]  # what cannot be recorded fails its trial alone
+    config = recordable(first.config)[0]  # a value that cannot be recorded fails its trial alone
     batch_size_of(config, settings.batch_size)  # later ones fail their trials alone
     if not settings.validates:
         warnings.warn(
@@ -372,9 +372,9 @@ def _warn_if_mixed(devices: Sequence[str]) -> None:
 
 
 def is_for_cpu(settings: Settings, config: Mapping[str, Any]) -> bool:
-    """Whether a configuration's model says that it never computes on a GPU (``cpu_only``).
+    """Whether a configuration's model is ``cpu_only``, that is never computes on a GPU.
 
-    It is built in a worker of a GPU, which stays warm for the search.
+    It is built in a GPU's worker, which stays warm for the search.
     """
     if not are_gpus(settings.devices) or settings.workers == 0:
         return False

@@ -366,7 +366,7 @@ class Previous:
     owner: Owner
     wish: Wish
     differences: Sequence[str]
-    """How this machine and its software differ from those that the run began on."""
+    """Differences between this environment and the one that the run began in."""
 
 
 def open_again(
