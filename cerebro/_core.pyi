@@ -227,6 +227,7 @@ def unpack_state(
     copy: bool | None = True,
     *,
     name: str = "the state",
+    only: str | None = None,
 ) -> Any:
     """Return the nested state in a buffer.
 
@@ -234,7 +235,8 @@ def unpack_state(
     `framework` where theirs cannot be imported. ``copy=False`` gives views of
     the buffer, which they keep alive. Torch has no read-only tensors: views of a
     read-only buffer are a ``BufferError``, and with ``copy=None`` the caller
-    promises to write to none. Raises ``CorruptDataError`` naming `name`.
+    promises to write to none. With `only`, a key of the state's dict, the value under it is
+    returned and nothing else is unpacked. Raises ``CorruptDataError`` naming `name`.
     """
 
 def load_into(buffer: Buffer, state: object, *, name: str = "the state") -> Any | None:
@@ -271,6 +273,13 @@ class Slots:
     def attempt(self) -> int: ...
     def save(self, path: _Path) -> None: ...
     def close(self) -> None: ...
+
+def check_slots(stem: _Path, /) -> tuple[str, str, bool] | None:
+    """Compare a trial's slots with their records and seals; change nothing.
+
+    Returns None, or the damaged file's suffix, what is wrong with it, and whether the slots
+    changed while they were read, so that they may not be damaged.
+    """
 
 # --- the epoch runner -------------------------------------------------------------
 

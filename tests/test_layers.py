@@ -107,6 +107,7 @@ USE_CORE = {
     "space.search_space",
     "space.tune_dimensions",
     "testing",
+    "worker.epoch_progress",
     "worker.evaluate",
     "worker.models",
     "worker.rehearsal",

@@ -225,7 +225,7 @@ class _PlannedRun(SimulatedRun):
         is_dealt: bool,
     ) -> None:
         train, validation = views.of_trial(0)
-        weights = [float(rows) for rows in train.shard_rows()]
+        weights = [float(rows) for rows in train._shard_rows()]
         # Evaluating a row costs about a third of training on it.
         eval_cost = 0.0 if validation is None else validation.num_rows / 3
         schedule = _core.Schedule(
@@ -287,7 +287,7 @@ def _summary(
     for unit in simulation.units:
         trained, held_out = views.of_trial(unit.trial)
         if unit.shard >= 0:
-            unit_rows = trained.shard_rows()[unit.shard]
+            unit_rows = trained._shard_rows()[unit.shard]
             rows += unit_rows
             bytes_read += round(unit_rows * row_bytes)
         elif held_out is not None:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from cerebro.api.settings import check_callbacks, check_executor, devices_of, worker_count
 from cerebro.arguments import RESUME, answers, whole_number
 from cerebro.coordinator.conduct import conduct, same_call
-from cerebro.coordinator.restore import Previous, Wish
+from cerebro.coordinator.restore import Previous, ResumeRequest
 from cerebro.coordinator.searcher_record import NoSearcher, make_again, retell
 from cerebro.data import Dataset
 from cerebro.errors import CorruptDataError, InputError
@@ -104,13 +104,13 @@ def resume(
     with Owner.take(saved.folder) as owner:
         check_whole(saved.folder)
         saved.refresh()
-        wish = Wish(
+        request = ResumeRequest(
             whole_number("epochs", epochs, 1, optional=True),
             check_trials(trials, len(saved.configurations)),
             saved.trials_each,
         )
-        check_epochs(saved, wish)
-        if is_over(saved, wish):
+        check_epochs(saved, request)
+        if is_over(saved, request):
             tidy(saved)
             return Result(path, build=build)
         settings = settings_of(
@@ -129,7 +129,7 @@ def resume(
                 executor=check_executor(executor),
                 devices=devices_of(wanted, None, executor),
             )
-        return train_rest(saved, owner, with_epochs(settings, wish), wish, None)
+        return train_rest(saved, owner, with_epochs(settings, request), request, None)
 
 
 def resume_search(settings: Settings, searcher: Searcher) -> Result:
@@ -154,17 +154,17 @@ def resume_search(settings: Settings, searcher: Searcher) -> Result:
         refuse_changes(saved, settings)
         before = saved.settings
         further = settings.epochs if settings.epochs != before["epochs"] else None
-        wish = Wish(further, trials_each=saved.trials_each)
-        if is_over(saved, wish) and settings.n_trials == before["n_trials"]:
+        request = ResumeRequest(further, trials_each=saved.trials_each)
+        if is_over(saved, request) and settings.n_trials == before["n_trials"]:
             tidy(saved)
             return Result(settings.folder, build=settings.build)
         saved.recipe.warn_if_changed(settings.build)
-        return train_rest(saved, owner, settings, wish, searcher)
+        return train_rest(saved, owner, settings, request, searcher)
 
 
-def is_over(saved: SavedRun, wish: Wish) -> bool:
+def is_over(saved: SavedRun, request: ResumeRequest) -> bool:
     """Whether nothing is left to train."""
-    return saved.meta["status"] == "finished" and not any(map(wish.includes, saved.records))
+    return saved.meta["status"] == "finished" and not any(map(request.includes, saved.records))
 
 
 def tidy(saved: SavedRun) -> None:
@@ -175,27 +175,31 @@ def tidy(saved: SavedRun) -> None:
         sweep(saved.folder, saved.state_dir)
 
 
-def check_epochs(saved: SavedRun, wish: Wish) -> None:
+def check_epochs(saved: SavedRun, request: ResumeRequest) -> None:
     """Raise InputError if fewer epochs are wanted than before."""
     before = saved.settings["epochs"]
-    if wish.epochs is not None and wish.epochs < before:
+    if request.epochs is not None and request.epochs < before:
         raise InputError(
-            f"epochs={wish.epochs}, but the run trains for {before}: give more, or leave it out"
+            f"epochs={request.epochs}, but the run trains for {before}: give more, or leave it out"
         )
 
 
-def with_epochs(settings: Settings, wish: Wish) -> Settings:
+def with_epochs(settings: Settings, request: ResumeRequest) -> Settings:
     """Return the settings, with the new number of epochs if all trials get it."""
-    if wish.epochs is None or wish.trials is not None:
+    if request.epochs is None or request.trials is not None:
         return settings
-    return replace(settings, epochs=wish.epochs)
+    return replace(settings, epochs=request.epochs)
 
 
 # --- training on -------------------------------------------------------------
 
 
 def train_rest(
-    saved: SavedRun, owner: Owner, settings: Settings, wish: Wish, searcher: Searcher | None
+    saved: SavedRun,
+    owner: Owner,
+    settings: Settings,
+    request: ResumeRequest,
+    searcher: Searcher | None,
 ) -> Result:
     """Train what is left of a run that belongs to this process.
 
@@ -204,7 +208,7 @@ def train_rest(
     searcher
         Not set up; None: made again from the run's record.
     """
-    the_searcher = searcher_of(saved, settings, wish, searcher)
+    the_searcher = searcher_of(saved, settings, request, searcher)
     now = environment.describe(settings.threads, settings.devices[0])
     if are_gpus(settings.devices):  # as in a worker: CUDA does not start in this process
         now["variables"].setdefault(CUBLAS_VARIABLE, CUBLAS_WORKSPACE)
@@ -219,11 +223,11 @@ def train_rest(
             f"on: {'; '.join(lines)}",
             stacklevel=4,
         )
-    return conduct(settings, the_searcher, previous=Previous(saved, owner, wish, lines))
+    return conduct(settings, the_searcher, previous=Previous(saved, owner, request, lines))
 
 
 def searcher_of(
-    saved: SavedRun, settings: Settings, wish: Wish, searcher: Searcher | None
+    saved: SavedRun, settings: Settings, request: ResumeRequest, searcher: Searcher | None
 ) -> Searcher:
     """Return the run's searcher as it was when the run was left.
 
@@ -235,13 +239,13 @@ def searcher_of(
     """
     description = saved.meta.get("searcher_class") or {}
     over = saved.meta["status"] == "finished" and settings.n_trials == saved.settings["n_trials"]
-    apart = wish.epochs is not None or wish.trials is not None
+    apart = request.epochs is not None or request.trials is not None
     if apart and description.get("adaptive") and not over:
         raise InputError(
             f"{saved.path} is not finished, and its searcher decides which trials train how long: "
             "resume it without epochs= and trials= first"
         )
-    if over or wish.trials is not None:
+    if over or request.trials is not None:
         return NoSearcher()
     made = searcher or (make_again(description) if description else None)
     if made is None or settings.space_json is None:
@@ -361,7 +365,7 @@ def moved_view(saved: SavedRun, name: str, *given: Any) -> Dataset | None:
     path = spec["path"] if place is None else place
     try:
         view = Dataset.from_spec({**spec, "path": str(path)})
-        if isinstance(own, Dataset) and not own.holds(view):
+        if isinstance(own, Dataset) and not own._holds(view):
             raise InputError("these are other rows, or transformed in another way")
         return view
     except InputError as error:

@@ -30,7 +30,7 @@ from cerebro.machine.signals import TERMINATED, Terminated, terminable, uninterr
 from cerebro.report.progress import make_progress
 from cerebro.results.result import Result
 from cerebro.results.saved_run import SavedRun
-from cerebro.run.folder import Opened, make_run, sweep
+from cerebro.run.folder import OwnedRun, make_run, sweep
 from cerebro.run.settings import Settings
 from cerebro.searchers.base import Searcher, Suggestion
 from cerebro.worker.messages import RunContext
@@ -125,7 +125,7 @@ class Session:
         self.context = context
         self.progress = make_progress(settings.progress)
         self.executor: Executor = settings.executor or default_executor(settings)
-        self.opened: Opened | None = None
+        self.opened: OwnedRun | None = None
         self.result: Result | None = None
         self.hooks: Hooks | None = None
         self.coordinator: Coordinator | None = None
@@ -183,7 +183,7 @@ class Session:
             yield partial(explain, error, self.result)
 
 
-def close(opened: Opened, context: RunContext) -> None:
+def close(opened: OwnedRun, context: RunContext) -> None:
     """Close the store, then delete state files that it no longer references."""
     opened.store.close()
     with contextlib.suppress(OSError):

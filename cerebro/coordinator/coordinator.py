@@ -29,7 +29,7 @@ from cerebro.coordinator.failures import (
 )
 from cerebro.coordinator.folds import FoldedTrials
 from cerebro.coordinator.overview import Overview
-from cerebro.coordinator.restore import Restored
+from cerebro.coordinator.restore import RestoredRun
 from cerebro.coordinator.search_loop import SearchLoop
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.coordinator.trials import LiveTrials
@@ -77,7 +77,7 @@ class Coordinator:
         hooks: Hooks,
         progress: Any,
         first: Suggestion | None = None,
-        restored: Restored | None = None,
+        restored: RestoredRun | None = None,
     ) -> None:
         self.settings = settings
         self.context = context
@@ -109,7 +109,7 @@ class Coordinator:
         self.out_of_time = False
         self._commands = Commands(settings.folder / control.FOLDER, self._note_command)
         if restored is not None:
-            self._searched.restore(restored.trials, restored.answers)
+            self._searched.restore(restored.trials, restored.decisions)
             restored.trials.clear()  # else those that end would stay in memory
 
     # --- the loop --------------------------------------------------------
@@ -291,9 +291,9 @@ class Coordinator:
         elif trial.held and trial.record.status != "paused":
             self._trials.set_status(trial, "paused")
 
-    def _resume_run(self, restored: Restored) -> None:
+    def _resume_run(self, restored: RestoredRun) -> None:
         """Continue a run where an earlier process left it."""
-        self._loop.restore(restored.loop, restored.said)
+        self._loop.restore(restored.loop, restored.decision_count)
         for number, epochs in restored.lost.items():
             trial = self._trials.by_number[number]
             seconds = trial.epoch_seconds  # of the epoch in progress, not of these
@@ -710,7 +710,7 @@ class Coordinator:
     def _make_schedule(self) -> _core.Schedule:
         train, validation = self.context.views(0)
         return _core.Schedule(
-            shards=[float(rows) for rows in train.shard_rows()],
+            shards=[float(rows) for rows in train._shard_rows()],
             exclusive=self._places is not None,
             stagger=self.context.stagger,
             # Evaluating a row costs about a third of training on it.

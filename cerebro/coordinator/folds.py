@@ -31,7 +31,7 @@ from cerebro.run.records import (
     update,
 )
 from cerebro.run.settings import Settings
-from cerebro.run.store import Answers, Store
+from cerebro.run.store import LastDecision, Store
 from cerebro.searchers.base import Suggestion
 from cerebro.worker.messages import RunContext
 
@@ -168,7 +168,7 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         trial = self.by_number.get(fold.record.number // self._each)
         return [] if trial is None else self._trained(trial)
 
-    def restore(self, folds: Sequence[LiveTrial], answers: Mapping[int, Answers]) -> None:
+    def restore(self, folds: Sequence[LiveTrial], answers: Mapping[int, LastDecision]) -> None:
         """Take over the trials of an earlier process; `answers` are by configuration."""
         each = self._each
         spread = {

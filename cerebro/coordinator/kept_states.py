@@ -1,4 +1,4 @@
-"""Which states of a trial stay on disk, and which are deleted when."""
+"""Decides which states of a trial stay on disk, and when the others are deleted."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from cerebro.errors import StateError
 from cerebro.run.records import EpochRecord, TrialRecord
 from cerebro.run.settings import Settings
-from cerebro.run.states import CloneOf, KeptState, remove_slots, unpublished
+from cerebro.run.states import CloneOf, KeptState, remove_slots, remove_state, unpublished
 from cerebro.run.store import Store
 from cerebro.worker.messages import RunContext
 
 
 class KeptStates:
-    """The files of finished epochs' states, and the slots of live trials.
+    """Keeps the states of finished epochs, and the slots of live trials.
 
     Parameters
     ----------
@@ -43,9 +43,9 @@ class KeptStates:
         self._pinned = pinned
 
     def add_epoch(self, record: TrialRecord, epoch: EpochRecord, told: int | None = None) -> None:
-        """Record a finished epoch; its state is published, others are retired.
+        """Record a finished epoch; publish its state and retire others.
 
-        The state of epoch `told`, the last that the searcher has heard of, stays too: a
+        The state of epoch `told`, the last that was reported to the searcher, stays too: a
         clone would begin with it.
         """
         record.epochs.append(epoch)
@@ -62,7 +62,7 @@ class KeptStates:
         self.retire(record, told)
 
     def clone_of(self, record: TrialRecord, epoch: int) -> CloneOf:
-        """Return a trial's state after an epoch, which now stays until :meth:`release`."""
+        """Return a trial's state after an epoch; it stays on disk until :meth:`release`."""
         found = next((e for e in record.epochs if e.epoch == epoch), None)
         if found is None or found.state_file is None:
             raise StateError(f"trial {record.number} has no state of epoch {epoch}: it was deleted")
@@ -70,25 +70,25 @@ class KeptStates:
         return CloneOf(str(self._folder / found.state_file), found.state_hash)
 
     def kept(self, record: TrialRecord) -> KeptState | None:
-        """Return the state of a trial's last epoch, which always stays; None before the first."""
+        """Return the state of a trial's last epoch, which always stays, or None before it."""
         if not record.epochs or record.epochs[-1].state_file is None:
             return None
         last = record.epochs[-1]
         return KeptState(str(self._folder / str(last.state_file)), last.state_hash)
 
     def release(self, record: TrialRecord, epoch: int, told: int | None) -> None:
-        """Let go of a state that a clone no longer needs: it has one of its own."""
+        """Release a state that a clone no longer needs, because it has its own."""
         self._needed[record.number, epoch] -= 1
         self._needed += Counter()  # keeps what is above 0
         self.retire(record, told)
 
     def discard(self, file: str | None, state_hash: str) -> None:
-        """Delete the state of an epoch that does not count."""
+        """Delete the unpublished state of an epoch that does not count."""
         if file is not None:
-            self._paths(file, state_hash)[0].unlink(missing_ok=True)
+            remove_state(self._paths(file, state_hash)[0])
 
     def _paths(self, file: str, state_hash: str) -> tuple[Path, Path]:
-        """Where a state is until it is published, and after that."""
+        """Return the paths of a state before and after it is published."""
         return self._folder / unpublished(file, state_hash), self._folder / file
 
     def retire(self, record: TrialRecord, told: int | None = None) -> None:
@@ -97,7 +97,7 @@ class KeptStates:
             return
         kept = self._kept.setdefault(record.number, {})
         last = record.epochs[-1]
-        # A trial that goes on has states of an earlier process.
+        # A resumed trial has states of an earlier process.
         for epoch in record.epochs if not kept else [last]:
             if epoch.state_file is not None:
                 kept[epoch.epoch] = epoch
@@ -120,11 +120,11 @@ class KeptStates:
         return record.best_epoch(self._settings.metric, self._settings.mode)
 
     def is_needed(self, number: int) -> bool:
-        """Whether a clone is to begin with one of the trial's states."""
+        """Whether a clone will begin with one of the trial's states."""
         return any(trial == number for trial, _ in self._needed)
 
     def forget(self, number: int) -> None:
-        """A trial is over: its kept states stay as they are."""
+        """Forget a trial that has ended: its kept states stay unchanged."""
         self._kept.pop(number, None)
 
     def remove_slots(self, number: int) -> None:

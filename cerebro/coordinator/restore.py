@@ -1,27 +1,24 @@
 """Restores a run after the process that trained it has ended.
 
-The truth about a trial is its newest state that is whole: in its slots, where the
-seal confirms it, or in the file of a finished epoch. The store's rows are a report
-that may lag behind, because they are written by another thread than trains. So for
-every trial that goes on:
+A trial's newest complete state decides where it continues: in its slots, if the seal
+confirms it, or in the file of a finished epoch. The store's rows may lag behind, because
+a separate thread writes them. So for every trial that continues:
 
-1. Epochs that are over, but whose rows were lost with the coordinator, are found
-   again: in files whose hash is the one in their name, or in the slots, if they
-   stand exactly at the epoch's end. A state holds the epoch's metric sums, so the
-   row can be written as it would have been.
-2. The trial goes on from its slots if they are beyond the last such epoch, and less
-   than an epoch beyond it: with an epoch missing between, its row would be lost. Nor
-   are they beyond what is wanted of it: then the store has lost that.
-3. Else it goes on from the state of its last epoch, or from the beginning.
+1. Finished epochs whose rows were lost with the coordinator are recovered: from files
+   whose hash is the one in their name, or from the slots, if their position is exactly the
+   epoch's end. A state holds the epoch's metric sums, so the row can be written as before.
+2. The trial continues from its slots if they are beyond the last such epoch by less than
+   an epoch: otherwise the row of an epoch in between would be lost. They must also not be
+   beyond the trial's target epochs: then the store has lost a higher target.
+3. Otherwise it continues from the state of its last epoch, or from the beginning.
 
-Slots that are taken over move to new files. A worker of the old process that is still
-about, because it was stopped in the middle of a write, then writes where nobody reads.
+Slots that are used move to new files. If a worker of the old process is still alive,
+stopped in the middle of a write, it then writes to files that no process reads.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,28 +29,32 @@ from typing import Any
 import cerebro._core as _core
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.errors import CorruptDataError
-from cerebro.machine.files import open_plain, read_bytes
+from cerebro.machine.files import read_bytes
 from cerebro.results.saved_run import SavedRun
-from cerebro.run.folder import Opened, claim_state_dir, make_folders
+from cerebro.run.folder import OwnedRun, claim_state_dir, make_folders
 from cerebro.run.owner import Owner
 from cerebro.run.records import EpochRecord, TrialRecord
 from cerebro.run.settings import Settings
 from cerebro.run.states import (
-    KeptFile,
     KeptState,
+    StateFile,
     epoch_state_file,
+    finish_move,
     kept_files,
+    move_slots,
     remove_slots,
+    remove_state,
     slots_stem,
     trials_with_slots,
     unpublished,
+    write_unpublished,
 )
 from cerebro.run.store import (
-    Answers,
+    LastDecision,
     Store,
-    count_said,
-    read_answers,
+    count_decisions,
     read_clock,
+    read_last_decisions,
     read_unit_seconds,
     reader,
 )
@@ -62,44 +63,44 @@ from cerebro.worker.messages import RunContext
 
 
 @dataclass
-class Standing:
-    """Where a trial goes on."""
+class ResumePoint:
+    """Where a trial continues."""
 
     position: int
-    """Units that are committed."""
+    """The number of committed units."""
     attempt: int = 0
-    """The number of its next dispatch: above all that its slots have seen."""
+    """The number of the next dispatch, higher than all that the slots have seen."""
     origin: KeptState | None = None
-    """The file to begin with, where the slots do not hold the state."""
+    """The state to load, if the slots do not hold it."""
     lost: list[EpochRecord] = field(default_factory=list)
-    """Epochs that are over and have no row."""
+    """Finished epochs without a row."""
     epoch_seconds: float = 0.0
-    """What the epoch in progress has taken so far."""
+    """The seconds that the epoch in progress has taken so far."""
 
 
 @dataclass
-class Restored:
-    """All that a coordinator needs to go on with a run."""
+class RestoredRun:
+    """The state of a run, from which a coordinator resumes it."""
 
     seconds: float
-    """Where the run's clock stands."""
+    """The time on the run's clock."""
     loop: dict[str, Any] | None
-    """What the search loop noted beside the searcher's state."""
-    answers: dict[int, Answers]
-    """What the searcher has said, by trial,"""
-    said: int = 0
-    """and how many answers and suggestions that are."""
+    """The search loop's own record, stored beside the searcher's state."""
+    decisions: dict[int, LastDecision]
+    """The searcher's last decision on each trial."""
+    decision_count: int = 0
+    """The number of all its decisions and suggestions."""
     partly: bool = False
-    """Whether others may be left that do not go on."""
+    """Whether open trials may be left that are not resumed."""
     trials: list[LiveTrial] = field(default_factory=list)
-    """By number; those that go on are waiting, at their positions."""
+    """By number; those that are resumed are waiting, at their positions."""
     lost: dict[int, list[EpochRecord]] = field(default_factory=dict)
-    """Epochs that are over and have no row, by trial."""
+    """Finished epochs without a row, by trial."""
 
 
 @dataclass
 class _Slots:
-    """A whole state, found in a trial's slots."""
+    """A complete state, found in a trial's slots."""
 
     position: int
     attempt: int
@@ -108,14 +109,14 @@ class _Slots:
 
 
 class Restorer:
-    """Finds out where trials stand; see the module's text.
+    """Finds the positions at which trials continue; see the module's docstring.
 
     Parameters
     ----------
     epoch_dir, state_dir
         Where kept states and slots are.
     units_per_epoch
-        Of every trial.
+        The number of units in an epoch of any trial.
     units
         Seconds of the recorded units of epochs without a row, by trial, epoch and step.
     """
@@ -136,8 +137,8 @@ class Restorer:
         for (trial, epoch, step), seconds in units.items():
             self._seconds[trial, epoch][step] = seconds
 
-    def stand(self, record: TrialRecord, reported: int | None = None) -> Standing:
-        """Find the position that a trial resumes from, and delete the files it does not need.
+    def resume_point(self, record: TrialRecord, reported: int | None = None) -> ResumePoint:
+        """Find where a trial continues, and delete the files that it does not need.
 
         Epochs whose states are gone are removed from `record`: they are trained again.
 
@@ -156,38 +157,37 @@ class Restorer:
         start = (record.done + len(lost)) * self._per_epoch
         end = min(start + self._per_epoch, record.target_epochs * self._per_epoch + 1)
         if slots is not None and start <= slots.position < end:
-            self._move_slots(record.number, slots)
-            standing = Standing(slots.position, attempt, None, lost)
+            move_slots(self._state_dir, record.number, slots.packed, slots.attempt, slots.position)
+            point = ResumePoint(slots.position, attempt, None, lost)
         else:
             remove_slots(self._state_dir, record.number)
-            standing = self._from_kept_state(record, attempt, lost)
-        epoch, step = divmod(standing.position, self._per_epoch)
+            point = self._from_kept_state(record, attempt, lost)
+        epoch, step = divmod(point.position, self._per_epoch)
         seconds = self._seconds[record.number, epoch]
-        standing.epoch_seconds = sum(s for at, s in seconds.items() if at < step)
-        self.clear(record, standing.lost, slots=False)
-        return standing
+        point.epoch_seconds = sum(s for at, s in seconds.items() if at < step)
+        self.clear(record, point.lost, slots=False)
+        return point
 
     def clear(
         self, record: TrialRecord, lost: Iterable[EpochRecord] = (), *, slots: bool = True
     ) -> None:
-        """Delete files of a trial that no row names, and its slots if it has ended."""
+        """Delete the trial's files that no row names; with `slots`, its slots too."""
         named = {epoch.state_file for epoch in record.epochs}
         named |= {unpublished(_file_of(epoch), epoch.state_hash) for epoch in lost}
         for file in self._files.pop(record.number, ()):
             if file.path.name not in named:
-                file.path.unlink(missing_ok=True)
+                remove_state(file.path)
         if slots and record.number in self._with_slots:
             remove_slots(self._state_dir, record.number)
 
     def clear_unknown(self, known: int) -> None:
-        """Delete files of trials whose rows were lost: their numbers are given anew.
+        """Delete the files of trials whose rows were lost: their numbers are used again.
 
-        The searcher will suggest them again, but need not say the same if it was not
-        deterministic.
+        The searcher will suggest trials again, but not the same ones if it is not deterministic.
         """
         for trial in [number for number in self._files if number >= known]:
             for file in self._files.pop(trial):
-                file.path.unlink(missing_ok=True)
+                remove_state(file.path)
         for trial in [number for number in self._with_slots if number >= known]:
             remove_slots(self._state_dir, trial)
 
@@ -209,17 +209,15 @@ class Restorer:
     # --- slots -----------------------------------------------------------
 
     def _read_slots(self, trial: int) -> tuple[_Slots | None, int]:
-        """Return what the slots hold, if it is whole, and the next number for a dispatch."""
-        stem = slots_stem(self._state_dir, trial)
-        for suffix in (".moving.a", ".moving.slots"):
-            Path(f"{stem}{suffix}").unlink(missing_ok=True)
+        """Return the state in the slots, if it is complete, and the next dispatch number."""
+        finish_move(self._state_dir, trial)
         try:
-            slots = _core.Slots(stem, False)
+            slots = _core.Slots(slots_stem(self._state_dir, trial), False)
         except (OSError, CorruptDataError):
             return None, 0
         with contextlib.closing(slots):
             attempt = slots.attempt() + 1
-            slots.fence(attempt)  # a worker that is not dead yet commits no more
+            slots.fence(attempt)  # a worker that is still alive can commit no more
             found = slots.sealed()
         if found is None:
             return None, attempt
@@ -229,37 +227,21 @@ class Restorer:
             return None, attempt
         return _Slots(position, of_attempt, packed, progress), attempt
 
-    def _move_slots(self, trial: int, slots: _Slots) -> None:
-        """Put the state into files of its own, which nobody else has open.
-
-        Killed at any moment, the old files or the new ones stand: until the page is
-        replaced, the new ``.a`` holds the same state or one that the old page's seal
-        does not fit.
-        """
-        stem = slots_stem(self._state_dir, trial)
-        moving = f"{stem}.moving"
-        with contextlib.closing(_core.Slots(moving, True)) as fresh:
-            fresh.put(slots.packed, attempt=slots.attempt)
-            fresh.commit(slots.position)
-        for suffix in (".a", ".slots"):
-            Path(moving + suffix).replace(f"{stem}{suffix}")
-        Path(f"{stem}.b").unlink(missing_ok=True)
-
     # --- kept states -----------------------------------------------------
 
     def _from_kept_state(
         self, record: TrialRecord, attempt: int, lost: list[EpochRecord]
-    ) -> Standing:
-        """Go on from the last state that is in a file, or from the beginning."""
+    ) -> ResumePoint:
+        """Continue from the last state that is in a file, or from the beginning."""
         if lost:
             position = (record.done + len(lost)) * self._per_epoch
-            return Standing(position, attempt, self._kept(lost[-1]), lost)
+            return ResumePoint(position, attempt, self._kept(lost[-1]), lost)
         while record.epochs:
             last = record.epochs[-1]
             if last.state_file is not None and (self._epoch_dir / last.state_file).exists():
-                return Standing(record.done * self._per_epoch, attempt, self._kept(last), lost)
+                return ResumePoint(record.done * self._per_epoch, attempt, self._kept(last), lost)
             record.epochs.pop()
-        return Standing(record.first_epoch * self._per_epoch, attempt, None, lost)
+        return ResumePoint(record.first_epoch * self._per_epoch, attempt, None, lost)
 
     def _kept(self, epoch: EpochRecord) -> KeptState:
         return KeptState(str(self._epoch_dir / _file_of(epoch)), epoch.state_hash)
@@ -267,9 +249,9 @@ class Restorer:
     # --- epochs without a row --------------------------------------------
 
     def _lost_epochs(self, record: TrialRecord, slots: _Slots | None) -> list[EpochRecord]:
-        """Find the epochs after the last recorded one, as far as each has a whole state.
+        """Find the epochs after the last recorded one, up to the first without a complete state.
 
-        Each has a file afterwards, under the name that it has until it is published.
+        Afterwards each has a file, under its unpublished name.
         """
         found: list[EpochRecord] = []
         files = self._files.get(record.number, [])
@@ -286,23 +268,19 @@ class Restorer:
     def _from_slots(
         self, record: TrialRecord, epoch: int, slots: _Slots | None
     ) -> EpochRecord | None:
-        """The epoch, if the slots stand exactly at its end."""
+        """Return the epoch if the position of the slots is exactly its end."""
         if slots is None or slots.position != (epoch + 1) * self._per_epoch:
             return None
         state_hash = _core.hash_state(slots.packed)
         found = self._record(record.number, epoch, slots.progress, state_hash)
-        path = self._epoch_dir / unpublished(_file_of(found), state_hash)
-        path.unlink(missing_ok=True)  # its worker may have been killed writing it
-        fd = open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        with open(fd, "wb") as file:  # noqa: PTH123
-            file.write(slots.packed)
+        write_unpublished(self._epoch_dir, _file_of(found), state_hash, slots.packed)
         return found
 
-    def _from_file(self, file: KeptFile) -> EpochRecord | None:
-        """The epoch, if the file is whole.
+    def _from_file(self, file: StateFile) -> EpochRecord | None:
+        """Return the epoch if the file is complete.
 
-        A file that has its final name was synced before it was renamed. Its row comes
-        later, and until then it goes back to the name that has its hash.
+        A file with its final name was synced before it was renamed. Until its row is written,
+        it gets back the name that contains its hash.
         """
         try:
             packed = read_bytes(file.path)
@@ -313,7 +291,7 @@ class Restorer:
         at = progress.epoch, progress.step
         if file.state_hash not in (None, state_hash) or at != (file.epoch, self._per_epoch - 1):
             return None
-        epoch = self._record(file.trial, file.epoch, progress, state_hash)
+        epoch = self._record(file.trial, progress.epoch, progress, state_hash)
         file.path.replace(self._epoch_dir / unpublished(_file_of(epoch), state_hash))
         return epoch
 
@@ -335,19 +313,19 @@ def _file_of(epoch: EpochRecord) -> str:
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What is to be trained of a run."""
+class ResumeRequest:
+    """The trials of a run to resume, and their target epochs."""
 
     epochs: int | None = None
-    """Until so many epochs are done; None: as before."""
+    """The new number of target epochs; None: as before."""
     trials: tuple[int, ...] | None = None
-    """Only these; None: whatever is not over."""
+    """The numbers of the trials to resume; None: all that are open."""
 
     trials_each: int = 1
-    """How many of the store's trials make one that is named here."""
+    """The number of the store's trials for each number in `trials`: the folds."""
 
     def includes(self, record: TrialRecord) -> bool:
-        """Whether a trial goes on."""
+        """Whether a trial is to be resumed."""
         further = self.epochs is not None and self.epochs > record.done
         if self.trials is not None:
             return record.number // self.trials_each in self.trials and (
@@ -364,14 +342,14 @@ class Previous:
 
     saved: SavedRun
     owner: Owner
-    wish: Wish
+    request: ResumeRequest
     differences: Sequence[str]
     """Differences between this environment and the one that the run began in."""
 
 
 def open_again(
     previous: Previous, settings: Settings, context: RunContext
-) -> tuple[Opened, Restored]:
+) -> tuple[OwnedRun, RestoredRun]:
     """Open the store for writing and find the position of every trial."""
     saved, owner = previous.saved, previous.owner
     run_id = saved.meta.get("id") or uuid.uuid4().hex
@@ -379,7 +357,7 @@ def open_again(
     claim_state_dir(settings, run_id)
     store = Store.open(saved.folder)
     try:
-        restored = restore(saved, store, context, previous.wish)
+        restored = restore(saved, store, context, previous.request)
         process = owner.process
         text = f"by {process}, with {settings.workers} workers"
         with store.group():
@@ -397,11 +375,13 @@ def open_again(
     except BaseException:
         store.close()
         raise
-    return Opened(owner, store), restored
+    return OwnedRun(owner, store), restored
 
 
-def restore(saved: SavedRun, store: Store, context: RunContext, wish: Wish) -> Restored:
-    """Bring all trials back: those that go on with their positions, the others at rest."""
+def restore(
+    saved: SavedRun, store: Store, context: RunContext, request: ResumeRequest
+) -> RestoredRun:
+    """Restore all trials: those that are resumed at their positions, the others unchanged."""
     with reader(saved.folder) as connection:
         clock = read_clock(connection)
         restorer = Restorer(
@@ -410,21 +390,22 @@ def restore(saved: SavedRun, store: Store, context: RunContext, wish: Wish) -> R
             context.units_per_epoch,
             read_unit_seconds(connection),
         )
-        restored = Restored(
+        restored = RestoredRun(
             seconds=clock,
             loop=saved.meta.get("search_loop"),
-            answers=read_answers(connection),
-            partly=wish.trials is not None and not _has_suggested_all(saved),
-            said=count_said(connection),
+            decisions=read_last_decisions(connection),
+            partly=request.trials is not None and not _has_suggested_all(saved),
+            decision_count=count_decisions(connection),
         )
     before = saved.settings["epochs"]
     restorer.clear_unknown(len(saved.records))
     with store.group():
         for record in saved.records:
-            if (wish.trials is None and record.is_open) or wish.includes(record):
-                answer = restored.answers.get(record.number // wish.trials_each, Answers())
-                reported = answer.reported if restored.answers else None
-                trial, lost = _reopen(record, store, restorer, wish, before, reported)
+            if (request.trials is None and record.is_open) or request.includes(record):
+                number = record.number // request.trials_each
+                last = restored.decisions.get(number, LastDecision())
+                reported = last.reported if restored.decisions else None
+                trial, lost = _reopen(record, store, restorer, request, before, reported)
                 restored.lost[record.number] = lost
             else:
                 trial = _rest(record, store, restorer)
@@ -436,7 +417,7 @@ def restore(saved: SavedRun, store: Store, context: RunContext, wish: Wish) -> R
 
 
 def _has_suggested_all(saved: SavedRun) -> bool:
-    """Whether the searcher of the run has nothing more to suggest."""
+    """Whether the run's searcher has no more trials to suggest."""
     loop = saved.meta.get("search_loop") or {}
     return saved.meta["status"] == "finished" or bool(loop.get("is_exhausted"))
 
@@ -445,55 +426,55 @@ def _reopen(
     record: TrialRecord,
     store: Store,
     restorer: Restorer,
-    wish: Wish,
+    request: ResumeRequest,
     before: int,
     reported: int | None,
 ) -> tuple[LiveTrial, list[EpochRecord]]:
-    """Let a trial go on; return it and its epochs that have lost their rows."""
-    if wish.epochs is not None and wish.epochs > record.target_epochs:
-        record.target_epochs = wish.epochs
-        store.set_epochs(record.number, wish.epochs)
+    """Resume a trial; return it, and its finished epochs without a row."""
+    if request.epochs is not None and request.epochs > record.target_epochs:
+        record.target_epochs = request.epochs
+        store.set_epochs(record.number, request.epochs)
     recorded = {epoch.epoch: epoch.state_hash for epoch in record.epochs}
-    standing = restorer.stand(record, reported)
-    info_epochs = record.info_epochs(standing.position, before)
-    if wish.epochs is not None and wish.epochs != info_epochs:
+    point = restorer.resume_point(record, reported)
+    info_epochs = record.info_epochs(point.position, before)
+    if request.epochs is not None and request.epochs != info_epochs:
         _remember_epochs(record, store, before)
-        info_epochs = wish.epochs
-        record.extensions += ((standing.position, info_epochs),)
-        store.add_extension(record.number, standing.position, info_epochs)
-    # A rule that had stopped it begins anew: somebody wants it to go on.
+        info_epochs = request.epochs
+        record.extensions += ((point.position, info_epochs),)
+        store.add_extension(record.number, point.position, info_epochs)
+    # The user wants it to continue: a rule that had stopped it starts afresh.
     anew = record.status == "stopped" and not record.resumable
     record.status, record.resumable = "waiting", False
     record.error = record.traceback = None
     store.set_status(record.number, "waiting")
     trial = LiveTrial(
         record,
-        position=standing.position,
+        position=point.position,
         first_position=record.first_epoch * restorer.units_per_epoch,
-        dispatches=standing.attempt,
-        epoch_seconds=standing.epoch_seconds,
-        origin=standing.origin,
+        dispatches=point.attempt,
+        epoch_seconds=point.epoch_seconds,
+        origin=point.origin,
         info_epochs=info_epochs,
         expected={e: h for e, h in recorded.items() if e >= record.done},
         history=[] if anew else [epoch.to_history() for epoch in record.epochs],
     )
-    return trial, standing.lost
+    return trial, point.lost
 
 
 def _remember_epochs(record: TrialRecord, store: Store, epochs: int) -> None:
-    """Write down what ``info.epochs`` has been so far, because the run's number changes."""
+    """Record ``info.epochs`` as it was so far, because the run's number of epochs changes."""
     if not record.extensions:
         record.extensions = ((0, epochs),)
         store.add_extension(record.number, 0, epochs)
 
 
 def _rest(record: TrialRecord, store: Store, restorer: Restorer) -> LiveTrial:
-    """Leave a trial as it is; one that is not over can go on another time."""
+    """Leave a trial unchanged; if it is open, it can be resumed later."""
     if record.is_open:
         record.status, record.resumable = "stopped", True
         store.set_status(record.number, "stopped", resumable=True)
     else:
         restorer.clear(record)
-    # One that was stopped early may still stand for its last metrics: the rule is asked again.
+    # The rule is asked again about trials that were stopped early: it compares by their metrics.
     stopped = record.status == "stopped"
     return LiveTrial(record, history=[e.to_history() for e in record.epochs] if stopped else [])

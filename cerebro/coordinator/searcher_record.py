@@ -28,7 +28,7 @@ from cerebro.machine.guard import finding
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.records import TrialRecord
 from cerebro.run.settings import Settings
-from cerebro.run.store import read_said, reader
+from cerebro.run.store import read_decisions, reader
 from cerebro.run.store.encoding import decode, encode
 from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion
 from cerebro.searchers.stopping import EarlyStopping
@@ -253,7 +253,7 @@ def retell(saved: SavedRun, settings: Settings, searcher: Searcher) -> None:
     if at is None or not searcher.adaptive:  # of an older run: written down with every answer
         return
     with reader(saved.folder) as connection:
-        words = [Word(*row) for row in read_said(connection, at)]
+        words = [Word(*row) for row in read_decisions(connection, at)]
     if not words:
         return
     records = saved.configurations

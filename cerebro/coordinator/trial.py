@@ -1,20 +1,17 @@
 """A trial in training: its record, and the state that the coordinator needs until it ends.
 
-A trial that has not ended gets no unit while one of these is set:
+A trial that has not ended gets no unit while one of these fields is set:
 
-=============  ===========================================  ===================================
-field          reason to wait                               cleared by
-=============  ===========================================  ===================================
-held           the user paused or stopped it                the user, who continues it
-asleep         the searcher paused it                       the searcher, which resumes or
-                                                            drops it
-unkept         its last epoch's state is still being        `StateKept` or `StateLost`
-               copied
-awaits_parent  in a resumed run, its parent trains the      the end of that epoch, or of the
-               epoch that it starts from again              parent
-=============  ===========================================  ===================================
-
-A trial that the user stopped is `stopping` too: it ends as soon as no unit of it runs.
+=============  =====================================  ========================================
+field          reason to wait                         cleared by
+=============  =====================================  ========================================
+held           the user paused or stopped it          the user, who continues it
+stopping       the user stopped it; it is `held` too  its end, as soon as no unit of it runs
+asleep         the searcher paused it                 the searcher, which resumes or drops it
+unkept         its last epoch's state is being copied `StateKept` or `StateLost`
+awaits_parent  in a resumed run, its parent trains    the end of that epoch, or of the parent
+               the epoch again that it starts from
+=============  =====================================  ========================================
 
 Its status is "waiting" until its first unit and whenever it has been resumed or continued,
 "running" from its next unit on, and "paused" while it is asleep, or held without a unit that runs.

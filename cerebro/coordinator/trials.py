@@ -18,7 +18,7 @@ from cerebro.coordinator.trial_table import TrialTable
 from cerebro.errors import InputError, StateError
 from cerebro.run.records import ENDED, NOTHING_RAISED, EpochRecord, Raised, Status, TrialRecord
 from cerebro.run.settings import Settings
-from cerebro.run.store import Answers, Store, decode, encode, read_trials, reader
+from cerebro.run.store import LastDecision, Store, decode, encode, read_trials, reader
 from cerebro.searchers.base import Suggestion
 from cerebro.worker.log import log_path, remove_if_empty
 from cerebro.worker.messages import RunContext
@@ -118,7 +118,7 @@ class LiveTrials(TrialTable[LiveTrial]):
             trial.started = True
             self._tell_of(trial.record, "on_trial_start")
 
-    def restore(self, trials: Sequence[LiveTrial], answers: Mapping[int, Answers]) -> None:
+    def restore(self, trials: Sequence[LiveTrial], answers: Mapping[int, LastDecision]) -> None:
         """Take over the trials of an earlier process; open ones continue.
 
         Parameters
@@ -129,8 +129,8 @@ class LiveTrials(TrialTable[LiveTrial]):
         for trial in trials:
             number = trial.record.number
             self.by_number[number] = trial
-            answer = answers.get(number, Answers(reported=trial.record.first_epoch - 1))
-            trial.reported, trial.asleep = answer.reported, answer.asleep
+            answer = answers.get(number, LastDecision(reported=trial.record.first_epoch - 1))
+            trial.reported, trial.asleep = answer.reported, answer.paused
         for trial in trials:
             record = trial.record
             self._plan_units(trial, trial.position - trial.first_position)

@@ -36,10 +36,10 @@ class LoadableDataset(Protocol):
     def transforms(self) -> Mapping[str, tuple[Transform, ...]]: ...
     @property
     def num_shards(self) -> int: ...
-    def parts(
+    def _parts(
         self,
     ) -> Sequence[tuple[_core.ShardReader, tuple[int, int] | NDArray[np.uint32]]]: ...
-    def first_rows(self) -> Sequence[int]: ...
+    def _first_rows(self) -> Sequence[int]: ...
 
 
 def make_loader(
@@ -72,7 +72,7 @@ def make_loader(
     depot = None if where == "cpu" else depots.depot(where)
     cuda.share_pool(where)
     return _core.Loader(
-        dataset.parts(),
+        dataset._parts(),
         _transforms.compile(dataset.columns, dataset.transforms, augment=augment),
         batch_size=whole_number("batch_size", batch_size, 1),
         seed=whole_number("seed", seed, 0, 2**64 - 1),
@@ -80,7 +80,7 @@ def make_loader(
         drop_last=bool(drop_last),
         framework=framework,
         threads=whole_number("threads", threads, 0, MAX_THREADS),
-        first_rows=dataset.first_rows(),
+        first_rows=dataset._first_rows(),
         depot=depot,
         residence=residence,
     )
@@ -257,7 +257,7 @@ class Batches:
     def _rows(self) -> list[int]:
         rows = [
             part[1] - part[0] if isinstance(part, tuple) else len(part)
-            for _, part in self._dataset.parts()
+            for _, part in self._dataset._parts()
         ]
         return rows if self._shard is None else [rows[self._shard]]
 

@@ -122,7 +122,7 @@ class Dataset:
     @cached_property
     def num_rows(self) -> int:
         """The rows, of all shards together."""
-        return sum(self.shard_rows())
+        return sum(self._shard_rows())
 
     def __len__(self) -> int:
         return self.num_rows
@@ -174,7 +174,7 @@ class Dataset:
         it has are part of it, so views of one data set have different checksums, and the same view
         made twice has the same.
         """
-        if not self._transforms and self.is_whole():
+        if not self._transforms and self._is_whole():
             return self._manifest.checksum
         return checksum_of([self._manifest.checksum, self._view_json()])
 
@@ -345,7 +345,7 @@ class Dataset:
         if found.classes is not None:
             return len(found.classes)
         whole = self._view([(0, entry.rows) for entry in self._shards], {})
-        shards = [labels for labels in whole.labels(column) if len(labels)]
+        shards = [labels for labels in whole._labels(column) if len(labels)]
         if found.dtype == "bool":
             return 2
         low, high = min(int(s.min()) for s in shards), max(int(s.max()) for s in shards)
@@ -362,7 +362,7 @@ class Dataset:
         """
         read_manifest(self._path)
         for shard in range(self.num_shards):
-            self.verify_shard(shard)
+            self._verify_shard(shard)
 
     # --- views ----------------------------------------------------------------------------------
 
@@ -403,9 +403,9 @@ class Dataset:
         if stratify is not None and groups is not None:
             raise InputError("split takes stratify or groups, not both: choose one")
         if stratify is not None:
-            chosen = splitting.stratified(self.labels(stratify), bounds, seed)
+            chosen = splitting.stratified(self._labels(stratify), bounds, seed)
         elif groups is not None:
-            chosen = splitting.grouped(self.labels(groups), bounds, seed)
+            chosen = splitting.grouped(self._labels(groups), bounds, seed)
         else:
             chosen = None
         views = self._cut(bounds) if chosen is None else self._chosen(chosen)
@@ -503,23 +503,18 @@ class Dataset:
     def __reduce__(self) -> tuple[Callable[[Mapping[str, Any]], Dataset], tuple[dict[str, Any]]]:
         return Dataset.from_spec, (self.spec(),)
 
-    # --- for the rest of the library: no part of the public interface ----------------------------
+    # --- for the rest of the library -------------------------------------------------------------
 
-    @property
-    def manifest(self) -> Manifest:
-        """What the whole data set is made of."""
-        return self._manifest
-
-    def parts(self) -> list[tuple[_core.ShardReader, Part]]:
+    def _parts(self) -> list[tuple[_core.ShardReader, Part]]:
         """Each shard's reader, and the view's rows in it: a range or uint32 row numbers."""
         return list(zip(self._readers, self._rows, strict=True))
 
     @property
-    def generation(self) -> int:
-        """Another number where `parts` has others than before; see `cerebro.data.placed`."""
+    def _generation(self) -> int:
+        """Another number where `_parts` has others than before; see `cerebro.data.placed`."""
         return 0
 
-    def holds(self, view: Dataset) -> bool:
+    def _holds(self, view: Dataset) -> bool:
         """Whether another view of these shards has only rows of this one, transformed alike.
 
         A view without transforms may stand for one with some.
@@ -527,7 +522,7 @@ class Dataset:
         alike = not self._transforms or self._transforms == view._transforms
         return alike and all(map(covers, self._rows, view._rows))
 
-    def labels(self, name: str) -> list[Array]:
+    def _labels(self, name: str) -> list[Array]:
         """The values of a column that tells classes or groups, by shard; InputError for others."""
         column = self._column(name)
         if column.ragged or column.shape or not column.dtype.startswith(("int", "uint", "bool")):
@@ -535,39 +530,39 @@ class Dataset:
                 f"column {name!r} cannot tell classes or groups: it must have one integer, boolean "
                 "or category for each row"
             )
-        return self.scalars(name)
+        return self._scalars(name)
 
-    def scalars(self, name: str) -> list[Array]:
+    def _scalars(self, name: str) -> list[Array]:
         """The values of a column with one number for each row, by shard; InputError for others."""
         column = self._column(name)
         if column.ragged or column.shape:
             raise InputError(f"column {name!r} must have one number for each row")
         return [self._plain_rows(name, shard, part) for shard, part in enumerate(self._rows)]
 
-    def with_rows(self, rows: Sequence[Part], operation: dict[str, Any]) -> Dataset:
+    def _with_rows(self, rows: Sequence[Part], operation: dict[str, Any]) -> Dataset:
         """A view of these rows of each shard, which may be others than this view's."""
         return self._view(rows, operation)
 
-    def first_rows(self) -> list[int]:
+    def _first_rows(self) -> list[int]:
         """The number in the whole data set of each shard's first row."""
         return [0, *accumulate(entry.rows for entry in self._shards)][:-1]
 
-    def stored_rows(self) -> list[int]:
+    def _stored_rows(self) -> list[int]:
         """The rows in each shard of the whole data set."""
         return [entry.rows for entry in self._shards]
 
-    def shard_rows(self) -> list[int]:
+    def _shard_rows(self) -> list[int]:
         """The view's rows in each shard."""
         return [part_rows(part) for part in self._rows]
 
-    def is_whole(self) -> bool:
+    def _is_whole(self) -> bool:
         """Whether this is the whole data set and no view of some of its rows."""
         return all(
             isinstance(part, tuple) and part == (0, entry.rows)
             for part, entry in zip(self._rows, self._shards, strict=True)
         )
 
-    def verify_shard(self, shard: int) -> None:
+    def _verify_shard(self, shard: int) -> None:
         """Compare the hashes of one shard's files; CorruptDataError names the one that differs.
 
         The files are opened anew: one that was cut is then found by its size, where touching the
@@ -581,7 +576,7 @@ class Dataset:
                     "set again"
                 )
 
-    def check_sizes(self, shard: int) -> None:
+    def _check_sizes(self, shard: int) -> None:
         """Find files that were cut or removed since they were opened; costs a few system calls.
 
         Touching the mapping of a file that was cut would end the process.

@@ -55,10 +55,10 @@ class PlacedDataset(Dataset):
                     self._open.readers[shard] = self._open_shard(shard)
 
     @property
-    def generation(self) -> int:
+    def _generation(self) -> int:
         return self._open.generation
 
-    def parts(self) -> list[tuple[_core.ShardReader, Part]]:
+    def _parts(self) -> list[tuple[_core.ShardReader, Part]]:
         """Each shard's reader and rows; a shard that is not here has none.
 
         Its place is kept, because a shard's number is a key of its rows' order.
@@ -72,15 +72,15 @@ class PlacedDataset(Dataset):
             for shard, part in enumerate(self._rows)
         ]
 
-    def with_rows(self, rows: Sequence[Part], operation: dict[str, Any]) -> Dataset:
+    def _with_rows(self, rows: Sequence[Part], operation: dict[str, Any]) -> Dataset:
         """A view, such as a fold, of what is here now or later."""
         view: PlacedDataset = object.__new__(PlacedDataset)
         view._open = self._open
         return self._fill(view, rows, operation)
 
-    def verify_shard(self, shard: int) -> None:
+    def _verify_shard(self, shard: int) -> None:
         try:
-            super().verify_shard(shard)
+            super()._verify_shard(shard)
         except CorruptDataError:
             self._forget(shard)
             raise
@@ -88,14 +88,14 @@ class PlacedDataset(Dataset):
             self._open.readers[shard] = self._open_shard(shard)
             self._open.generation += 1
 
-    def check_sizes(self, shard: int) -> None:
+    def _check_sizes(self, shard: int) -> None:
         try:
-            super().check_sizes(shard)
+            super()._check_sizes(shard)
         except CorruptDataError:
             self._forget(shard)
             raise
         if shard not in self._open.readers:
-            self.verify_shard(shard)
+            self._verify_shard(shard)
 
     def _forget(self, shard: int) -> None:
         """Close a damaged shard: whoever brings it again brings other files."""
@@ -143,7 +143,7 @@ def write_view(view: Dataset, folder: Path) -> Dataset:
         Where to: an empty folder.
     """
     shards: list[ShardEntry] = []
-    for rows, index in ((rows, i) for i, rows in enumerate(view.shard_rows()) if rows):
+    for rows, index in ((rows, i) for i, rows in enumerate(view._shard_rows()) if rows):
         place = folder / shard_folder(len(shards))
         place.mkdir()
         files: dict[str, FileEntry] = {}

@@ -117,8 +117,8 @@ class Folds:
         self._parts = [(list(train), list(held_out)) for train, held_out in parts]
         self._views = [
             (
-                data.with_rows(train, {"fold": fold, "of": name, "part": "train"}),
-                data.with_rows(held_out, {"fold": fold, "of": name, "part": "validation"}),
+                data._with_rows(train, {"fold": fold, "of": name, "part": "train"}),
+                data._with_rows(held_out, {"fold": fold, "of": name, "part": "validation"}),
             )
             for fold, (train, held_out) in enumerate(self._parts)
         ]
@@ -154,7 +154,7 @@ class Folds:
         InputError
             If they do not fit the data.
         """
-        rows = data.stored_rows()
+        rows = data._stored_rows()
 
         def parts(fold: Mapping[str, Any], name: str) -> list[Part]:
             described = fold[name]
@@ -196,7 +196,7 @@ def make_folds(data: Dataset, given: Any) -> Folds:
         pairs, name = _split_by(kfold.n, data, kfold), repr(kfold.n)
     else:
         pairs, name = _held_out_in_turn(_fold_of_rows(data, kfold), kfold.n), repr(kfold)
-    shards = [part for _, part in data.parts()]
+    shards = [part for _, part in data._parts()]
     parts = [(select_rows(shards, train), select_rows(shards, held)) for train, held in pairs]
     return Folds(data, parts, " ".join(name.split()))
 
@@ -210,7 +210,7 @@ def _fold_of_rows(data: Dataset, kfold: KFold) -> Array:
     if n > data.num_rows:
         raise InputError(f"{kfold!r} needs a row for each fold, but the data have {data.num_rows}")
     if kfold.groups is not None:
-        labels = data.labels(kfold.groups)
+        labels = data._labels(kfold.groups)
         groups = len(np.unique(np.concatenate(labels)))
         if groups < n:
             raise InputError(
@@ -220,10 +220,10 @@ def _fold_of_rows(data: Dataset, kfold: KFold) -> Array:
         bounds = [*(np.arange(1, n) / n), 1.0]
         return splitting.part_of_groups(labels, bounds, kfold.seed)
     if kfold.stratify is not None:
-        labels = data.labels(kfold.stratify)
+        labels = data._labels(kfold.stratify)
         _check_classes(data, kfold, np.concatenate(labels))
     else:
-        labels = [np.zeros(rows, np.int64) for rows in data.shard_rows()]
+        labels = [np.zeros(rows, np.int64) for rows in data._shard_rows()]
     return splitting.dealt(labels, n, kfold.seed)
 
 
@@ -258,7 +258,7 @@ def _split_by(splitter: Any, data: Dataset, kfold: KFold) -> list[tuple[Array, A
     """The rows that a splitter chooses, checked and in ascending order."""
     name = " ".join(repr(splitter).split())
     y, groups = (
-        None if column is None else np.concatenate(data.scalars(column))
+        None if column is None else np.concatenate(data._scalars(column))
         for column in (kfold.stratify, kfold.groups)
     )
     try:

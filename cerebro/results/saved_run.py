@@ -286,10 +286,7 @@ class SavedRun:
     def state_dir(self) -> Path:
         """Where the run's slots are, or were before a memory file system was emptied."""
         recorded = self.meta.get("state_dir")
-        # Version 1 recorded the run's own folder with its path, which may be another now.
-        if not isinstance(recorded, str) or Path(recorded).name == "states":
-            return self.path / "states"
-        return Path(recorded)
+        return Path(recorded) if isinstance(recorded, str) else self.path / "states"
 
     def spans(self) -> dict[int, tuple[float, float]]:
         """When each trial's first unit began and its last one ended; with folds, of them all."""
@@ -417,9 +414,9 @@ class SavedRun:
         if moved is not None:
             if name == "data":
                 known = {**spec, "path": str(moved.path)}
-                if not moved.is_whole():
+                if not moved._is_whole():
                     view = Dataset.from_spec(known, check=False)
-                    return view if moved.holds(view) else moved
+                    return view if moved._holds(view) else moved
                 spec = {**known, "transforms": moved.spec()["transforms"] or spec["transforms"]}
             elif spec["path"] == self.meta["data"]["path"]:
                 spec = {**spec, "path": str(moved.path)}

@@ -1,17 +1,17 @@
-"""`Result.verify` and ``python -m cerebro verify``: is a run still what was written?
+"""`Result.verify` and ``python -m cerebro verify``: check a run for damage.
 
 Three things are compared: the data with the manifest's checksums, every kept
 state with the hash that its epoch recorded, and the store with itself: rows that
-belong together, files that rows name, files that nobody names. Nothing is
-changed, and a run that goes on is not disturbed; what only seemed wrong because
-the run went on meanwhile is left out by looking twice.
+belong together, files that rows name, files that no row names. Nothing is
+changed, and a live run is not disturbed: it is examined twice, and only problems
+found both times are reported.
 """
 
 from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -21,19 +21,17 @@ import cerebro._core as _core
 from cerebro.data import Dataset
 from cerebro.data.damage import find_damage, hash_of_file
 from cerebro.errors import CerebroError, CorruptDataError
-from cerebro.machine.files import LinkError, read_bytes
+from cerebro.machine.files import LinkError
 from cerebro.report.format import counted
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.records import ENDED, TrialRecord
-from cerebro.run.states import CLAIM, check_slots, slots_stem, trials_with_slots
+from cerebro.run.states import CLAIM, claimant, slot_damage, state_file, trials_with_slots
 from cerebro.run.store import FILE, reader
 
 PUT_BACK = "put back a copy of it, or take out what can be read (sqlite3 run.sqlite .recover)"
 MOST_OF_A_KIND = 20
 """Problems of one kind that are named one by one."""
 
-STATE_FILE = re.compile(r"(\d+)-epoch-(\d+)(\.[0-9a-f]{32})?\.safetensors(\.new)?", re.ASCII)
-SLOT_FILE = re.compile(r"(\d+)(\.moving)?\.(a|b|slots)", re.ASCII)
 LOG_FILE = re.compile(r"(\d+)\.log", re.ASCII)
 
 
@@ -85,7 +83,7 @@ def verify_run(path: Path) -> Verification:
     Raises
     ------
     InputError
-        If the folder holds no run.
+        If the folder does not hold a run.
     """
     hashes: dict[tuple[str, str], str | None] = {}
     found = _verify_once(path, hashes)
@@ -104,7 +102,7 @@ def _may_go_on(path: Path) -> bool:
 
 
 def _verify_once(path: Path, hashes: dict[tuple[str, str], str | None]) -> Verification:
-    # Files first: one that is written from here on cannot seem to be nobody's.
+    # Files first: one that is written later cannot seem to be unnamed.
     files = _files(path / "states") + _files(path / "trials")
     store = path / FILE
     problems: list[Problem] = []
@@ -138,7 +136,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _store_problems(path: Path) -> Iterator[Problem]:
-    """What SQLite itself finds, and rows without the rows they belong to."""
+    """Find damage that SQLite reports, and rows without the rows they belong to."""
     store = path / FILE
     with reader(path) as connection:
         for (text,) in connection.execute(f"PRAGMA integrity_check({MOST_OF_A_KIND})"):
@@ -168,7 +166,7 @@ LONELY_ROWS = (
         "a unit's trial has no row",
     ),
 )
-"""Queries for (trial, epoch), and what is wrong with those that are found."""
+"""Queries for (trial, epoch), and what is wrong with each pair found."""
 
 
 def _rows(connection: sqlite3.Connection, store: Path, query: str, what: str) -> Iterator[Problem]:
@@ -182,7 +180,7 @@ def _rows(connection: sqlite3.Connection, store: Path, query: str, what: str) ->
 
 
 def _trial_problems(saved: SavedRun) -> Iterator[Problem]:
-    """Rows that do not fit each other."""
+    """Find rows that contradict each other."""
     advice = f"rows of {saved.folder / FILE} were deleted or changed: put back a copy of it"
     for expected, record in enumerate(saved.records):
         if record.number != expected:
@@ -212,7 +210,7 @@ def _trial_problems(saved: SavedRun) -> Iterator[Problem]:
 
 
 def _unit_problems(saved: SavedRun, advice: str) -> Iterator[Problem]:
-    """Units that no epoch can have, and epochs without all of their units."""
+    """Find units that no epoch can have, and epochs without all their units."""
     shards = saved.meta["num_shards"]
     validates = any(saved.meta.get(name) is not None for name in ("validation", "folds"))
     per_epoch = shards + validates
@@ -234,7 +232,7 @@ def _unit_problems(saved: SavedRun, advice: str) -> Iterator[Problem]:
             latest[trial] = epoch
         resumed = connection.execute("SELECT 1 FROM events WHERE kind LIKE 'resume%'").fetchone()
     for record in saved.records:
-        # Units are committed by the trials' states; where a run was cut off, rows may lack.
+        # States commit units, not rows: an interrupted run may lack the rows of some.
         for number in () if resumed else (epoch.epoch for epoch in record.epochs):
             count = counts.get((record.number, number), 0)
             if count < per_epoch:
@@ -246,7 +244,7 @@ def _unit_problems(saved: SavedRun, advice: str) -> Iterator[Problem]:
 
 
 def _wrong_unit(step: int, shard: int, order: list[int], per_epoch: int) -> str | None:
-    """What is wrong with a unit: its number within the epoch, or its shard; None if nothing."""
+    """Return what is wrong with a unit's number in its epoch or with its shard, or None."""
     if not 0 <= step < per_epoch:
         return f"unit {step} of {per_epoch}"
     if step < len(order) and shard != order[step]:
@@ -265,7 +263,7 @@ def _short(numbers: list[int]) -> str:
 def _check_states(
     saved: SavedRun, hashes: dict[tuple[str, str], str | None]
 ) -> tuple[int, list[Problem]]:
-    """Hash every kept state; say which are damaged, missing or should have been kept."""
+    """Hash every kept state; find those that are damaged or missing."""
     problems, states = [], 0
     for record in saved.records:
         for epoch in record.epochs:
@@ -273,7 +271,7 @@ def _check_states(
                 continue
             states += 1
             key = (epoch.state_file, epoch.state_hash)
-            if key not in hashes or hashes[key] is not None:  # what was well is not read again
+            if key not in hashes or hashes[key] is not None:  # do not read intact states again
                 hashes[key] = _state_problem(saved.state_path(epoch), epoch.state_hash)
             what = hashes[key]
             if what is not None:
@@ -302,33 +300,34 @@ def _state_problem(path: Path, recorded: str) -> str | None:
 
 
 def _check_slots(saved: SavedRun) -> tuple[int, list[Problem]]:
-    """Compare the slots of the trials that can go on with their seals."""
+    """Compare the slots of open trials with their seals."""
     folder = saved.state_dir
     if not _is_own(saved, folder):
         return 0, []
     problems = []
     numbers = sorted(trials_with_slots(folder))
     for number in numbers:
-        damage = check_slots(slots_stem(folder, number))
+        damage = slot_damage(folder, number)
         if damage is not None:
-            advice = "resume the run: the trial goes on from its last finished epoch"
-            problems.append(Problem(f"{damage.path} (trial {number})", damage.what, advice))
+            file, what = damage
+            advice = "resume the run: the trial continues from its last finished epoch"
+            problems.append(Problem(f"{file} (trial {number})", what, advice))
     return len(numbers), problems
 
 
 def _is_own(saved: SavedRun, folder: Path) -> bool:
-    """Whether a folder of slots is this run's: one elsewhere has to say so itself."""
+    """Whether a folder of slots belongs to the run: a separate one must name the run itself."""
     if folder == saved.path / "states":
         return True
-    try:
-        claimed = read_bytes(folder / CLAIM, 100).decode("utf-8", "replace")
-    except (OSError, CorruptDataError):  # it was emptied, perhaps with its machine
+    try:  # it may have been emptied, perhaps with its machine
+        claimed = claimant(folder)
+    except (OSError, CorruptDataError):
         return False
-    return claimed == saved.meta.get("id")
+    return claimed is not None and claimed == saved.meta.get("id")
 
 
 def _not_kept(saved: SavedRun, record: TrialRecord) -> Iterator[Problem]:
-    """Epochs whose states ``keep=`` asks for, but of which no row names a file."""
+    """Find epochs whose states ``keep=`` requires, but whose rows name no file."""
     keep = saved.settings.get("keep", "last")
     if not record.epochs:
         return
@@ -348,7 +347,7 @@ def _not_kept(saved: SavedRun, record: TrialRecord) -> Iterator[Problem]:
 
 
 def _strays(saved: SavedRun, files: list[Path]) -> Iterator[Problem]:
-    """Files in the run's folders that no row names and no open trial needs."""
+    """Find files in the run's folders that no row names and no open trial needs."""
     states, state_dir = saved.path / "states", saved.state_dir
     if state_dir != states and _is_own(saved, state_dir):
         files = files + [path for path in _files(state_dir) if path.name != CLAIM]
@@ -356,32 +355,30 @@ def _strays(saved: SavedRun, files: list[Path]) -> Iterator[Problem]:
     by_number = {record.number: record for record in saved.records}
     status = saved.meta["status"]
 
-    def is_known(number: str) -> bool:
-        """Whether there is such a trial; its row may not have been written yet."""
-        return int(number) in by_number or status == "running"
+    def is_known(number: int) -> bool:
+        """Whether the trial exists; its row may not have been written yet."""
+        return number in by_number or status == "running"
 
-    def is_open(number: str) -> bool:
-        """Whether a trial may still train: then it has slots, and files half-way."""
-        record = by_number.get(int(number))
-        if record is None or status != "finished":
-            return is_known(number)
-        return record.resumable or record.status not in ENDED
-
-    known: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], bool]], ...] = (
-        (STATE_FILE, lambda match: is_open(match[1])),
-        (SLOT_FILE, lambda match: is_open(match[1])),
-        (LOG_FILE, lambda match: is_known(match[1])),
-    )
-    for path in files:
+    def is_needed(path: Path) -> bool:
         if path.parent == states and path.name in named:
-            continue
-        matches = ((pattern.fullmatch(path.name), belongs) for pattern, belongs in known)
-        if not any(match is not None and belongs(match) for match, belongs in matches):
+            return True
+        if log := LOG_FILE.fullmatch(path.name):
+            return is_known(int(log[1]))
+        state = state_file(path)
+        if state is None:
+            return False
+        record = by_number.get(state.trial)
+        if record is None or status != "finished":
+            return is_known(state.trial)
+        return record.is_open  # it may still train: slots and unpublished states belong to it
+
+    for path in files:
+        if not is_needed(path):
             yield Problem(str(path), "nothing in the run names this file", "delete it")
 
 
 def _check_data(saved: SavedRun) -> tuple[list[Path], list[Problem]]:
-    """Compare the run's data sets with their manifests and with what the run recorded."""
+    """Compare the run's data sets with their manifests and with the run's record."""
     problems: list[Problem] = []
     paths: list[Path] = []
     for name in ("data", "validation"):

@@ -1,8 +1,8 @@
-"""The folder of a run: made, claimed, described, and swept when the run closes.
+"""The folder of a run: making it, claiming it, describing it, and sweeping it at the end.
 
-As a rule there are none: a state is deleted after the row that gives it up, slots
-with their trial. What a killed worker had half-written, or a process that died
-between a commit and a deletion, is found here.
+Usually sweeping finds nothing: a state is deleted after the row that named it, slots with
+their trial. It deletes the files that a killed worker left half-written, or a process that
+died between a commit and a deletion.
 """
 
 from __future__ import annotations
@@ -22,34 +22,32 @@ from cerebro.arguments import one_of
 from cerebro.data.given import FOLDERS
 from cerebro.errors import InputError
 from cerebro.machine import durable, environment
-from cerebro.machine.files import path_of, read_bytes
+from cerebro.machine.files import path_of
 from cerebro.run.owner import FILE as OWNER_FILE
 from cerebro.run.owner import Owner
 from cerebro.run.recipe import Recipe
+from cerebro.run.records import ENDED
 from cerebro.run.settings import Settings
-from cerebro.run.states import CLAIM, trial_of_kept, trial_of_slots
-from cerebro.run.store import FILE, Store, default_run_path, reader, unused_folder
-
-MADE = ("states", "trials", "control")
-"""Folders of a run."""
+from cerebro.run.states import CLAIM, claimant, remove_unneeded
+from cerebro.run.store import FILE, PARTS, Store, default_run_path, reader, unused_folder
 
 
-def make_run(settings: Settings) -> Opened:
-    """Make the run's folder and its store; if that fails, nothing is left of them."""
+def make_run(settings: Settings) -> OwnedRun:
+    """Make the run's folder and its store, or leave nothing behind."""
     folder = settings.folder
     existed = folder.exists()
     owner = None
     try:
         make_durable_folder(folder)
         owner = Owner.take(folder)
-        if (folder / FILE).exists():  # somebody else has made it meanwhile
+        if (folder / FILE).exists():  # another process has made it meanwhile
             refuse_folder(folder)
         make_folders(settings)
         record = run_record(settings)
         claim_state_dir(settings, record["id"])
-        return Opened(owner, Store.create(folder, record))
+        return OwnedRun(owner, Store.create(folder, record))
     except BaseException as error:
-        if isinstance(error, InputError):  # it is another's
+        if isinstance(error, InputError):  # it belongs to another process
             if owner is not None:
                 owner.release()
             raise
@@ -74,8 +72,8 @@ def _why_not_made(settings: Settings, error: OSError) -> str:
 
 
 def remove_run(folder: Path, *, keep: bool) -> None:
-    """Remove what was made of a run, and its folder unless it was there before."""
-    for name in MADE:
+    """Remove an incomplete run, and its folder unless it was there before."""
+    for name in PARTS:
         shutil.rmtree(folder / name, ignore_errors=True)
     with contextlib.suppress(OSError):
         for file in (*folder.glob("run.sqlite*"), folder / OWNER_FILE):
@@ -85,7 +83,7 @@ def remove_run(folder: Path, *, keep: bool) -> None:
 
 
 def make_durable_folder(folder: Path) -> None:
-    """Make a folder, and those that it is in, so that their names outlive a loss of power."""
+    """Make a folder and its parents so that their names survive a loss of power."""
     folder = folder.absolute()
     if not folder.parent.exists():
         make_durable_folder(folder.parent)
@@ -95,52 +93,48 @@ def make_durable_folder(folder: Path) -> None:
 
 
 def make_folders(settings: Settings) -> None:
-    """Make the folders of a run that are not there."""
-    for folder in (*(settings.folder / name for name in MADE), settings.state_dir):
+    """Make the missing folders of a run."""
+    for folder in (*(settings.folder / name for name in PARTS), settings.state_dir):
         folder.mkdir(parents=True, exist_ok=True)
 
 
 def claim_state_dir(settings: Settings, run: str) -> None:
-    """Note in a folder for states that is not the run's own whose they are.
+    """Write the run's id to a separate folder for slots.
 
     Raises
     ------
     InputError
-        If they are another run's.
+        If the folder holds slots of a different run.
     """
     if settings.state_dir == settings.folder / "states":
         return
-    file = settings.state_dir / CLAIM
-    try:
-        claimed = read_bytes(file, 100).decode("utf-8", "replace")
-    except FileNotFoundError:
-        claimed = None
+    claimed = claimant(settings.state_dir)
     if claimed not in (None, run) and any(settings.state_dir.glob("*.slots")):
         raise InputError(
             f"state_dir {settings.state_dir} holds the states of another run: empty it if that run "
-            "is over; a run that is resumed goes on from its last finished epochs then"
+            "is over; resuming it then continues from its last finished epochs"
         )
     if claimed != run:
-        durable.replace_file(file, run.encode())
+        durable.replace_file(settings.state_dir / CLAIM, run.encode())
 
 
 def slots_folder(
     run: Path, state_dir: str | os.PathLike[str] | None, *, goes_on: bool = False
 ) -> Path:
-    """Where live trials keep their states; not where another run has left some."""
+    """Return the folder for slots; raise InputError if another run has left some there."""
     if state_dir is None:
         return run / "states"
     folder = path_of("state_dir", state_dir)
     if not goes_on and any(folder.glob("*.slots")):
         raise InputError(
-            f"state_dir {folder} holds the states of another run: give every run a folder of "
-            "its own, or empty it if that run is over"
+            f"state_dir {folder} holds the states of another run: give every run its own "
+            "folder, or empty it if that run is over"
         )
     return folder
 
 
 def run_record(settings: Settings) -> dict[str, Any]:
-    """What the store keeps about the run as a whole."""
+    """Return the description of the run as a whole, as the store keeps it."""
     validation = settings.validation
     return {
         "id": uuid.uuid4().hex,
@@ -160,7 +154,7 @@ def run_record(settings: Settings) -> dict[str, Any]:
         "folds": None if settings.folds is None else settings.folds.to_json(),
         "folds_checksum": None if settings.folds is None else settings.folds.checksum,
         "num_shards": settings.train.num_shards,
-        # None: in the run's own folder, wherever that will be.
+        # None: in the run's own folder, which may be moved.
         "state_dir": None
         if settings.state_dir == settings.folder / "states"
         else str(settings.state_dir.resolve()),
@@ -169,16 +163,12 @@ def run_record(settings: Settings) -> dict[str, Any]:
 
 
 def sweep(run: Path, state_dir: Path) -> list[str]:
-    """Delete what a closed run does not need; return the names.
-
-    Needed are the states that epochs name, and all files of trials that can go on: one of
-    them may be of an epoch whose row could not be written. Files of other names are not
-    the run's.
+    """Delete the state files that a closed run does not need; return their names.
 
     Parameters
     ----------
     run
-        The run's folder. Nobody may be writing to the run.
+        The run's folder. No process may be writing to the run.
     state_dir
         Where its slots are.
     """
@@ -189,58 +179,43 @@ def sweep(run: Path, state_dir: Path) -> list[str]:
                 "SELECT state_file FROM epochs WHERE state_file IS NOT NULL"
             )
         }
-        trials = {
-            number: bool(is_open)
-            for number, is_open in connection.execute(
+        is_open = {
+            number: bool(may_train)
+            for number, may_train in connection.execute(
                 "SELECT number, resumable = 1 "
-                "OR status NOT IN ('stopped', 'finished', 'diverged', 'failed') FROM trials"
+                f"OR status NOT IN ({', '.join('?' * len(ENDED))}) FROM trials",
+                ENDED,
             )
         }
 
-    def is_left_over(folder: Path, name: str) -> bool:
-        slots, kept = trial_of_slots(name), trial_of_kept(name)
-        if slots is not None:
-            return folder == state_dir and not trials.get(slots, True)
-        if kept is None or folder != states or name in named:
-            return False
-        return not trials.get(kept, False)
-
-    states = run / "states"
-    swept = []
-    for folder in dict.fromkeys((states, state_dir)):
-        with os.scandir(folder) as entries:
-            found = [entry.name for entry in entries if is_left_over(folder, entry.name)]
-        for name in found:
-            with contextlib.suppress(FileNotFoundError):
-                (folder / name).unlink()
-        swept += found
-    return sorted(swept)
+    return remove_unneeded(run / "states", state_dir, named, is_open)
 
 
 @dataclass
-class Opened:
-    """A run that belongs to this process."""
+class OwnedRun:
+    """A run that this process owns, open for writing."""
 
     owner: Owner
     store: Store
 
 
 UNFINISHED = {
-    *(FILE + ".new", FILE + ".new-journal", "owner.lock", "states", "trials", "control"),
+    *(FILE + ".new", FILE + ".new-journal", OWNER_FILE),
+    *PARTS,
     *FOLDERS,
 }
-"""What a process leaves that was killed while it made a run."""
+"""The entries that a process leaves if it is killed while it makes a run."""
 
 rows_in: ContextVar[Path | None] = ContextVar("cerebro_rows_in", default=None)
-"""The folder of the run that is being made, which has the rows that were given to it already."""
+"""The folder of the run that is being made, if it already holds the rows passed to the search."""
 
 
 def new_run_folder(run: str | os.PathLike[str] | None, if_exists: str) -> Path:
-    """Return the folder of a new run, not made yet."""
+    """Return the folder of a new run, without making it."""
     one_of("if_exists", if_exists, ("error", "resume", "new"))
     if run is None and if_exists == "resume":
         raise InputError(
-            "if_exists='resume' needs the run's folder, which is another each time by default: "
+            "if_exists='resume' needs the run's folder, which differs each time by default: "
             "give run="
         )
     if run is None:
@@ -258,7 +233,7 @@ def new_run_folder(run: str | os.PathLike[str] | None, if_exists: str) -> Path:
 
 
 def refuse_folder(folder: Path) -> NoReturn:
-    """Say that a run's folder is in use."""
+    """Raise InputError because a run's folder exists."""
     raise InputError(
         f"run folder {folder} exists already: choose another run=, delete it, open it with "
         "cerebro.open(), begin another beside it with if_exists='new', or continue it with "

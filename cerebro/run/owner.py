@@ -1,13 +1,13 @@
-"""Who trains a run: one process at a time.
+"""The owner of a run: the one process that may train it.
 
-``owner.lock`` in the run's folder is locked as long as a process trains the run, and says
-which: ``{"pid": 4711, "host": "node7"}``. The lock (POSIX, of the whole file) vanishes
-with its process, whatever kills it, so that a dead owner is none; no fork inherits it. On
-network file systems, where a lock may be known to one host only, the owner also renews
-the file's time of change, and one on another host counts as dead when that is old.
+A process that trains a run holds a lock on ``owner.lock`` in the run's folder, which also
+names the process: ``{"pid": 4711, "host": "node7"}``. The lock (POSIX, of the whole file)
+ends with its process, however that dies, and forks do not inherit it. On network file
+systems, where a lock may be visible on one host only, the owner also renews the file's
+modification time; an owner on a different host counts as dead when that is old.
 
-A process loses its locks on a file when it closes any descriptor of it. Whoever asks
-about a run that this very process trains is therefore answered from memory.
+A process loses its locks on a file when it closes any descriptor of it. Questions about a
+run that this process itself trains are therefore answered from memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cerebro.machine.files import is_network_file_system, open_plain
 FILE = "owner.lock"
 RENEW_SECONDS = 10.0
 STALE_SECONDS = 60.0
-"""How old an owner's sign of life on another host may be."""
+"""The age at which the file of an owner on a different host counts as abandoned."""
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
@@ -54,7 +54,7 @@ class Process:
 
 
 class Owner:
-    """The right to train a run; see the module's text. Made by `take`."""
+    """The right to train a run; see the module's docstring. Use `take` to get it."""
 
     def __init__(self, folder: Path, fd: int, key: tuple[int, int]) -> None:
         self.process = Process.current()
@@ -72,7 +72,7 @@ class Owner:
         Raises
         ------
         InputError
-            If another process trains it, naming that one, or this process does already.
+            If another process trains it, which the message names, or this process already does.
         OSError
             If the folder cannot be written.
         """
@@ -92,7 +92,7 @@ class Owner:
         return owner
 
     def release(self) -> None:
-        """Let others train the run; once more does nothing."""
+        """Let other processes train the run. Further calls do nothing."""
         with _guard:
             if self._released.is_set() or self.process.pid != os.getpid():
                 return
@@ -104,7 +104,7 @@ class Owner:
 
     def _renew(self) -> None:
         while not self._released.wait(RENEW_SECONDS):
-            with contextlib.suppress(OSError):  # the folder may be away for a while
+            with contextlib.suppress(OSError):  # the folder may be unreachable for a while
                 os.utime(self._fd)
 
     def __enter__(self) -> Owner:
@@ -115,7 +115,7 @@ class Owner:
 
 
 def owner_of(folder: Path) -> Process | None:
-    """Return the process that trains a run now, None if none does. Takes no lock."""
+    """Return the process that trains a run now, or None. Takes no lock."""
     with _guard, contextlib.suppress(OSError):
         owner = _mine(_key_of(folder))
         if owner is not None:
@@ -127,7 +127,7 @@ def owner_of(folder: Path) -> Process | None:
 
 
 _owners: dict[tuple[int, int], Owner] = {}
-"""Of this process, or of one that it was forked from, by device and inode of the folder."""
+"""Owners in this process, or inherited by a fork, by device and inode of the folder."""
 _guard = threading.Lock()
 os.register_at_fork(after_in_child=lambda: globals().update(_guard=threading.Lock()))
 
@@ -159,7 +159,7 @@ def _opened(file: Path) -> Iterator[int]:
 
 
 def _lock(fd: int) -> bool:
-    """Take the lock; False if another process has it. Some file systems know none."""
+    """Take the lock; return False if another process has it. Some file systems have no locks."""
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -172,7 +172,7 @@ def _lock(fd: int) -> bool:
 
 
 def _is_locked(fd: int) -> bool:
-    """Whether another process has the lock, which is not taken."""
+    """Whether another process has the lock. Does not take it."""
     # struct flock, of type F_WRLCK, from 0 to the end.
     layout = "qqihh" if sys.platform == "darwin" else "hhqqi"
     fields = {"l_type": fcntl.F_WRLCK, "l_whence": os.SEEK_SET, "l_start": 0, "l_len": 0}
@@ -188,13 +188,15 @@ def _is_locked(fd: int) -> bool:
 
 
 def _read(fd: int) -> Process | None:
-    """Who wrote the file; None if it was released, or its writing was cut off."""
+    """Return the process that wrote the file; None if the file is empty or incomplete."""
     try:
         found = json.loads(os.pread(fd, 4096, 0))
         process = Process(int(found["pid"]), str(found["host"]))
     except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
-    return process if 0 < process.pid < 2**31 else None  # others mean groups of processes
+    return (
+        process if 0 < process.pid < 2**31 else None
+    )  # any other number stands for a group of processes
 
 
 def _write(fd: int, text: str) -> None:
@@ -203,7 +205,7 @@ def _write(fd: int, text: str) -> None:
 
 
 def _lives_here(fd: int) -> bool:
-    """Without locks: whether there is a process of that number on this host."""
+    """Whether the process runs on this host, for file systems without locks."""
     process = _read(fd)
     if process is None or process.host != os.uname().nodename or process.pid == os.getpid():
         return False
@@ -217,17 +219,17 @@ def _lives_here(fd: int) -> bool:
 
 
 def _lives_elsewhere(folder: Path, fd: int, *, writable: bool) -> bool:
-    """Whether an owner on another host, whose lock is not seen here, has renewed the file."""
+    """Whether an owner on another host, whose lock is not visible here, has renewed the file."""
     process = _read(fd)
     if process is None or process.host == os.uname().nodename:
         return False
     if not is_network_file_system(folder):
-        return False  # a folder that was moved here: its lock would be seen
+        return False  # a folder that was moved here: its lock would be visible
     return _file_time(folder, writable=writable) - os.fstat(fd).st_mtime < STALE_SECONDS
 
 
 def _file_time(folder: Path, *, writable: bool) -> float:
-    """What time it is by the clock that gives files their times."""
+    """Return the time of the clock that sets the modification times of files."""
     if writable:
         with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
             return os.fstat(file.fileno()).st_mtime

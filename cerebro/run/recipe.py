@@ -1,8 +1,8 @@
-"""Where a run's ``build`` came from, so that it can be found again.
+"""The identity of a run's ``build`` function, by which it is imported again.
 
-A run stores names and hashes, never code: ``module:qualname``, the file and the
-hash of the function's source. What can be imported is found again on another
-day; for lambdas, nested functions and notebook cells the user passes ``build=``.
+A run stores names and hashes, never code: ``module:qualname``, the file and the hash of the
+function's source. Importable functions are found again when a run is resumed; for lambdas,
+nested functions and notebook cells the user passes ``build=``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOVED = {
     "cerebro.proof": "cerebro.cli.self_test",
     "cerebro.sklearn_search": "cerebro.sklearn.search_cv",
 }
-"""Where modules of Cerebro are today that older runs name for their ``build``."""
+"""The current names of Cerebro's modules that older runs name for their ``build``."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Recipe:
     file: str | None
     source_hash: str | None
     file_hash: str | None
-    takes_trial: bool = False  # called with a trial of Optuna's, not with a configuration
+    takes_trial: bool = False  # called with an Optuna trial, not with a configuration
 
     @classmethod
     def of(cls, build: Callable[..., Any]) -> Recipe:
@@ -68,11 +68,11 @@ class Recipe:
 
     @property
     def is_importable(self) -> bool:
-        """Whether another program can find the function: by its name in a module."""
+        """Whether another program can import the function by its name."""
         return self.module != "__main__" and "<" not in self.qualname
 
     def find(self) -> Callable[..., Any]:
-        """Return the function, imported again.
+        """Import the function again.
 
         Raises
         ------
@@ -81,7 +81,7 @@ class Recipe:
         """
         if "<" in self.qualname:
             raise InputError(
-                f"this run's build() ({self.name}) was defined inside of a function or as a "
+                f"this run's build() ({self.name}) was defined inside a function or as a "
                 f"lambda, and cannot be imported again: {_PASS_IT}"
             )
         try:
@@ -100,7 +100,7 @@ class Recipe:
         return found  # type: ignore[no-any-return]
 
     def warn_if_changed(self, build: Callable[..., Any]) -> None:
-        """Warn if ``build`` is not the source that the run was trained with."""
+        """Warn if the source of ``build`` differs from the one that the run was trained with."""
         now = source_hash(build)
         if self.source_hash is not None and now is not None and now != self.source_hash:
             warnings.warn(
@@ -129,7 +129,7 @@ class Recipe:
 
     @property
     def _first_name(self) -> str:
-        """What the module has: the function, or the class that it is in."""
+        """The module's name for the function, or for the class that it is in."""
         return self.qualname.partition(".")[0]
 
 
@@ -138,11 +138,11 @@ def import_file(
 ) -> ModuleType:
     """Import a Python file by its path, under ``name`` (default: its stem).
 
-    The file's folder is put first on ``sys.path``, as for a script. A file that is
-    called like another module, such as ``torch.py``, does not take its place: it gets
-    a name of its own, its folder comes last, and workers are sent its code.
+    The file's folder is put first on ``sys.path``, as for a script. A file with the name of
+    a different module, such as ``torch.py``, does not replace it: the file gets a different
+    name, its folder comes last, and workers are sent its code.
 
-    Of a script that searches, the import stops there if it has what is `sought` by then.
+    The import of a script stops at its search if the names in `sought` are defined by then.
     """
     file = Path(path).resolve()
     wanted = name or file.stem
@@ -157,7 +157,7 @@ def import_file(
         return sys.modules[own_name]
     spec = stoppable(importlib.util.spec_from_file_location(own_name, file))
     if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
+        raise ImportError(f"{path} is not a Python file")
     if str(file.parent) not in sys.path:
         sys.path.insert(len(sys.path) if taken else 0, str(file.parent))
     module = importlib.util.module_from_spec(spec)
@@ -168,13 +168,13 @@ def import_file(
     except BaseException:
         del sys.modules[own_name]
         raise
-    if own_name != file.stem:  # no worker could import it by that name
+    if own_name != file.stem:  # workers cannot import it by that name
         sources.sent_whole.add(own_name)
     return module
 
 
 def _is_taken(name: str, file: Path) -> bool:
-    """Whether a name already means another module, imported or not."""
+    """Whether the name already stands for a different module, imported or not."""
     if name in sys.modules:
         return True
     try:
@@ -185,7 +185,7 @@ def _is_taken(name: str, file: Path) -> bool:
 
 
 def accepts_info(build: Callable[..., Any]) -> bool:
-    """Whether ``build`` is to be called as ``build(config, info)``."""
+    """Whether to call ``build`` as ``build(config, info)``."""
     try:
         parameters = list(inspect.signature(build).parameters.values())
     except (TypeError, ValueError):
@@ -205,14 +205,14 @@ def accepts_info(build: Callable[..., Any]) -> bool:
             f"build takes ({names}), but it is called as build(config) or build(config, info): "
             "give the other parameters defaults"
         )
-    # A second parameter that is not called info and has a default is the user's own.
+    # A second parameter with a default that is not called info is the user's.
     return len(positional) >= 2 and (
         positional[1].name == "info" or positional[1].default is inspect.Parameter.empty
     )
 
 
 def source_hash(build: Callable[..., Any]) -> str | None:
-    """XXH3-128 of the function's source, or None where there is no source."""
+    """Return the XXH3-128 of the function's source, or None without a source."""
     try:
         return _core.xxh3_128(inspect.getsource(build).encode())
     except (OSError, TypeError):
@@ -298,7 +298,7 @@ class StudyStandIn:
 
 
 def check_build(build: Any) -> None:
-    """`build` must be callable with a configuration."""
+    """Raise InputError unless `build` can be called with a configuration."""
     made = hasattr(build, "state_dict") and not isinstance(build, type)  # networks are callable
     if made or not callable(build):
         raise InputError(

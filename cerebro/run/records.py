@@ -1,10 +1,10 @@
 """Plain records of trials and of their folds; no files and no models.
 
 In a run with ``n`` folds the trial with the number ``t`` is fold ``t % n`` of configuration
-``t // n``. The searcher and the user see configurations; what is trained are trials. A
+``t // n``. The searcher and the user see configurations; workers train trials. A
 configuration has finished an epoch when all its folds have, and its metrics are the means of
-theirs, with the standard deviations beside them. Nothing of it is stored: it follows from the
-trials.
+theirs, with the standard deviations beside them. None of this is stored: it is computed from
+the trials.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ OPEN: tuple[Status, ...] = ("waiting", "running", "paused")
 ENDED: tuple[Status, ...] = ("stopped", "finished", "diverged", "failed")
 
 NOT_EXACT = "not exact"
-"""What an event is called that names an operation without a deterministic version."""
+"""The kind of an event that names an operation without a deterministic version."""
 
 STUDY = "cerebro:study"
-"""In a configuration on record: what `build` is to know of an Optuna study's trial beside its
-parameters. Users are not shown it; see `cerebro.run.recipe`."""
+"""In a stored configuration: the data of an Optuna study's trial that `build` needs besides its
+parameters. Not shown to users; see `cerebro.run.recipe`."""
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration as users see it."""
+    """Return a configuration as users see it."""
     return {name: value for name, value in config.items() if name != STUDY}
 
 
 def class_name(kind: type) -> str:
-    """A class's full name, the same in every process."""
+    """Return a class's full name, which is the same in every process."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
@@ -52,12 +52,13 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """What the user's code raised: enough to compare exceptions by, without the exception."""
+    """Describes an exception of the user's code, without the exception itself."""
 
     bases: tuple[str, ...] = ()
-    """Full names of its class and its base classes, in their order; empty: nothing was raised."""
+    """Full names of its class and base classes, in method resolution order; empty if nothing was
+    raised."""
     place: str = ""
-    """The user's line that raised it; empty where no line of the user's did."""
+    """The user's line that raised it; empty if none did."""
 
 
 NOTHING_RAISED = Raised()
@@ -95,16 +96,16 @@ class _BestSoFar:
 
 @dataclass(slots=True)
 class TrialRecord:
-    """A trial as it is in the store."""
+    """A trial as the store keeps it."""
 
     number: int
     config: dict[str, Any]
     status: Status = "waiting"
     target_epochs: int = 0
     parent: int | None = None
-    """The trial whose state a clone began with,"""
+    """The trial whose state a clone began with."""
     parent_epoch: int | None = None
-    """and after which of its epochs; the clone's own epochs count on from there."""
+    """The epoch of the parent's state; the clone's own epochs continue its numbers."""
     resumable: bool = False
     """Whether the run left it unfinished."""
     error: str | None = None
@@ -112,42 +113,42 @@ class TrialRecord:
     raised: Raised = NOTHING_RAISED
     """The user's exception that ended the trial."""
     epochs: list[EpochRecord] = field(default_factory=list)
-    """By number, the trial's own; only ever added to."""
+    """The trial's own epochs, by number; never removed while it trains."""
     extensions: tuple[tuple[int, int], ...] = ()
-    """Pairs of a position and what ``info.epochs`` is from there on, where that has changed."""
+    """Pairs of a position and ``info.epochs`` from there on, if that has changed."""
     fold: int | None = None
-    """Of a fold, which of its configuration; see `cerebro.run.records`."""
+    """The fold of its configuration that the trial is; None without folds."""
     folds: tuple[TrialRecord, ...] = ()
-    """Of a configuration with folds: the trials that they are."""
+    """The trials of a configuration with folds."""
     _best: _BestSoFar = field(default_factory=_BestSoFar, init=False, repr=False, compare=False)
 
     @property
     def is_open(self) -> bool:
-        """Whether it has something left to train, also where its run was left."""
+        """Whether it has something left to train, now or when its run is resumed."""
         return self.status not in ENDED or (self.status == "stopped" and self.resumable)
 
     def info_epochs(self, position: int, default: int) -> int:
-        """What ``info.epochs`` is for the unit that is trained at a position."""
+        """Return ``info.epochs`` for the unit at a position."""
         known = [epochs for begin, epochs in self.extensions if begin <= position]
         return known[-1] if known else default
 
     @property
     def first_epoch(self) -> int:
-        """Number of the first epoch that the trial itself trains."""
+        """The number of the first epoch that the trial itself trains."""
         return 0 if self.parent_epoch is None else self.parent_epoch + 1
 
     @property
     def done(self) -> int:
-        """Epochs that its state has gone through, those of a clone's parent included."""
+        """The epochs that its state was trained for, including those of a clone's parent."""
         return self.first_epoch + len(self.epochs)
 
     def best_epoch(self, metric: str, mode: str) -> int | None:
-        """Number of the epoch with the best metric; the earliest of equals."""
+        """Return the number of the epoch with the best metric, the earliest of equal ones."""
         best = self._best_record(metric, mode)
         return None if best is None else best.epoch
 
     def selected(self, by: Ranking) -> EpochRecord | None:
-        """Return the epoch that stands for the trial: its best or its last."""
+        """Return the epoch that represents the trial: its best or its last."""
         if not self.epochs:
             return None
         if by.select == "last":
@@ -155,7 +156,7 @@ class TrialRecord:
         return self._best_record(by.metric, by.mode) or self.epochs[-1]
 
     def _best_record(self, metric: str, mode: str) -> EpochRecord | None:
-        """The best epoch; displays ask often, so what was seen before is not looked at again."""
+        """Return the best epoch. Displays ask often, so each epoch is compared only once."""
         best = self._best
         if (best.metric, best.mode) != (metric, mode):
             best = self._best = _BestSoFar(metric, mode)
@@ -168,7 +169,7 @@ class TrialRecord:
 
 
 def snapshot(record: TrialRecord) -> TrialRecord:
-    """Return a copy that does not change while the trial goes on."""
+    """Return a copy that does not change while the trial trains."""
     return replace(
         record,
         epochs=[replace(epoch) for epoch in record.epochs],
@@ -177,7 +178,7 @@ def snapshot(record: TrialRecord) -> TrialRecord:
 
 
 def score(metrics: dict[str, float], metric: str, mode: str) -> float | None:
-    """The metric as a number to minimise; None where it is missing or not finite."""
+    """Return the metric as a number to minimize; None if it is missing or not finite."""
     value = metrics.get(metric)
     if value is None or not math.isfinite(value):
         return None
@@ -185,7 +186,7 @@ def score(metrics: dict[str, float], metric: str, mode: str) -> float | None:
 
 
 def best_trials(records: Iterable[TrialRecord], by: Ranking, n: int) -> list[int]:
-    """Return the numbers of the `n` best trials, best first; of equals the lowest number first."""
+    """Return the numbers of the `n` best trials, best first, equal ones by number."""
     scores = (best_score([record], by) for record in records)
     return [number for _, number in sorted(s for s in scores if s is not None)[:n]]
 
@@ -202,13 +203,13 @@ def best_score(records: Iterable[TrialRecord], by: Ranking) -> tuple[float, int]
 
 
 STD = "_std"
-"""What follows a metric's name in that of its standard deviation."""
+"""The suffix of the name of a metric's standard deviation."""
 
 
 def gather(records: Sequence[TrialRecord], folds: int) -> list[TrialRecord]:
     """Return the configurations of trials that are sorted by number.
 
-    One of which trials are missing, as only a damaged store has it, is left out.
+    A configuration with missing trials, which only a damaged store has, is left out.
     """
     return [
         configuration(records[first : first + folds])
@@ -217,7 +218,7 @@ def gather(records: Sequence[TrialRecord], folds: int) -> list[TrialRecord]:
 
 
 def configuration(folds: Sequence[TrialRecord]) -> TrialRecord:
-    """Return the record of the configuration that these trials are the folds of."""
+    """Return the record of the configuration whose folds are these trials."""
     first = folds[0]
     for fold, record in enumerate(folds):
         record.fold = fold
@@ -234,7 +235,7 @@ def configuration(folds: Sequence[TrialRecord]) -> TrialRecord:
 
 
 def update(whole: TrialRecord) -> list[EpochRecord]:
-    """Bring a configuration's record to where its folds are; return the epochs that are new."""
+    """Update a configuration's record from its folds; return the new epochs."""
     new = []
     while whole.done < min(fold.done for fold in whole.folds):
         at = len(whole.epochs)
@@ -246,7 +247,7 @@ def update(whole: TrialRecord) -> list[EpochRecord]:
     whole.resumable = any(fold.resumable for fold in whole.folds)
     whole.error = whole.traceback = None
     whole.raised = NOTHING_RAISED
-    if culprit is None:  # one that asked to be stopped, by an exception
+    if culprit is None:  # a fold may have asked to be stopped, by an exception
         culprit = next((fold for fold in whole.folds if fold.raised.bases), None)
     if culprit is not None and whole.status == culprit.status:
         whole.error = f"{culprit.error}; in fold {culprit.fold}"
@@ -255,7 +256,7 @@ def update(whole: TrialRecord) -> list[EpochRecord]:
 
 
 def failed_fold(folds: Sequence[TrialRecord]) -> TrialRecord | None:
-    """The fold that a configuration fails by: of those in the earliest epoch, the first."""
+    """Return the fold that made a configuration fail: the first in the earliest epoch."""
     failed = [fold for fold in folds if fold.status in ("failed", "diverged")]
     return min(failed, key=lambda fold: fold.done, default=None)
 
@@ -270,7 +271,7 @@ def _status(folds: Sequence[TrialRecord]) -> Status:
 
 
 def mean_epoch(folds: Sequence[EpochRecord]) -> EpochRecord:
-    """Return what a configuration's epoch is: means over the folds, in the folds' order."""
+    """Return a configuration's epoch: the means over the folds, summed in the folds' order."""
     metrics: dict[str, float] = {}
     for name in folds[0].metrics:
         values = [fold.metrics[name] for fold in folds if name in fold.metrics]
@@ -286,12 +287,12 @@ def mean_epoch(folds: Sequence[EpochRecord]) -> EpochRecord:
 
 
 def joint_hash(hashes: Iterable[str]) -> str:
-    """Return 32 hexadecimal digits that stand for the folds' state hashes."""
+    """Combine the folds' state hashes into 32 hexadecimal digits."""
     return hashlib.blake2b("".join(hashes).encode(), digest_size=16).hexdigest()
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and the standard deviation (of the values as a whole, as scikit-learn's)."""
+    """Return the mean and the population standard deviation, as scikit-learn does."""
     count = len(values)
     if not all(map(math.isfinite, values)):
         return sum(values) / count, math.nan
@@ -303,7 +304,7 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
 
 
 def clash(metrics: Iterable[str]) -> str | None:
-    """Why these metrics cannot have standard deviations beside them; None if they can."""
+    """Return why a standard deviation's name would clash with a metric; None if none would."""
     names = set(metrics)
     for name in sorted(names):
         plain = name.removesuffix(STD)

@@ -1,14 +1,13 @@
-"""State files of a run: their names, the slots of live trials, and what is in them.
+"""State files of a run: their names, what is in them, and the only functions that delete them.
 
 3-epoch-7.safetensors              the kept state of trial 3 after epoch 7: durable
-3-epoch-7.HASH.safetensors.new     the same, whole but not durable yet, if its hash
+3-epoch-7.HASH.safetensors.new     the same before it is durable; complete if its hash
                                    is the one in its name
 3.a, 3.b, 3.slots                  the slots of trial 3
 3.moving.a, 3.moving.slots         slots on their way to a new process
 
-Slots (their layout is in ``csrc/core/slots.h``) change while a run goes on. Before bytes of
-a slot are written the page's head says so, so bytes that do not fit a record are a damage
-only if the page still says the same afterwards.
+A kept state is deleted only after no row of the store names it, slots when their trial has
+ended. ``csrc/core/slots.h`` describes the slots, which change while a run is open.
 """
 
 from __future__ import annotations
@@ -16,88 +15,170 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import struct
 from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import cerebro._core as _core
 from cerebro.errors import CorruptDataError
-from cerebro.machine.files import LinkError, open_plain, read_bytes
+from cerebro.machine.files import open_plain, read_bytes
 
 CLAIM = "cerebro-run"
-"""The file that says, in a folder for slots that is not in the run's, whose they are."""
+"""The file in a separate folder for slots that holds the id of the run that owns them."""
 
 _KEPT = re.compile(
-    r"(\d+)-epoch-(\d+)(?:\.safetensors|(?:\.([0-9a-f]{32}))?\.safetensors\.new)", re.ASCII
+    r"(\d+)-epoch-(\d+)(?:\.safetensors|(?:\.([0-9a-f]{32}))?(\.safetensors\.new))", re.ASCII
 )
 
 _SLOTS = re.compile(r"(\d+)(?:\.moving)?\.(?:a|b|slots)", re.ASCII)
 
-
-def epoch_state_file(trial: int, epoch: int) -> str:
-    """Name of the file that keeps a trial's state after an epoch."""
-    return f"{trial}-epoch-{epoch}.safetensors"
-
-
-def unpublished(file: str, state_hash: str) -> str:
-    """Name of a kept state until it is durable: whoever finds it can tell if it is whole."""
-    return f"{file.removesuffix('.safetensors')}.{state_hash}.safetensors.new"
+# --- names -------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class KeptFile:
-    """A file that holds, or was to hold, a trial's state after an epoch."""
+class KeptState:
+    """A state in a file, and its hash."""
 
-    trial: int
-    epoch: int
+    file: str
+    state_hash: str
+
+
+@dataclass(frozen=True)
+class CloneOf(KeptState):
+    """The kept state, of a different trial, that a trial begins with."""
+
+
+@dataclass(frozen=True)
+class StateFile:
+    """A file of a trial's states, as its name describes it."""
+
     path: Path
-    state_hash: str | None
-    """As its name says, while it is not published; empty where it does not say it, None
-    for a file that is published."""
+    trial: int
+    epoch: int | None
+    """The epoch that the state is kept of; None for a part of the trial's slots."""
+    state_hash: str | None = None
+    """The hash in the name of an unpublished state, empty if the name has none; None for
+    any other file."""
 
 
-def trial_of_kept(name: str) -> int | None:
-    """The number of the trial that a file keeps a state of, None for any other file."""
-    match = _KEPT.fullmatch(name)
-    return None if match is None else int(match[1])
+def state_file(path: Path) -> StateFile | None:
+    """Return what a file's name says about it; None if it is not a file of states."""
+    if match := _KEPT.fullmatch(path.name):
+        state_hash = (match[3] or "") if match[4] else None
+        return StateFile(path, int(match[1]), int(match[2]), state_hash)
+    if match := _SLOTS.fullmatch(path.name):
+        return StateFile(path, int(match[1]), None)
+    return None
 
 
-def trial_of_slots(name: str) -> int | None:
-    """The number of the trial whose slots a file belongs to, None for any other file."""
-    match = _SLOTS.fullmatch(name)
-    return None if match is None else int(match[1])
-
-
-def kept_files(folder: Path) -> dict[int, list[KeptFile]]:
-    """Find the kept states in a folder, by trial; those that are published come last."""
-    found: dict[int, list[KeptFile]] = defaultdict(list)
-    for name in sorted(_names(folder), key=lambda name: (not name.endswith(".new"), name)):
-        match = _KEPT.fullmatch(name)
-        if match is not None:
-            trial, epoch = int(match[1]), int(match[2])
-            state_hash = (match[3] or "") if name.endswith(".new") else None
-            found[trial].append(KeptFile(trial, epoch, folder / name, state_hash))
+def kept_files(folder: Path) -> dict[int, list[StateFile]]:
+    """Find the kept states in a folder, by trial, the published ones last."""
+    found: dict[int, list[StateFile]] = defaultdict(list)
+    for file in _state_files(folder):
+        if file.epoch is not None:
+            found[file.trial].append(file)
+    for files in found.values():
+        files.sort(key=lambda file: (file.state_hash is None, file.path.name))
     return found
 
 
 def trials_with_slots(folder: Path) -> set[int]:
-    """Return the numbers of the trials of which there are slots, or parts of them."""
-    numbers = (trial_of_slots(name) for name in _names(folder))
-    return {number for number in numbers if number is not None}
+    """Return the numbers of the trials that have slots, or parts of them, in a folder."""
+    return {file.trial for file in _state_files(folder) if file.epoch is None}
+
+
+def _state_files(folder: Path) -> Iterator[StateFile]:
+    with contextlib.suppress(FileNotFoundError):
+        yield from filter(None, map(state_file, folder.iterdir()))
+
+
+def epoch_state_file(trial: int, epoch: int) -> str:
+    """Return the name of the file that keeps a trial's state after an epoch."""
+    return f"{trial}-epoch-{epoch}.safetensors"
+
+
+def unpublished(file: str, state_hash: str) -> str:
+    """Return the name of a kept state until it is durable, which shows if it is complete."""
+    return f"{file.removesuffix('.safetensors')}.{state_hash}.safetensors.new"
 
 
 def slots_stem(folder: Path, trial: int) -> Path:
-    """What the names of a trial's slots begin with."""
+    """Return the path that the names of a trial's slots begin with."""
     return folder / str(trial)
+
+
+def claimant(folder: Path) -> str | None:
+    """Return the id of the run that owns a separate folder of slots; None if none does.
+
+    Raises
+    ------
+    CorruptDataError, OSError
+        If the claim cannot be read.
+    """
+    try:
+        return read_bytes(folder / CLAIM, 100).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return None
+
+
+# --- deleting ----------------------------------------------------------------
+
+
+def remove_state(file: str | os.PathLike[str]) -> None:
+    """Delete a kept state, if it is there. No row of the store may name it any more."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(file)  # noqa: PTH108
 
 
 def remove_slots(folder: Path, trial: int) -> None:
     """Delete a trial's slots, if there are any."""
-    stem = f"{folder}{os.sep}{trial}"  # of strings: a search may have 100,000 trials
-    for suffix in (".a", ".b", ".slots", ".moving.a", ".moving.slots"):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(stem + suffix)  # noqa: PTH108
+    _remove_parts(folder, trial, (".a", ".b", ".slots", ".moving.a", ".moving.slots"))
+
+
+def _remove_parts(folder: Path, trial: int, suffixes: Collection[str]) -> None:
+    stem = f"{folder}{os.sep}{trial}"  # a string: a search may have 100,000 trials
+    for suffix in suffixes:
+        remove_state(stem + suffix)
+
+
+def remove_unneeded(
+    epoch_dir: Path, state_dir: Path, named: Collection[str], is_open: Mapping[int, bool]
+) -> list[str]:
+    """Delete the state files that a closed run does not need; return their names.
+
+    The run needs the kept states that rows name, and all files of its open trials: one of
+    them may be of an epoch whose row could not be written.
+
+    Parameters
+    ----------
+    epoch_dir, state_dir
+        Where kept states and slots are.
+    named
+        The kept states that rows name.
+    is_open
+        For each trial, whether it has something left to train.
+    """
+
+    def is_needed(file: StateFile) -> bool:
+        if file.epoch is None:
+            return file.path.parent != state_dir or is_open.get(file.trial, True)
+        return (
+            file.path.parent != epoch_dir
+            or file.path.name in named
+            or is_open.get(file.trial, False)
+        )
+
+    removed = []
+    for folder in dict.fromkeys((epoch_dir, state_dir)):
+        for file in list(_state_files(folder)):
+            if not is_needed(file):
+                remove_state(file.path)
+                removed.append(file.path.name)
+    return sorted(removed)
+
+
+# --- reading and writing -----------------------------------------------------
 
 
 def read_state(kept: KeptState) -> bytes:
@@ -106,7 +187,7 @@ def read_state(kept: KeptState) -> bytes:
     Raises
     ------
     CorruptDataError
-        If it is missing, or not the state that it was.
+        If it is missing or damaged.
     """
     path = Path(kept.file)
     for name in (path, path.with_name(unpublished(path.name, kept.state_hash)), path):
@@ -121,140 +202,56 @@ def read_state(kept: KeptState) -> bytes:
     raise CorruptDataError(f"{path} is missing: resume the run, and the trial is trained again")
 
 
-def _names(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)  # noqa: PTH208
-    except FileNotFoundError:
-        return []
+def write_unpublished(folder: Path, file: str, state_hash: str, packed: _core.StateBuffer) -> None:
+    """Write a kept state under the name that it has until it is published."""
+    path = folder / unpublished(file, state_hash)
+    remove_state(path)  # a worker may have been killed writing it
+    fd = open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    with open(fd, "wb") as opened:  # noqa: PTH123
+        opened.write(packed)
 
 
-PAGE_BYTES = 4096
+def finish_move(folder: Path, trial: int) -> None:
+    """Delete the parts that an interrupted `move_slots` has left."""
+    _remove_parts(folder, trial, (".moving.a", ".moving.slots"))
 
-_HEAD = struct.Struct("<8sQ48xQ")  # magic, version, head
 
-_RECORD = struct.Struct("<7Q")  # attempt, position, length, check, hash low and high, seal
+def move_slots(
+    folder: Path, trial: int, packed: _core.StateBuffer, attempt: int, position: int
+) -> None:
+    """Put a trial's state into new slots, which no other process has open.
 
-_RECORDS = 128
+    If this process is killed at any moment, the old files or the new ones are valid: until
+    the page is replaced, the new ``.a`` holds the same state or one that the old page's seal
+    does not fit.
+    """
+    stem = slots_stem(folder, trial)
+    moving = f"{stem}.moving"
+    with contextlib.closing(_core.Slots(moving, True)) as fresh:
+        fresh.put(packed, attempt=attempt)
+        fresh.commit(position)
+    for suffix in (".a", ".slots"):
+        Path(moving + suffix).replace(f"{stem}{suffix}")
+    _remove_parts(folder, trial, (".b",))
 
-_RECORD_BYTES = 64
 
-_PLACES = 31
+# --- verifying slots ---------------------------------------------------------
 
 _ATTEMPTS = 10
-"""How often a page is read that changes all the time; then it is not damaged, but in use."""
+"""How often slots are read whose page keeps changing; they are then in use, not damaged."""
 
 
-@dataclass(frozen=True)
-class SlotDamage:
-    """What is wrong with a trial's slots."""
+def slot_damage(folder: Path, trial: int) -> tuple[Path, str] | None:
+    """Return the damaged file of a trial's slots and what is wrong with it.
 
-    path: Path
-    what: str
-
-
-def check_slots(stem: Path) -> SlotDamage | None:
-    """Compare a trial's slots with their seals.
-
-    Parameters
-    ----------
-    stem
-        What the names of the slots begin with.
-
-    Returns
-    -------
-    SlotDamage or None
-        None also where the slots are gone, or always about to change.
+    None if nothing is, also where the slots are gone or always about to change.
     """
-    page_file = _with(stem, ".slots")
-    page = _read_page(page_file)
+    stem = slots_stem(folder, trial)
     for _ in range(_ATTEMPTS):
-        damage = _damage(stem, page_file, page)
-        before, page = page, _read_page(page_file)
-        if damage is None or page == before:
-            return damage
+        damage = _core.check_slots(stem)
+        if damage is None:
+            return None
+        suffix, what, in_use = damage
+        if not in_use:
+            return Path(f"{stem}{suffix}"), what
     return None
-
-
-def _damage(stem: Path, page_file: Path, page: bytes | str | None) -> SlotDamage | None:
-    if not page:  # gone, or just made
-        return None
-    if isinstance(page, str):
-        return SlotDamage(page_file, page)
-    magic, version, head = _HEAD.unpack_from(page) if len(page) == PAGE_BYTES else (b"", 0, 3)
-    if not any(page):
-        return None
-    newest = (head & 3) - 1
-    if magic != b"CERSLOTS" or version not in (1, 2) or newest == 2:
-        return SlotDamage(page_file, "it is no commit page of slots")
-    if version == 1:
-        head &= 3  # the other bits were a count
-    packed = -1 if not head & 4 else 1 if newest == 0 else 0
-    for slot in (0, 1):
-        if slot == packed:
-            continue
-        place = (head >> (3 + 5 * slot) & 31) % _PLACES
-        at = _RECORDS + _RECORD_BYTES * (2 * place + slot)
-        *state, check, low, high, seal = _RECORD.unpack_from(page, at)
-        whole = check == (_hash_of(*state, slot) or 1) and seal == _hash_of(check, low, high)
-        if not whole and slot == newest:
-            return SlotDamage(page_file, "its record of the newest state is damaged")
-        if not whole:  # about to be written again
-            continue
-        file = _with(stem, (".a", ".b")[slot])
-        what = _state_damage(file, state[2], f"{high:016x}{low:016x}")
-        if what is not None:
-            return SlotDamage(file, what)
-    return None
-
-
-def _state_damage(file: Path, nbytes: int, sealed: str) -> str | None:
-    """What is wrong with the state in a slot; None if nothing is.
-
-    It is read, not mapped: a slot may be made shorter meanwhile.
-    """
-    try:
-        fd = open_plain(file, os.O_RDONLY)
-    except LinkError:
-        return "it is a symbolic link, and those are not followed here"
-    except OSError as error:
-        return f"it cannot be read ({error.strerror or error})"
-    with open(fd, "rb") as opened:  # noqa: PTH123
-        if os.fstat(fd).st_size < nbytes:
-            return "it is cut"
-        if _core.xxh3_128(opened.read(nbytes)) != sealed:
-            return "it is damaged: its checksum differs from its seal"
-    return None
-
-
-def _read_page(file: Path) -> bytes | str | None:
-    """A page's bytes; None if it is not there, text if it is nothing that can be read."""
-    try:
-        return read_bytes(file, PAGE_BYTES)
-    except FileNotFoundError:
-        return None
-    except CorruptDataError as error:
-        return str(error).removeprefix(f"{file} ").removeprefix("is ") or "it cannot be read"
-    except OSError as error:
-        return f"it cannot be read ({error.strerror or error})"
-
-
-def _with(stem: Path, suffix: str) -> Path:
-    return stem.with_name(stem.name + suffix)
-
-
-def _hash_of(*words: int) -> int:
-    """XXH3-64 of 64-bit words."""
-    return int(_core.xxh3_64(struct.pack(f"<{len(words)}Q", *words)), 16)
-
-
-@dataclass(frozen=True)
-class KeptState:
-    """A state in a file, and its hash."""
-
-    file: str
-    state_hash: str
-
-
-@dataclass(frozen=True)
-class CloneOf(KeptState):
-    """The kept state, of another trial, that a trial begins with."""

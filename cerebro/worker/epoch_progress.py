@@ -6,11 +6,11 @@ so far, on any worker.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import cerebro._core as _core
 from cerebro.errors import CorruptDataError
 from cerebro.worker.messages import Sums
 
@@ -83,18 +83,12 @@ class EpochProgress:
         CorruptDataError
             If it is truncated, or is not a trial's state.
         """
-        view = memoryview(packed)
         try:
-            begin = 8 + int.from_bytes(view[:8], "little")
-            header = json.loads(bytes(view[8:begin]))
-            structure = header.pop("__metadata__")["cerebro"]
-            if begin + max((e["data_offsets"][1] for e in header.values()), default=0) != len(view):
-                raise CorruptDataError("the state is truncated")
-            progress = cls.from_state(json.loads(structure, object_hook=_plain)["progress"])
+            progress = cls.from_state(_core.unpack_state(packed, only="progress"))
             progress._check()
-            return progress
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        except (CorruptDataError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise CorruptDataError(f"this is not the state of a trial: {error}") from error
+        return progress
 
     def _check(self) -> None:
         """Raise TypeError if a value has the wrong type or range."""
@@ -105,12 +99,3 @@ class EpochProgress:
             isinstance(number, (int, float)) for number in numbers
         ):
             raise TypeError("its progress is invalid")
-
-
-def _plain(value: dict[str, Any]) -> Any:
-    """Decode tagged floats and dicts; see docs/design/states.md."""
-    if value.get("$") == "float":
-        return float(value["v"])
-    if value.get("$") == "dict":
-        return {key: item for key, item in value["v"] if isinstance(key, str)}
-    return value

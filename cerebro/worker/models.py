@@ -94,11 +94,11 @@ def make_info(
     device: str = "cpu",
 ) -> Info:
     """Return a trial's `Info` for ``build``; its steps count the batches of all shards."""
-    steps = sum(_core.batch_count(rows, batch_size, drop_last) for rows in data.shard_rows())
+    steps = sum(_core.batch_count(rows, batch_size, drop_last) for rows in data._shard_rows())
     if steps == 0:
         raise InputError(
             f"trial {trial}: batch_size {batch_size} with drop_last leaves no batch: the largest "
-            f"of {data.num_shards} shards has {max(data.shard_rows())} rows; choose a smaller one"
+            f"of {data.num_shards} shards has {max(data._shard_rows())} rows; choose a smaller one"
         )
     return Info(
         epochs=epochs,

@@ -239,6 +239,29 @@ with_suffix(const char *stem, const char *suffix)
     return path;
 }
 
+static const char *const suffixes[2] = {".a", ".b"};
+static const char page_suffix[] = ".slots";
+
+static cer_status
+name_files(cer_slots *slots, const char *stem, cer_error *err)
+{
+    slots->paths[0] = with_suffix(stem, suffixes[0]);
+    slots->paths[1] = with_suffix(stem, suffixes[1]);
+    slots->page_path = with_suffix(stem, page_suffix);
+    if (slots->paths[0] == NULL || slots->paths[1] == NULL ||
+        slots->page_path == NULL)
+        return cer_fail(err, CER_NOMEM, "out of memory opening slots");
+    return CER_OK;
+}
+
+static void
+free_names(cer_slots *slots)
+{
+    cer_free(slots->paths[0]);
+    cer_free(slots->paths[1]);
+    cer_free(slots->page_path);
+}
+
 /* Makes a page of version 1 one of this version. There, bits 31..2 of head were
  * a count and only the first two records were in use: with these bits 0 it
  * says the same here. Two processes may do this at once; head is only changed
@@ -271,7 +294,7 @@ check_page(cer_slots *slots, bool create, cer_error *err)
     }
     if (memcmp(p->magic, MAGIC, 8) != 0 || version < 1 || version > VERSION ||
         (atomic_load(&p->head) & 3) == 3)
-        return cer_fail(err, CER_CORRUPT, "%s is no commit page of slots",
+        return cer_fail(err, CER_CORRUPT, "%s is not a commit page of slots",
                         slots->page_path);
     if (version == 1)
         take_up_old_page(p);
@@ -291,7 +314,7 @@ map_page(cer_slots *slots, bool create, cer_error *err)
         status = cer_fsio_map_grow(file, PAGE_BYTES, slots->page_path, err);
     if (status == CER_OK && file->size_bytes != PAGE_BYTES)
         status = cer_fail(err, CER_CORRUPT,
-                          "%s is no commit page of slots: it has %zu bytes, "
+                          "%s is not a commit page of slots: it has %zu bytes, "
                           "not %d",
                           slots->page_path, file->size_bytes, PAGE_BYTES);
     return status;
@@ -308,15 +331,8 @@ cer_slots_open(const char *stem, bool create, cer_slots **out, cer_error *err)
         return cer_fail(err, CER_NOMEM, "out of memory opening slots");
     slots->begun = -1;
     slots->page_file = (cer_map)CER_MAP_INIT;
-    slots->paths[0] = with_suffix(stem, ".a");
-    slots->paths[1] = with_suffix(stem, ".b");
-    slots->page_path = with_suffix(stem, ".slots");
-    if (slots->paths[0] == NULL || slots->paths[1] == NULL ||
-        slots->page_path == NULL) {
-        status = cer_fail(err, CER_NOMEM, "out of memory opening slots");
-        goto done;
-    }
-    if ((status = map_page(slots, create, err)) != CER_OK)
+    if ((status = name_files(slots, stem, err)) != CER_OK ||
+        (status = map_page(slots, create, err)) != CER_OK)
         goto done;
     slots->page = (page *)(void *)slots->page_file.data;
     status = check_page(slots, create, err);
@@ -365,10 +381,9 @@ cer_slots_close(cer_slots *slots)
     for (int i = 0; i < 2; i++) {
         release_older(slots->maps[i], false);
         cer_slots_map_release(slots->maps[i]);
-        cer_free(slots->paths[i]);
     }
     cer_fsio_unmap(&slots->page_file);
-    cer_free(slots->page_path);
+    free_names(slots);
     cer_free(slots);
 }
 
@@ -787,5 +802,156 @@ cer_slots_save(cer_slots *slots, const char *path, cer_error *err)
 
 done:
     cer_slots_map_release(view.map);
+    return status;
+}
+
+/* --- checking ------------------------------------------------------------ */
+
+/* A page as it was read, or why it could not be. Compared byte by byte. */
+typedef struct page_copy {
+    page page;
+    uint8_t too_much[8]; /* a page ends before these */
+    size_t size_bytes;   /* as far as it was read */
+    cer_error problem;
+} page_copy;
+
+static void
+copy_page(const cer_slots *slots, page_copy *out)
+{
+    int fd = -1;
+
+    memset(out, 0, sizeof *out);
+    if (cer_fsio_open_read(slots->page_path, &fd, &out->problem) != CER_OK)
+        return;
+    (void)cer_fsio_read(fd, out, offsetof(page_copy, size_bytes),
+                        &out->size_bytes, slots->page_path, &out->problem);
+    (void)close(fd);
+}
+
+/* Whether the page says nothing: it is gone, or has just been made. */
+static bool
+is_blank(const page_copy *copy)
+{
+    static const uint8_t zeros[PAGE_BYTES];
+
+    if (copy->problem.status != CER_OK)
+        return copy->problem.os_errno == ENOENT;
+    return copy->size_bytes <= PAGE_BYTES &&
+           memcmp(&copy->page, zeros, PAGE_BYTES) == 0;
+}
+
+static void
+check_page_copy(cer_slots *slots, const page_copy *copy, cer_slots_damage *out)
+{
+    if (copy->problem.status != CER_OK)
+        (void)cer_fail(&out->what, CER_CORRUPT, "it cannot be read (%s)",
+                       copy->problem.message);
+    else if (copy->size_bytes > PAGE_BYTES)
+        (void)cer_fail(&out->what, CER_CORRUPT,
+                       "it is larger than a commit page of slots");
+    else if (copy->size_bytes < PAGE_BYTES ||
+             check_page(slots, false, NULL) != CER_OK)
+        (void)cer_fail(&out->what, CER_CORRUPT,
+                       "it is not a commit page of slots");
+    if (out->what.status != CER_OK)
+        out->suffix = page_suffix;
+}
+
+/* Compares a state with its seal. The file is read, not mapped: if another
+ * program cuts it off meanwhile, that must not be a SIGBUS. */
+static cer_status
+check_state(const cer_slots *slots, int slot, size_t nbytes, cer_hash128 sealed,
+            cer_slots_damage *out, cer_error *err)
+{
+    const char *path = slots->paths[slot];
+    cer_error problem = {0};
+    cer_status status = CER_OK;
+    uint8_t *bytes = NULL;
+    struct stat file;
+    cer_hash128 hash;
+    size_t got = 0;
+    int fd = -1;
+
+    if (cer_fsio_open_read(path, &fd, &problem) != CER_OK ||
+        (fstat(fd, &file) < 0 &&
+         cer_fail_errno(&problem, errno, "cannot look at %s", path) != CER_OK))
+        goto done;
+    if ((uint64_t)file.st_size >= nbytes) { /* else nbytes may be anything */
+        bytes = cer_alloc(nbytes > 0 ? nbytes : 1);
+        if (bytes == NULL) {
+            status = cer_fail(err, CER_NOMEM, "out of memory reading %s", path);
+            goto done;
+        }
+        if (cer_fsio_read(fd, bytes, nbytes, &got, path, &problem) != CER_OK)
+            goto done;
+    }
+    if (bytes == NULL || got < nbytes) {
+        (void)cer_fail(&out->what, CER_CORRUPT, "it is cut off");
+        goto done;
+    }
+    hash = cer_hash128_of(bytes, nbytes);
+    if (hash.low != sealed.low || hash.high != sealed.high)
+        (void)cer_fail(&out->what, CER_CORRUPT,
+                       "it is damaged: its checksum differs from its seal");
+
+done:
+    if (problem.status != CER_OK)
+        (void)cer_fail(&out->what, CER_CORRUPT, "it cannot be read (%s)",
+                       problem.message);
+    if (out->what.status != CER_OK)
+        out->suffix = suffixes[slot];
+    cer_free(bytes);
+    if (fd >= 0)
+        (void)close(fd);
+    return status;
+}
+
+/* Checks the records of a page, and the states that they are of. */
+static cer_status
+check_records(const cer_slots *slots, cer_slots_damage *out, cer_error *err)
+{
+    uint64_t head = atomic_load(&slots->page->head);
+    cer_status status = CER_OK;
+    cer_slots_info info;
+    cer_hash128 sealed;
+
+    for (int slot = 0; slot < 2 && status == CER_OK && out->suffix == NULL;
+         slot++) {
+        if (read_sealed_record(slots, head, slot, &info, &sealed)) {
+            status = check_state(slots, slot, info.nbytes, sealed, out, err);
+        } else if (slot == newest_of(head)) { /* the other may be written to */
+            out->suffix = page_suffix;
+            (void)cer_fail(&out->what, CER_CORRUPT,
+                           "its record of the newest state is damaged");
+        }
+    }
+    return status;
+}
+
+cer_status
+cer_slots_check(const char *stem, cer_slots_damage *out, cer_error *err)
+{
+    cer_slots slots = {.begun = -1};
+    page_copy first, copy;
+    cer_status status;
+
+    memset(out, 0, sizeof *out);
+    if ((status = name_files(&slots, stem, err)) != CER_OK)
+        goto done;
+    copy_page(&slots, &first);
+    if (is_blank(&first))
+        goto done;
+    copy = first; /* one of version 1 is taken up here, and not in its file */
+    slots.page = &copy.page;
+    check_page_copy(&slots, &copy, out);
+    if (out->suffix == NULL)
+        status = check_records(&slots, out, err);
+    if (out->suffix != NULL) {
+        copy_page(&slots, &copy);
+        out->in_use = memcmp(&first, &copy, sizeof first) != 0;
+    }
+
+done:
+    free_names(&slots);
     return status;
 }

@@ -141,4 +141,19 @@ bool cer_slots_look_sealed(cer_slots *slots, cer_slots_view *out);
  * there; it is removed again if that fails. Not synced. Errors as above. */
 cer_status cer_slots_save(cer_slots *slots, const char *path, cer_error *err);
 
+/* --- checking ------------------------------------------------------------ */
+typedef struct cer_slots_damage {
+    const char *suffix; /* of the damaged file: ".a", ".b" or ".slots"; NULL:
+                           none is */
+    bool in_use; /* the page has changed meanwhile: this may not be a damage */
+    cer_error what; /* its message says what is wrong with the file */
+} cer_slots_damage;
+
+/* Compares the slots of a trial with their records and seals and changes
+ * nothing. Bytes that do not fit a record are a damage only if the page is the
+ * same afterwards: head changes before a slot is written to. Slots that are
+ * gone are not damaged. Errors: CER_NOMEM. */
+cer_status cer_slots_check(const char *stem, cer_slots_damage *out,
+                           cer_error *err);
+
 #endif

@@ -516,9 +516,48 @@ static PyType_Spec slots_spec = {
     .slots = slots_slots,
 };
 
+/* --- checking ------------------------------------------------------------ */
+PyDoc_STRVAR(
+    check_slots_doc,
+    "check_slots(stem)\n--\n\n"
+    "Compare a trial's slots with their records and seals; change nothing.\n\n"
+    "Returns None, or (suffix, what, in_use): the damaged file's suffix, what\n"
+    "is wrong with it, and whether the slots changed while they were read, so\n"
+    "that they may not be damaged.");
+
+static PyObject *
+check_slots(PyObject *module, PyObject *args)
+{
+    cer_slots_damage damage;
+    cer_error err = {0};
+    cer_status status;
+    PyObject *stem;
+
+    if (!PyArg_ParseTuple(args, "O&:check_slots", PyUnicode_FSConverter, &stem))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    status = cer_slots_check(PyBytes_AS_STRING(stem), &damage, &err);
+    Py_END_ALLOW_THREADS
+    Py_DECREF(stem);
+    if (status != CER_OK)
+        return core_raise(core_state_of_module(module), &err);
+    if (damage.suffix == NULL)
+        Py_RETURN_NONE;
+    return Py_BuildValue("(sNN)", damage.suffix,
+                         PyUnicode_DecodeFSDefault(damage.what.message),
+                         PyBool_FromLong(damage.in_use));
+}
+
+static PyMethodDef functions[] = {
+    {"check_slots", check_slots, METH_VARARGS, check_slots_doc},
+    {NULL, NULL, 0, NULL},
+};
+
 int
 core_register_slots(PyObject *module)
 {
-    return core_add_type(module, &slots_spec,
-                         &core_state_of_module(module)->slots_type);
+    if (core_add_type(module, &slots_spec,
+                      &core_state_of_module(module)->slots_type) < 0)
+        return -1;
+    return PyModule_AddFunctions(module, functions);
 }

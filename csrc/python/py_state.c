@@ -142,7 +142,8 @@ open_state(core_state *core, PyObject *buffer, const char *name,
 
 PyDoc_STRVAR(
     unpack_state_doc,
-    "unpack_state(buffer, framework='numpy', copy=True, *, name='the state')\n"
+    "unpack_state(buffer, framework='numpy', copy=True, *, name='the state',\n"
+    "             only=None)\n"
     "--\n\n"
     "Return the nested state in a buffer.\n\n"
     "Tensors come back as what they were packed from; where that framework\n"
@@ -150,23 +151,27 @@ PyDoc_STRVAR(
     "'numpy' or 'jax'. With copy=False they are views of the buffer (but for\n"
     "JAX's). Torch has no read-only tensors: views of a read-only buffer are\n"
     "a BufferError, and with copy=None the caller promises to write to none.\n"
-    "`name` stands for the buffer in errors. Raises CorruptDataError.");
+    "`name` stands for the buffer in errors. With `only`, a key of the "
+    "state's\n"
+    "dict, the value under it is returned and nothing else is unpacked.\n"
+    "Raises CorruptDataError.");
 
 static PyObject *
 unpack_state(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"buffer", "framework", "copy", "name", NULL};
+    static char *keywords[] = {"buffer", "framework", "copy",
+                               "name",   "only",      NULL};
     core_state *core = core_state_of_module(module);
     py_import_options options = {.name = "the state"};
-    const char *framework = "numpy";
+    const char *framework = "numpy", *only = NULL;
     PyObject *copy_object = Py_True, *result;
     int copy = 0;
     Py_buffer view;
     cer_state state;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|sO$s:unpack_state",
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|sO$sz:unpack_state",
                                      keywords, &options.buffer, &framework,
-                                     &copy_object, &options.name))
+                                     &copy_object, &options.name, &only))
         return NULL;
     options.trusted = copy_object == Py_None;
     if (!options.trusted && (copy = PyObject_IsTrue(copy_object)) < 0)
@@ -183,7 +188,7 @@ unpack_state(PyObject *module, PyObject *args, PyObject *kwargs)
     if (open_state(core, options.buffer, options.name, &view, &state) < 0)
         return NULL;
     options.read_only = view.readonly;
-    result = py_unpack(core, &state, &options);
+    result = py_unpack(core, &state, &options, only);
     cer_state_close(&state);
     PyBuffer_Release(&view);
     return result;

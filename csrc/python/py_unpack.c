@@ -15,6 +15,7 @@ typedef struct unpacker {
     const cer_state *state;
     const char *name; /* for errors */
     py_packed *live;  /* NULL: make new tensors */
+    const char *only; /* a key of the root: build its value alone */
     bool misfit;      /* the live ones are not those of the structure */
     cer_json_reader json;
     cer_text path;
@@ -546,6 +547,33 @@ build_value(unpacker *u, const cer_json_token *token)
     }
 }
 
+/* The value under u->only in the root, which is a dict. What is before it is
+ * skipped, what follows is not read. */
+static PyObject *
+build_member(unpacker *u)
+{
+    cer_json_token token;
+
+    if (expect(u, CER_JSON_OBJECT, &token) < 0)
+        return NULL;
+    while (cer_json_next(&u->json, &token) == CER_JSON_KEY) {
+        bool found = cer_json_is(&token, u->only);
+        uint32_t depth = u->json.depth;
+
+        cer_json_next(&u->json, &token);
+        if (found) {
+            cer_text_add_char(&u->path, '/');
+            cer_json_add_pointer(&u->path, u->only, strlen(u->only));
+            return build_value(u, &token);
+        }
+        while (u->json.depth > depth && token.kind != CER_JSON_INVALID)
+            cer_json_next(&u->json, &token);
+    }
+    return corrupt(u, token.kind == CER_JSON_INVALID
+                          ? u->json.problem
+                          : "its structure lacks the key that is looked for");
+}
+
 /* The whole structure, every tensor used once. */
 static PyObject *
 build_root(unpacker *u)
@@ -554,6 +582,8 @@ build_root(unpacker *u)
     PyObject *value;
 
     cer_json_init(&u->json, u->state->structure, u->state->structure_len);
+    if (u->only != NULL)
+        return build_member(u);
     cer_json_next(&u->json, &token);
     value = build_value(u, &token);
     if (value == NULL)
@@ -596,9 +626,10 @@ clear(unpacker *u)
 
 PyObject *
 py_unpack(core_state *core, const cer_state *state,
-          const py_import_options *options)
+          const py_import_options *options, const char *only)
 {
-    unpacker u = {.core = core, .state = state, .name = options->name};
+    unpacker u = {
+        .core = core, .state = state, .name = options->name, .only = only};
     PyObject *value = NULL;
 
     if (py_importer_init(&u.importer, options, state->n_tensors) == 0)

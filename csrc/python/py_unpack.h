@@ -5,9 +5,10 @@
 #include "py_import.h"
 #include "py_pack.h"
 
-/* The nested value of an opened state, its tensors new ones. */
+/* The nested value of an opened state, its tensors new ones; with `only`, the
+ * value under this key of the state's dict. */
 PyObject *py_unpack(core_state *core, const cer_state *state,
-                    const py_import_options *options);
+                    const py_import_options *options, const char *only);
 
 /* The same with the values copied into `live`, whose tensors it returns.
  * Py_None, and nothing copied, if the two do not fit. */

@@ -69,6 +69,7 @@ static cer_status
 use_slots(cer_error *err)
 {
     cer_slots *slots;
+    cer_slots_damage damage;
     cer_slots_view view;
     cer_hash128 hash;
     uint8_t *to;
@@ -83,6 +84,8 @@ use_slots(cer_error *err)
         status = cer_slots_look(slots, NULL, &view, err);
     if (status == CER_OK)
         cer_slots_map_release(view.map);
+    if (status == CER_OK)
+        status = cer_slots_check(scratch("oom"), &damage, err);
     cer_slots_close(slots);
     return status;
 }
@@ -91,7 +94,7 @@ static void
 using_slots(void)
 {
     (void)scratch("");
-    fail_every_allocation(use_slots, 5);
+    fail_every_allocation(use_slots, 9);
 }
 
 static cer_status

@@ -725,7 +725,7 @@ a_page_cut_anywhere_is_refused(void)
         scratch_write("cut.slots", page, len);
         CHECK_EQ_INT(cer_slots_open(scratch("cut"), false, &slots, &err),
                      CER_CORRUPT);
-        CHECK(strstr(err.message, "cut.slots is no commit page") != NULL);
+        CHECK(strstr(err.message, "cut.slots is not a commit page") != NULL);
         if (len > 0) /* an empty one is new */
             CHECK_EQ_INT(cer_slots_open(scratch("cut"), true, &slots, NULL),
                          CER_CORRUPT);
@@ -795,6 +795,105 @@ links_are_not_followed(void)
     cer_slots_close(slots);
 }
 
+static cer_slots_damage
+damage_of(const char *name)
+{
+    cer_slots_damage damage;
+
+    CHECK_EQ_INT(cer_slots_check(scratch(name), &damage, NULL), CER_OK);
+    return damage;
+}
+
+static void
+check_damage(const char *name, const char *suffix, const char *what)
+{
+    cer_slots_damage damage = damage_of(name);
+
+    CHECK(damage.suffix != NULL && strcmp(damage.suffix, suffix) == 0);
+    CHECK(strstr(damage.what.message, what) != NULL);
+    CHECK(!damage.in_use);
+}
+
+/* Flips a bit of a file. */
+static void
+flip(const char *name, size_t at)
+{
+    uint8_t bytes[5000];
+    long size = scratch_read(name, bytes, sizeof bytes);
+
+    CHECK(size > (long)at);
+    bytes[at] ^= 1;
+    scratch_write(name, bytes, (size_t)size);
+}
+
+static void
+damage_is_found_where_it_is(void)
+{
+    int descriptors = scratch_descriptors();
+    cer_slots *slots = open_slots("check");
+    uint8_t page[4097] = {0}, *to;
+
+    CHECK(damage_of("nowhere").suffix == NULL);
+    CHECK(damage_of("check").suffix == NULL); /* nothing is committed */
+    CHECK_EQ_INT(pack(slots, 0, 1, 100, 1, NULL), CER_OK);
+    CHECK_EQ_INT(pack(slots, 0, 2, 100, 2, NULL), CER_OK);
+    CHECK(damage_of("check").suffix == NULL);
+    flip("check.a", 50); /* the older state */
+    check_damage("check", ".a", "checksum differs from its seal");
+    CHECK_EQ_INT(cer_slots_begin(slots, 0, 100, &to, NULL), CER_OK);
+    CHECK(damage_of("check").suffix == NULL); /* it is being replaced */
+    cer_slots_close(slots);
+    flip("check.b", 99);
+    check_damage("check", ".b", "checksum differs from its seal");
+    CHECK_EQ_INT(truncate(scratch("check.b"), 99), 0);
+    check_damage("check", ".b", "cut off");
+    CHECK_EQ_INT(unlink(scratch("check.b")), 0);
+    check_damage("check", ".b", "cannot be read");
+    flip("check.slots", 128 + 64);
+    check_damage("check", ".slots", "its record of the newest state");
+    scratch_write("check.slots", page, 4096); /* not yet begun */
+    CHECK(damage_of("check").suffix == NULL);
+    scratch_write("check.slots", page, 4097);
+    check_damage("check", ".slots", "larger than a commit page");
+    scratch_write("check.slots", "CERSLOTS", 8);
+    check_damage("check", ".slots", "not a commit page");
+    CHECK_EQ_INT(unlink(scratch("check.slots")), 0);
+    CHECK_EQ_INT(symlink(scratch("victim"), scratch("check.slots")), 0);
+    check_damage("check", ".slots", "symbolic link");
+    CHECK_EQ_INT(scratch_descriptors(), descriptors);
+}
+
+/* Changes bytes of a page that mean nothing until it is killed. */
+static void
+touch_for_ever(const char *path, pid_t parent)
+{
+    int fd = open(path, O_WRONLY);
+
+    for (uint32_t i = 0; getppid() == parent; i++)
+        if (pwrite(fd, &i, sizeof i, 72) != sizeof i)
+            break;
+    _exit(1);
+}
+
+static void
+slots_that_change_meanwhile_are_in_use(void)
+{
+    cer_slots *slots = open_slots("busy");
+    pid_t parent = getpid(), child;
+
+    CHECK_EQ_INT(pack(slots, 0, 1, 5000, 1, NULL), CER_OK);
+    cer_slots_close(slots);
+    flip("busy.a", 0);
+    check_damage("busy", ".a", "checksum differs");
+    if ((child = fork()) == 0)
+        touch_for_ever(scratch("busy.slots"), parent);
+    while (!damage_of("busy").in_use)
+        continue;
+    CHECK_EQ_INT(kill(child, SIGKILL), 0);
+    CHECK_EQ_INT(waitpid(child, NULL, 0), child);
+    check_damage("busy", ".a", "checksum differs");
+}
+
 /* Packs until it is killed, or its parent was; every byte of the state at
  * position p is p mod 256. */
 static void
@@ -857,4 +956,5 @@ CHECK_MAIN(commits_flip_between_the_slots, files_are_as_long_as_their_state,
            the_highest_attempt_is_known, the_newest_state_is_saved,
            pages_are_checked, a_page_cut_anywhere_is_refused,
            a_page_that_changes_under_us_is_survived, links_are_not_followed,
+           damage_is_found_where_it_is, slots_that_change_meanwhile_are_in_use,
            a_killed_process_leaves_a_whole_state)

@@ -290,9 +290,9 @@ def test_a_page_that_is_missing_or_none(stem: Path) -> None:
     page = stem.with_suffix(".slots")
     for content in (b"", b"short", bytes(4096), b"x" * 4096):
         page.write_bytes(content)
-        with pytest.raises(CorruptDataError, match=r"0001\.slots is no commit page"):
+        with pytest.raises(CorruptDataError, match=r"0001\.slots is not a commit page"):
             _core.Slots(stem, False)
-    with pytest.raises(CorruptDataError, match="no commit page"):
+    with pytest.raises(CorruptDataError, match="not a commit page"):
         _core.Slots(stem, True)
     page.write_bytes(bytes(4096))
     _core.Slots(stem, True)
@@ -323,7 +323,7 @@ def test_a_cut_page_is_refused(stem: Path) -> None:
     for size in (*range(0, 256, 11), *range(256, len(content), 480), len(content) - 1):
         page.write_bytes(content[:size])
         for create in (False, True) if size else (False,):
-            with pytest.raises(CorruptDataError, match=r"0001\.slots is no commit page"):
+            with pytest.raises(CorruptDataError, match=r"0001\.slots is not a commit page"):
                 _core.Slots(stem, create)
     page.write_bytes(content)
     check(_core.Slots(stem, False).view(), 2)

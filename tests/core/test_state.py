@@ -441,6 +441,18 @@ except StateError as error:
 """
 
 
+def test_one_part_alone_is_unpacked() -> None:
+    part = {"step": 3, "loss": [math.nan, (1, b"x")], "only": None}
+    state = {"a": {"model": np.ones(3)}, "model": {"w": torch.ones(2)}, "part": part, "z": 1}
+    packed = _core.pack_state(state)
+    assert repr(_core.unpack_state(packed, only="part")) == repr(part)
+    assert torch.equal(_core.unpack_state(packed, only="model")["w"], torch.ones(2))
+    assert _core.unpack_state(packed, only="z") == 1
+    for other, key in ((packed, "step"), (packed, "mod"), (_core.pack_state([1]), "z")):
+        with pytest.raises(CorruptDataError):
+            _core.unpack_state(other, only=key)
+
+
 def test_where_torch_cannot_be_imported(tmp_path: Path) -> None:
     path = tmp_path / "state.safetensors"
     path.write_bytes(_core.pack_state({"w": torch.ones(2), "size": torch.Size([2])}))

@@ -1,6 +1,6 @@
 /* fuzz_slots.c -- any bytes as the three files of a trial's slots: they are
- * opened, looked at and packed into. Whatever was in them, what is committed
- * afterwards must come back. */
+ * checked, opened, looked at and packed into. Whatever was in them, what is
+ * committed afterwards must come back. */
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -211,12 +211,14 @@ int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     cer_slots *slots = NULL;
+    cer_slots_damage damage;
     cer_error err = {0};
     bool create = size > 0 && (data[0] & CREATE) != 0;
     cer_status status;
 
     make_folder();
     write_files(data, size);
+    FUZZ_CHECK(cer_slots_check(stem, &damage, NULL) == CER_OK);
     status = cer_slots_open(stem, create, &slots, &err);
     if (status == CER_OK) {
         use(slots);

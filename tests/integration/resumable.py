@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 import cerebro
-from cerebro.run.store.batch import Batch
+from cerebro.run.store.transaction import Transaction
 
 EPOCHS = 3
 TRIALS = 4
@@ -133,14 +133,14 @@ def struck(folder, data, *, at, number=signal.SIGKILL, **options):
 
 def block_rows(epoch):
     """Have the store's thread stop for ever where it would record that epoch of any trial."""
-    write = Batch.write
+    write = Transaction.write
 
     def blocked(batch, connection):
         if any(number == epoch for _, number in batch._epochs):
             threading.Event().wait()
         write(batch, connection)
 
-    Batch.write = blocked
+    Transaction.write = blocked
 
 
 def main(folder, data, options):

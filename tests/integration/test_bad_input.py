@@ -514,7 +514,7 @@ def test_commands_on_what_is_no_run(tmp_path, finished, capfd, monkeypatch):
     for arguments, message in [
         (["show"], "no run below runs"),
         (["show", "missing"], "missing"),
-        (["show", "empty"], "empty is no run"),
+        (["show", "empty"], "empty is not a run"),
         (["show", "cut"], "cut/run.sqlite"),
         (["show", "text"], "text/run.sqlite"),
         (["show", "odd"], "odd/run.sqlite is damaged: a row cannot be read"),

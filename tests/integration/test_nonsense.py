@@ -214,7 +214,7 @@ def test_a_configuration_that_cannot_be_recorded_fails_alone(
     assert [trial.status for trial in result.trials] == ["failed", "finished", "finished"]
     assert (
         "cannot record" in result.trials[0].error
-        and "it is no JSON value" in result.trials[0].error
+        and "it is not a JSON value" in result.trials[0].error
     )
 
 

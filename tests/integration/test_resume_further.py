@@ -167,7 +167,7 @@ def test_arguments_that_make_no_sense(finished, arguments, text):
 
 
 def test_a_folder_that_is_no_run(tmp_path):
-    with pytest.raises(InputError, match="is no run"):
+    with pytest.raises(InputError, match="is not a run"):
         cerebro.resume(tmp_path)
     assert list(tmp_path.iterdir()) == []
 

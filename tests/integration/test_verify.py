@@ -8,16 +8,17 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from adaptive_searchers import Halving, Population
 
 import cerebro
+import cerebro._core as _core
 import cerebro.cli as cli
-from cerebro.machine import files
 from cerebro.results.verify import verify_run
-from cerebro.run import states as slot_check
+from cerebro.run import states
 
 
 class LeastSquares:
@@ -382,8 +383,10 @@ KILLED = """
 import os, sys
 sys.path.insert(0, {here!r})
 import cerebro
+import cerebro._core as _core
 from test_verify import search
 from pathlib import Path
+from types import SimpleNamespace
 
 class Kill:
     seen = 0
@@ -497,16 +500,17 @@ SLOTS = {
         lambda folder, state, record: flip(folder / "1.slots", record + 48), "page",
         "newest state"),
     "the page's magic": (
-        lambda folder, state, record: flip(folder / "1.slots", 3), "page", "no commit page"),
+        lambda folder, state, record: flip(folder / "1.slots", 3), "page", "not a commit page"),
     "the page cut": (
         lambda folder, state, record: os.truncate(folder / "1.slots", 200), "page",
-        "no commit page"),
+        "not a commit page"),
     "the page longer": (
         lambda folder, state, record: os.truncate(folder / "1.slots", 5000), "page", "larger"),
     "the page a link": (
         lambda folder, state, record: link_to_copy(folder / "1.slots"), "page", "symbolic link"),
     "a head that names no slot": (
-        lambda folder, state, record: put(folder / "1.slots", 64, b"\3"), "page", "no commit page"),
+        lambda folder, state, record: put(folder / "1.slots", 64, b"\3"), "page",
+        "not a commit page"),
 }  # fmt: skip
 
 
@@ -583,15 +587,13 @@ def test_slots_that_change_all_the_time_are_in_use_and_not_damaged(stopped, monk
     state, _ = newest(folder, 1)
     flip(state, -1)
     reads = []
-    read_bytes = files.read_bytes
 
-    def changing(path, limit):
-        page = bytearray(read_bytes(path, limit))
-        reads.append(path)
-        page[72] = len(reads) % 251  # what nothing stands on
-        return bytes(page)
+    def changing(stem):
+        reads.append(stem)
+        damage = _core.check_slots(stem)
+        return damage and (*damage[:2], True)
 
-    monkeypatch.setattr(slot_check, "read_bytes", changing)
+    monkeypatch.setattr(states, "_core", SimpleNamespace(check_slots=changing))
     assert verified(run)
     assert len(reads) > 10
 

@@ -148,7 +148,7 @@ class Cache:
             arrived.rename(whole)
         shutil.rmtree(arrived, ignore_errors=True)
         try:
-            PlacedDataset(self.data(checksum)).verify_shard(shard)
+            PlacedDataset(self.data(checksum))._verify_shard(shard)
         except CorruptDataError:
             shutil.rmtree(whole, ignore_errors=True)
             raise
@@ -158,7 +158,7 @@ class Cache:
         data = PlacedDataset(self.data(checksum))
         for shard in shards:
             try:
-                data.verify_shard(shard)
+                data._verify_shard(shard)
             except CorruptDataError:
                 shutil.rmtree(data.path / shard_folder(shard), ignore_errors=True)
 

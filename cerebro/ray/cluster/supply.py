@@ -75,7 +75,7 @@ class Supply:
 
     def asked(self, node: Node) -> list[tuple[list[str], str]]:
         """For each data set the paths where a node may find it, and its checksum."""
-        return [(self._paths(node, data), data.manifest.checksum) for data in self._data_sets()]
+        return [(self._paths(node, data), data._manifest.checksum) for data in self._data_sets()]
 
     def check_reads(self, report: NodeReport) -> None:
         """Raise InputError if a node does not see what all are to see."""
@@ -119,7 +119,7 @@ class Supply:
         cached = {place: self._finished(job) for place, job in asked.items()}
         if not cached:
             return None
-        placement = Placement(self._context.train.shard_rows())
+        placement = Placement(self._context.train._shard_rows())
         for number, hand in enumerate(hands):
             placement.add_worker(number, hand.place)
         copies = replicas if self._context.folds is None else len(placement.shards)
@@ -210,7 +210,7 @@ class Supply:
             return self._train
         if view is None:
             return None
-        if view.is_whole():
+        if view._is_whole():
             return Source(view)
         with self._lock:
             if self._written is None:
@@ -267,7 +267,7 @@ class Source:
 
     @property
     def checksum(self) -> str:
-        return self.data.manifest.checksum
+        return self.data._manifest.checksum
 
     @property
     def folder(self) -> Path:
@@ -279,7 +279,7 @@ class Source:
 
     @property
     def shards(self) -> range:
-        return range(len(self.data.manifest.shards))
+        return range(len(self.data._manifest.shards))
 
 
 def begin(ray: Any, actor: Any, source: Source, timeout: float) -> list[int]:
@@ -305,9 +305,9 @@ def send(ray: Any, actor: Any, source: Source, shards: Iterable[int]) -> int:
     finish = actor.finish.options(concurrency_group="control")
     sent = 0
     for shard in shards:
-        source.data.check_sizes(shard)
+        source.data._check_sizes(shard)
         waiting: list[Any] = []
-        for name in source.data.manifest.shards[shard].files:
+        for name in source.data._manifest.shards[shard].files:
             path = source.folder / shard_folder(shard) / name
             with path.open("rb") as file:
                 offset = 0

@@ -1,58 +1,58 @@
 """The run store: ``run.sqlite`` in the run's folder.
 
-One process writes, any number read, also while the run goes on. The tables are
+One process writes; any number read, also while the run is live. The tables are
 plain SQLite, readable without Cerebro:
 
 ``meta``    key, JSON value: settings, data, build, environment, status
-``trials``  number, JSON configuration, status, epochs asked for, error, parent
+``trials``  number, JSON configuration, status, target epochs, error, parent
 ``epochs``  trial, epoch, seconds, state hash, file of the state
 ``metrics`` trial, epoch, name, value: ``train_*``, ``val_*`` and the short names
 ``units``   one row per unit that ran: where, when, how many rows
-``decisions``  what an adaptive searcher answered and suggested, in that order
-``extensions``  trials that were trained further than was planned at first
-``events``  what else happened: workers lost, retries, warnings
+``decisions``  the decisions and suggestions of an adaptive searcher, in order
+``extensions``  trials that were trained for more epochs than planned at first
+``events``  everything else: lost workers, retries, warnings
 
-`encoding` says what values look like in it, `schema` what tables there are and
-how those of older versions become today's. `writing` has the thread that writes,
-`batch` what one transaction holds; `reading` reads, `going_on` what a resumed run
-needs, and `checking` finds out files that only look like stores.
+`encoding` encodes values, `schema` defines the tables and upgrades older versions,
+`writing` has the thread that writes and `transaction` the rows that it commits together,
+`reading` reads, and `checking` rejects files that only look like stores.
 """
 
 from cerebro.run.store.checking import check_meta, check_rows
 from cerebro.run.store.encoding import decode, encode
 from cerebro.run.store.reading import (
-    Answers,
+    LastDecision,
     check_whole,
-    count_said,
-    read_answers,
+    count_decisions,
     read_clock,
+    read_decisions,
+    read_last_decisions,
     read_meta,
     read_ranking,
-    read_said,
     read_trials,
     read_unit_seconds,
     reader,
 )
-from cerebro.run.store.schema import FILE, SCHEMA_VERSION, default_run_path, unused_folder
+from cerebro.run.store.schema import FILE, PARTS, SCHEMA_VERSION, default_run_path, unused_folder
 from cerebro.run.store.writing import Store
 
 __all__ = [
     "FILE",
+    "PARTS",
     "SCHEMA_VERSION",
-    "Answers",
+    "LastDecision",
     "Store",
     "check_meta",
     "check_rows",
     "check_whole",
-    "count_said",
+    "count_decisions",
     "decode",
     "default_run_path",
     "encode",
-    "read_answers",
     "read_clock",
+    "read_decisions",
+    "read_last_decisions",
     "read_meta",
     "read_ranking",
-    "read_said",
     "read_trials",
     "read_unit_seconds",
     "reader",

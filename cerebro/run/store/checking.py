@@ -1,8 +1,8 @@
-"""Whether a run's store is one: a file from elsewhere may say anything.
+"""Check that a file is a run store: one from elsewhere may hold anything.
 
-SQLite keeps any value in any column and runs views, triggers and generated columns that the file
-brings along. Before rows are read, their tables must therefore be plain tables, and every value of
-the type that the schema says. SQLite does the looking: rows that are right cost Python nothing.
+SQLite keeps any value in any column, and runs the views, triggers and generated columns that a
+file defines. Before rows are read, their tables must therefore be plain tables, and every value
+must have its column's type. SQLite searches for violations: valid rows cost Python nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FILE = (
     "OR instr({0}, char(0)) > 0)"
 )
 
-# By table and column, a condition that is true of what cannot be.
+# By table and column, a condition that is true of invalid values.
 _WRONG: dict[str, dict[str, str]] = {
     "meta": {"key": _TEXT, "value": _TEXT},
     "trials": {
@@ -61,9 +61,9 @@ _WRONG: dict[str, dict[str, str]] = {
     },
     "events": {"time": _NUMBER, "kind": _TEXT, "trial": _OPTIONAL_COUNT, "text": _TEXT},
 }
-_MAY_LACK = {("trials", name) for name in ("parent_epoch", "resumable", "raised")}  # before 3
+_MAY_LACK = {("trials", "raised")}  # before version 3
 
-# By key of the table of meta, and then of its mappings, what is read from it.
+# The keys of the table meta that reading needs, and the types or values they must have.
 _META: dict[str, Any] = {
     "status": str,
     "num_shards": int,
@@ -75,23 +75,23 @@ _META: dict[str, Any] = {
 
 
 def defend(connection: sqlite3.Connection) -> None:
-    """Take nothing in the file for a program; keep to reading."""
+    """Run no code from the file, and write nothing to it."""
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA cell_size_check = ON")
     connection.execute("PRAGMA query_only = ON")
 
 
 def check_tables(connection: sqlite3.Connection, file: Path) -> None:
-    """Raise CorruptDataError unless the tables are there, and are nothing but tables."""
+    """Raise CorruptDataError unless all tables are there and are plain tables."""
     odd = connection.execute(
         "SELECT type, name FROM sqlite_master WHERE type NOT IN ('table', 'index') "
         "OR upper(sql) LIKE 'CREATE VIRTUAL%'"
     ).fetchone()
     if odd is not None:
-        raise _damaged(file, f"it has a {odd[0]} {odd[1]}, which no run store has")
+        raise _damaged(file, f"it has a {odd[0]} {odd[1]}, which a run store does not have")
     _check_length(connection, file)
     for table, columns in _WRONG.items():
-        # Generated columns, which a file could compute for ever, are hidden ones.
+        # Generated columns, which could take forever to compute, are hidden ones.
         rows = connection.execute(f"PRAGMA table_xinfo({table})").fetchall()
         plain = {row["name"] for row in rows if row["hidden"] == 0}
         missing = {name for name in columns if name not in plain and (table, name) not in _MAY_LACK}
@@ -100,9 +100,9 @@ def check_tables(connection: sqlite3.Connection, file: Path) -> None:
 
 
 def check_rows(connection: sqlite3.Connection, *tables: str, where: str = "1") -> None:
-    """Raise TypeError if a value in one of these tables is none that can be there.
+    """Raise TypeError if a row of these tables has a value of the wrong type or range.
 
-    `where` is a condition, in SQL, of the rows to look at.
+    Only rows are checked for which `where`, an SQL condition, is true.
     """
     for table in tables:
         names = {row["name"] for row in connection.execute(f"PRAGMA table_info({table})")}
@@ -115,7 +115,7 @@ def check_rows(connection: sqlite3.Connection, *tables: str, where: str = "1") -
 
 
 def check_meta(meta: Mapping[str, Any]) -> None:
-    """Raise LookupError or TypeError if what describes the run is not enough to read it by."""
+    """Raise LookupError or TypeError if the run's description is incomplete or invalid."""
     _check(meta, _META, "")
     if not meta["status"].isidentifier():
         raise TypeError(f"status is {one_line(repr(meta['status']), 50)}")
@@ -126,28 +126,28 @@ def check_meta(meta: Mapping[str, Any]) -> None:
         for fold in meta["folds"]["folds"]:
             _check({"fold": fold}, {"fold": {"train": list, "validation": list}}, "")
         if not meta["folds"]["folds"]:
-            raise TypeError("folds are none")
+            raise TypeError("its list of folds is empty")
 
 
 def check_config(config: Any) -> dict[str, Any]:
-    """Return a trial's configuration; TypeError if it is none."""
+    """Return a trial's configuration; raise TypeError if it is not a mapping."""
     if not isinstance(config, dict):
-        raise TypeError(f"a configuration that is no mapping but {one_line(repr(config), 50)}")
+        raise TypeError(f"a configuration is not a mapping but {one_line(repr(config), 50)}")
     return config
 
 
 def check_state_file(name: str | None) -> str | None:
-    """Return the name of a state's file; TypeError for one that leads out of its folder."""
+    """Return a state's file name; raise TypeError if it leads out of its folder."""
     if name is not None and not is_plain_name(name):
-        raise TypeError(f"{one_line(name, 50)!r} is no name of a state")
+        raise TypeError(f"{one_line(name, 50)!r} is not the name of a state")
     return name
 
 
 def _check_length(connection: sqlite3.Connection, file: Path) -> None:
-    """Find a store whose last page was cut, which SQLite fills up with zeros.
+    """Reject a store whose last page was cut off, which SQLite fills with zeros.
 
-    What is still in a log may be missing from the file. While a transaction is open, nobody
-    removes a log with something in it.
+    Pages that are still in a log may be missing from the file. While a transaction is open, no
+    process removes a log that is not empty.
     """
     (page,) = connection.execute("PRAGMA page_size").fetchone()
     logs = (file.with_name(file.name + end) for end in ("-wal", "-journal"))

@@ -1,4 +1,4 @@
-"""What values look like in the store: JSON, with what JSON lacks as tagged objects."""
+"""Encodes values for the store: JSON, with tagged objects for values that JSON lacks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cerebro.run.records import NOTHING_RAISED, Raised
 
 
 def encode(value: Any) -> str:
-    """JSON, with tuples and numbers that are not finite tagged: {"$float": "nan"}."""
+    """Return JSON in which tuples and non-finite numbers are tagged: {"$float": "nan"}."""
     return _ENCODER.encode(_tagged(value))
 
 
 def decode(text: str) -> Any:
-    """Give back what `encode` was given."""
+    """Return the value that `encode` was given."""
     return _DECODER.decode(text)
 
 
@@ -34,7 +34,7 @@ def _tagged(value: Any) -> Any:
         return value
     if hasattr(value, "item"):  # NumPy scalars
         return _tagged(value.item())
-    raise InputError(f"cannot record {value!r} in the run store: it is no JSON value")
+    raise InputError(f"cannot record {value!r} in the run store: it is not a JSON value")
 
 
 def _untagged(value: dict[str, Any]) -> Any:
@@ -47,14 +47,14 @@ def _untagged(value: dict[str, Any]) -> Any:
 
 
 def encode_raised(raised: Raised) -> str | None:
-    """What the user's code raised, as text; None if it raised nothing."""
+    """Return the exception of the user's code as text; None if there is none."""
     if not raised.bases:
         return None
     return encode({"bases": list(raised.bases), "place": raised.place})
 
 
 def decode_raised(text: str | None) -> Raised:
-    """Give back what `encode_raised` was given; TypeError for what it cannot have made."""
+    """Return the exception that `encode_raised` was given; raise TypeError for invalid text."""
     if text is None:
         return NOTHING_RAISED
     found = decode(text)
@@ -69,7 +69,7 @@ _DECODER = json.JSONDecoder(object_hook=_untagged)
 
 
 def storable(value: Any) -> Any:
-    """Escape lone surrogates, which a path or an error may hold and UTF-8 cannot."""
+    """Escape lone surrogates: paths and errors may have them, and UTF-8 cannot encode them."""
     if not isinstance(value, str) or value.isascii():
         return value
     return value.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -25,28 +25,28 @@ from cerebro.run.store.encoding import decode, decode_raised
 from cerebro.run.store.schema import BUSY_SECONDS, FILE, store_of, version_of
 
 READ_AT_ONCE = 500
-"""Trials that are asked for by number."""
+"""The most trials that one query selects by number."""
 
 _UNREADABLE = (
     *(ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError),
     StopIteration,
 )
-"""What taking a damaged row for a good one may raise."""
+"""The exceptions that using a damaged row may raise."""
 
 
 @contextlib.contextmanager
 def reader(folder: Path) -> Iterator[sqlite3.Connection]:
-    """Open a run's store for reading; works while the run goes on.
+    """Open a run's store for reading; the run may be live.
 
-    What is read comes from one moment. It should be read soon: as long as the
-    connection is open, the writer's log cannot start over.
+    All reads see the same snapshot. Close the connection soon: while it is open, the
+    writer's log cannot start over.
 
     Raises
     ------
     InputError
-        If the folder holds no run.
+        If the folder does not hold a run.
     CorruptDataError
-        If the file is no run store of a version that this Cerebro reads.
+        If the file is not a run store of a version that this Cerebro reads.
     """
     file = store_of(folder)
     try:
@@ -63,11 +63,11 @@ def reader(folder: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _opened(file: Path) -> sqlite3.Connection:
-    """Return a connection whose reads are all of one moment."""
+    """Return a connection whose reads all see the same snapshot."""
     try:
         return _begun(file, _access(file))
     except sqlite3.OperationalError as error:
-        # A loss of power can leave a rollback journal beside a log; SQLite takes it back first.
+        # A loss of power can leave a rollback journal beside a log; SQLite rolls it back first.
         if "readonly" not in str(error) or not os.access(file.parent, os.W_OK):
             raise
         return _begun(file, "mode=rw")
@@ -80,7 +80,7 @@ def _begun(file: Path, access: str) -> sqlite3.Connection:
         connection.row_factory = sqlite3.Row
         defend(connection)
         version_of(connection, file)
-        connection.execute("BEGIN")  # all tables as they are at one moment
+        connection.execute("BEGIN")  # a snapshot of all tables
         check_tables(connection, file)
     except BaseException:
         connection.close()
@@ -89,13 +89,12 @@ def _begun(file: Path, access: str) -> sqlite3.Connection:
 
 
 def _access(file: Path) -> str:
-    """How SQLite is to open a store: it must not write, but may have to be let.
+    """Return how SQLite is to open a store: read-only where possible.
 
-    While there is a write-ahead log the store is opened read-only: as the last one to
-    leave, a reader with the right to write would copy a dead run's log into the file.
-    Without one there is nothing to copy, and SQLite needs the right to look: for the
-    log of a writer that begins, or to take back what a dead one with a rollback journal
-    left half-written. Where nothing can be written, it must look for neither.
+    While there is a write-ahead log, the store is opened read-only: the last reader to close
+    it would otherwise copy a dead run's log into the file. Without a log there is nothing to
+    copy, and SQLite needs write access to use the log of a writer that starts, or to roll back
+    the journal of one that died. Where nothing can be written, SQLite must look for neither.
     """
     if file.with_name(FILE + "-wal").exists():
         return "mode=ro"
@@ -103,14 +102,14 @@ def _access(file: Path) -> str:
 
 
 def check_whole(folder: Path) -> None:
-    """See that all of a store is in order, also what reading it does not touch.
+    """Check all of a store, also the parts that reading it does not use.
 
-    Whoever goes on with a damaged store would write into it what nobody can read.
+    A run that is resumed with a damaged store would write rows that cannot be read.
 
     Raises
     ------
     InputError
-        If the folder holds no run.
+        If the folder does not hold a run.
     CorruptDataError
         If SQLite finds damage.
     """
@@ -124,7 +123,7 @@ def check_whole(folder: Path) -> None:
 
 
 def read_meta(connection: sqlite3.Connection) -> dict[str, Any]:
-    """Read what the store keeps about the run as a whole."""
+    """Read the description of the run as a whole."""
     check_rows(connection, "meta")
     rows: Iterable[sqlite3.Row] = connection.execute("SELECT key, value FROM meta")
     return {row["key"]: decode(row["value"]) for row in rows}
@@ -133,7 +132,7 @@ def read_meta(connection: sqlite3.Connection) -> dict[str, Any]:
 def read_trials(
     connection: sqlite3.Connection, numbers: Sequence[int] | None = None
 ) -> list[TrialRecord]:
-    """Read trials with their epochs: all by number, or these in this order."""
+    """Read trials with their epochs: all by number, or the given ones in their order."""
     if numbers is None:
         check_rows(connection, "trials", "epochs", "metrics")
         return list(_read_some(connection, "1", "1").values())
@@ -149,7 +148,7 @@ def read_trials(
 def _read_some(
     connection: sqlite3.Connection, of_trials: str, of_others: str
 ) -> dict[int, TrialRecord]:
-    """Read the trials of which both conditions are true: of their row, and of all others."""
+    """Read the trials for which both conditions hold: on their row, and on their other rows."""
     records = {record.number: record for record in _read_trial_rows(connection, of_trials)}
     for trial, position, epochs in read_extensions(connection, of_others):
         records[trial].extensions += ((position, epochs),)
@@ -159,7 +158,7 @@ def _read_some(
     ):
         file = check_state_file(state_file)
         records[trial].epochs.append(EpochRecord(epoch, {}, seconds, state_hash, file))
-    # In the order in which a model reports them.
+    # In the order in which the model reports them.
     for trial, epoch, name, value in connection.execute(
         f"SELECT trial, epoch, name, value FROM metrics WHERE {of_others} ORDER BY rowid"
     ):
@@ -182,15 +181,14 @@ def read_ranking(connection: sqlite3.Connection, by: Ranking, n: int) -> list[in
 
 
 def _read_trial_rows(connection: sqlite3.Connection, condition: str) -> Iterator[TrialRecord]:
-    columns = "number, config, status, epochs, parent, error, traceback"
     version = connection.execute("PRAGMA user_version").fetchone()[0]
-    more = "resumable, parent_epoch" if version >= 2 else "0, NULL"
-    more += ", raised" if version >= 3 else ", NULL"
+    columns = "number, config, status, epochs, parent, parent_epoch, resumable, error, traceback, "
+    columns += "raised" if version >= 3 else "NULL"
     for row in connection.execute(
-        f"SELECT {columns}, {more} FROM trials WHERE {condition} ORDER BY number"
+        f"SELECT {columns} FROM trials WHERE {condition} ORDER BY number"
     ):
-        number, config, status, epochs, parent, error, traceback = row[:7]
-        resumable, parent_epoch, raised = row[7:]
+        number, config, status, epochs, parent, parent_epoch, resumable = row[:7]
+        error, traceback, raised = row[7:]
         yield TrialRecord(
             number=number,
             config=check_config(decode(config)),
@@ -206,71 +204,63 @@ def _read_trial_rows(connection: sqlite3.Connection, condition: str) -> Iterator
 
 
 def _epoch_of(record: TrialRecord, epoch: int) -> EpochRecord:
-    """A trial's epoch by its number; as a rule they are all there, from 0."""
+    """Return a trial's epoch by its number; usually all epochs from 0 are there."""
     epochs = record.epochs
     if epoch < len(epochs) and epochs[epoch].epoch == epoch:
         return epochs[epoch]
     for candidate in epochs:
         if candidate.epoch == epoch:
             return candidate
-    raise LookupError(f"trial {record.number} has metrics of epoch {epoch}, which is not there")
+    raise LookupError(f"trial {record.number} has metrics of epoch {epoch}, which has no row")
 
 
 @dataclass
-class Answers:
-    """What an adaptive searcher has said about a trial."""
+class LastDecision:
+    """The last decision of an adaptive searcher on a trial."""
 
     reported: int = -1
-    """The last epoch that it has heard of."""
-    asleep: bool = False
-    """Whether it has paused the trial and not resumed it."""
+    """The last epoch that was reported to the searcher."""
+    paused: bool = False
+    """Whether the searcher has paused the trial and not resumed it."""
 
 
-def read_answers(connection: sqlite3.Connection) -> dict[int, Answers]:
-    """Read what an adaptive searcher has said, by trial; empty for any other."""
-    answers: dict[int, Answers] = {}
-    if not _has_table(connection, "decisions"):
-        return answers
+def read_last_decisions(connection: sqlite3.Connection) -> dict[int, LastDecision]:
+    """Read the last decision of an adaptive searcher on each trial; empty for other searchers."""
+    last: dict[int, LastDecision] = {}
     for trial, epoch, decision in connection.execute(
         "SELECT trial, epoch, decision FROM decisions ORDER BY id"
     ):
-        answer = answers.setdefault(trial, Answers())
-        if decision in ("continue", "pause", "stop"):
-            answer.reported = epoch
-        else:  # begin, clone and resume name the epoch that comes next
-            answer.reported = epoch - 1
-        answer.asleep = decision == "pause"
-    return answers
+        # begin, clone and resume name the epoch that comes next.
+        reported = epoch if decision in ("continue", "pause", "stop") else epoch - 1
+        last[trial] = LastDecision(reported, paused=decision == "pause")
+    return last
 
 
-def read_said(connection: sqlite3.Connection, after: int = 0) -> list[tuple[Any, ...]]:
-    """Read what an adaptive searcher has said, in order, but for the first so many.
+def read_decisions(connection: sqlite3.Connection, after: int = 0) -> list[tuple[Any, ...]]:
+    """Read the decisions and suggestions of an adaptive searcher, in order.
 
-    Trial, epoch, decision, and of suggestions until how many epochs.
+    Rows of trial, epoch, decision, and the target epochs of a suggestion. The first `after`
+    rows are left out.
     """
-    if not _has_table(connection, "decisions"):
-        return []
     sql = "SELECT trial, epoch, decision, epochs FROM decisions ORDER BY id LIMIT -1 OFFSET ?"
     return [tuple(row) for row in connection.execute(sql, (after,))]
 
 
-def count_said(connection: sqlite3.Connection) -> int:
-    """Count what an adaptive searcher has said."""
-    if not _has_table(connection, "decisions"):
-        return 0
+def count_decisions(connection: sqlite3.Connection) -> int:
+    """Count the decisions and suggestions of an adaptive searcher."""
     (count,) = connection.execute("SELECT count(*) FROM decisions").fetchone()
     return int(count)
 
 
 def read_clock(connection: sqlite3.Connection) -> float:
-    """Where the run's clock stands, in seconds: at the last thing that is recorded."""
+    """Return the time of the last recorded unit or event, in seconds since the run's start."""
     (units,) = connection.execute("SELECT max(started + seconds) FROM units").fetchone()
     (events,) = connection.execute("SELECT max(time) FROM events").fetchone()
     return max(units or 0.0, events or 0.0)
 
 
 def read_unit_seconds(connection: sqlite3.Connection) -> dict[tuple[int, int, int], float]:
-    """Read how long units took, by trial, epoch and step, of epochs without a row."""
+    """Read the seconds of the units of epochs without a row, by trial, epoch and step."""
     rows = connection.execute(
         "SELECT u.trial, u.epoch, u.step, u.seconds FROM units u LEFT JOIN "
         "(SELECT trial, max(epoch) AS epoch FROM epochs GROUP BY trial) e ON e.trial = u.trial "
@@ -282,14 +272,7 @@ def read_unit_seconds(connection: sqlite3.Connection) -> dict[tuple[int, int, in
 def read_extensions(
     connection: sqlite3.Connection, condition: str = "1"
 ) -> list[tuple[int, int, int]]:
-    """Read from which positions on ``info.epochs`` of which trials was which number."""
-    if not _has_table(connection, "extensions"):
-        return []
+    """Read the changes of ``info.epochs``: trial, position from which it holds, epochs."""
     sql = "SELECT trial, position, epochs FROM extensions "
     sql += f"WHERE {condition} ORDER BY trial, position"
     return [(trial, position, epochs) for trial, position, epochs in connection.execute(sql)]
-
-
-def _has_table(connection: sqlite3.Connection, name: str) -> bool:
-    sql = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
-    return connection.execute(sql, (name,)).fetchone() is not None

@@ -1,8 +1,8 @@
-"""The tables of a run store, where the file is, and how older versions are brought forward.
+"""The tables of a run store, its file, and the migration of older versions.
 
-A store says its version in SQLite's ``user_version``. Reading takes every
-version from `OLDEST_READABLE` on as it is; the first writing open brings the
-store forward, one version after the other, in one transaction.
+SQLite's ``user_version`` holds the store's version. Readers accept every version from
+`OLDEST_READABLE` on as it is; the first process that opens the store for writing migrates it,
+one version after the other, in one transaction.
 """
 
 from __future__ import annotations
@@ -18,29 +18,9 @@ from cerebro.machine.installation import update_hint
 
 SCHEMA_VERSION = 3
 
-OLDEST_READABLE = 1
+OLDEST_READABLE = 2
 
-EXTENSIONS = """
-CREATE TABLE extensions (
-    trial INTEGER NOT NULL,
-    position INTEGER NOT NULL,  -- units
-    epochs INTEGER NOT NULL,  -- what info.epochs is from there on
-    PRIMARY KEY (trial, position)
-);
-"""
-
-DECISIONS = """
-CREATE TABLE decisions (
-    id INTEGER PRIMARY KEY,
-    round INTEGER NOT NULL,
-    trial INTEGER NOT NULL,
-    epoch INTEGER NOT NULL,  -- that was reported; of a suggestion, the next one
-    decision TEXT NOT NULL,  -- continue, pause, stop; begin, resume, clone
-    epochs INTEGER  -- of a suggestion: how many are to be done
-);
-"""
-
-SCHEMA = f"""
+SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE trials (
     number INTEGER PRIMARY KEY,
@@ -91,29 +71,30 @@ CREATE TABLE events (
     trial INTEGER,
     text TEXT NOT NULL
 );
-{DECISIONS}{EXTENSIONS}"""
-
-
-def _to_2(connection: sqlite3.Connection) -> None:
-    """Trials say whether the run left them unfinished, and clones where they began."""
-    connection.execute("ALTER TABLE trials ADD COLUMN resumable INTEGER NOT NULL DEFAULT 0")
-    connection.execute("ALTER TABLE trials ADD COLUMN parent_epoch INTEGER")
-    connection.execute(DECISIONS)
-    connection.execute(EXTENSIONS)
-    # In version 1 only a stopping rule ended a trial early for good.
-    connection.execute(
-        "UPDATE trials SET resumable = 1 WHERE status = 'stopped' AND EXISTS "
-        "(SELECT 1 FROM meta WHERE key = 'settings' AND value LIKE '%\"stop\":null%')"
-    )
+CREATE TABLE decisions (
+    id INTEGER PRIMARY KEY,
+    round INTEGER NOT NULL,
+    trial INTEGER NOT NULL,
+    epoch INTEGER NOT NULL,  -- that was reported; of a suggestion, the next one
+    decision TEXT NOT NULL,  -- continue, pause, stop; begin, resume, clone
+    epochs INTEGER  -- of a suggestion: how many are to be done
+);
+CREATE TABLE extensions (
+    trial INTEGER NOT NULL,
+    position INTEGER NOT NULL,  -- units
+    epochs INTEGER NOT NULL,  -- what info.epochs is from there on
+    PRIMARY KEY (trial, position)
+);
+"""
 
 
 def _to_3(connection: sqlite3.Connection) -> None:
-    """Failures are known by their exceptions, not by their texts alone."""
+    """Add the exception of a failed trial."""
     connection.execute("ALTER TABLE trials ADD COLUMN raised TEXT")
 
 
-MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {2: _to_2, 3: _to_3}
-"""By the version that each leads to, from the one before."""
+MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {3: _to_3}
+"""By version: how to migrate to it from the version before."""
 
 
 def version_of(connection: sqlite3.Connection, file: Path) -> int:
@@ -122,7 +103,7 @@ def version_of(connection: sqlite3.Connection, file: Path) -> int:
     Raises
     ------
     CorruptDataError
-        If this Cerebro cannot read it; the message says what to do.
+        If this version of Cerebro cannot read it.
     """
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     if version > SCHEMA_VERSION:
@@ -130,33 +111,39 @@ def version_of(connection: sqlite3.Connection, file: Path) -> int:
             f"{file} has store version {version}, of a later Cerebro; this one reads "
             f"{OLDEST_READABLE} to {SCHEMA_VERSION}: update it ({update_hint()})"
         )
-    if version < OLDEST_READABLE:
+    if 0 < version < OLDEST_READABLE:
         raise CorruptDataError(
-            f"{file} has store version {version}: it is no run store, or its making was cut off"
+            f"{file} has store version {version}, of a Cerebro before its first release; this one "
+            f"reads {OLDEST_READABLE} to {SCHEMA_VERSION}: repeat the search in a new folder"
+        )
+    if version <= 0:
+        raise CorruptDataError(
+            f"{file} has store version {version}: it is not a run store, or its creation was "
+            "interrupted"
         )
     return version
 
 
 def migrate(connection: sqlite3.Connection, file: Path) -> None:
-    """Bring a store forward to `SCHEMA_VERSION`, all or nothing.
+    """Migrate a store to `SCHEMA_VERSION`, all or nothing.
 
     Parameters
     ----------
     connection
         In autocommit mode (``isolation_level=None``).
     file
-        Its name, for messages.
+        The store's file, for messages.
 
     Raises
     ------
     CorruptDataError
-        If the store's version is not one that this Cerebro knows.
+        If this version of Cerebro cannot read the store.
     """
     if version_of(connection, file) == SCHEMA_VERSION:
         return
     connection.execute("BEGIN IMMEDIATE")
     try:
-        # Again: another process may have been first.
+        # Read the version again: another process may have migrated the store meanwhile.
         for version in range(version_of(connection, file) + 1, SCHEMA_VERSION + 1):
             MIGRATIONS[version](connection)
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -169,21 +156,21 @@ def migrate(connection: sqlite3.Connection, file: Path) -> None:
 FILE = "run.sqlite"
 
 BUSY_SECONDS = 60.0
-"""How long a commit waits for readers and a reader for a commit, where they keep each
-other waiting: without WAL."""
+"""How long a commit waits for readers, and a reader for a commit, where one blocks the
+other: without WAL."""
 
 PARTS = ("states", "trials", "control")
 """The folders in a run's folder."""
 
 FILES = (FILE, *(FILE + end for end in ("-wal", "-shm", "-journal", ".new")), "owner.lock")
-"""The files in a run's folder that are opened or made whether they were there or not."""
+"""The files in a run's folder that are opened, or created if they do not exist."""
 
 
 def check_is_plain(folder: Path) -> None:
     """Raise CorruptDataError if something in a run's folder is a symbolic link.
 
-    What is written to a run must not end up where somebody else's link points. The folder
-    itself may be reached by a link.
+    Writing to a run must not change a file that a link points to. The folder itself may be
+    reached by a link.
     """
     for name in PARTS:
         check_folder(folder / name)
@@ -197,19 +184,21 @@ def store_of(folder: Path) -> Path:
     Raises
     ------
     InputError
-        If the folder holds no run.
+        If the folder does not hold a run.
     CorruptDataError
         If something in it is a symbolic link.
     """
     check_is_plain(folder)
     if not (folder / FILE).exists():
         lacks = f"it has no {FILE}" if folder.exists() else "there is no such folder"
-        raise InputError(f"{folder} is no run: {lacks}; give the folder that a search had as run=")
+        raise InputError(
+            f"{folder} is not a run: {lacks}; give the folder that a search had as run="
+        )
     return folder / FILE
 
 
 def journal_mode(folder: Path) -> str:
-    """WAL, which needs memory shared between readers; a rollback journal on network disks."""
+    """Return WAL, or on network disks, which cannot share memory, a rollback journal."""
     return "DELETE" if is_network_file_system(folder) else "WAL"
 
 

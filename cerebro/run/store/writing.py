@@ -1,22 +1,22 @@
 """Writes a run's store: one thread, many rows to a transaction, a short log.
 
-Rows are handed to a thread of their own, which publishes the states they name
-(fsync, rename, fsync of the folder) and commits whatever has gathered, so that
-training never waits for a disk, unless that falls far behind. What belongs
-together is handed over together, as a group, and committed together. The file is
-made under a temporary name: where ``run.sqlite`` exists, the run can be opened.
+Rows are queued for a writing thread, which publishes the states they name (fsync, rename,
+fsync of the folder) and commits all pending rows, so that training waits for the disk
+only when it falls far behind. Rows that belong together are queued as a group and
+committed together. The file is created under a temporary name: where ``run.sqlite``
+exists, the run can be opened.
 
-After the first failure nothing more is written: a page that the kernel could not
-write is gone, and a later fsync would not say so. What was committed before is
-what the run has; a commit that failed in its last step may turn up, whole.
+After the first failure nothing more is written: a page that the kernel could not write
+is lost, and a later fsync would not report it. The run keeps all rows committed before; a
+commit that failed in its last step may appear later, complete.
 
 Every 1000 pages SQLite copies the log back into the file (a checkpoint), as far as
 no reader still needs the old pages, and starts over once all is copied and nobody
 reads from the log. Readers that overlap without a gap would keep it from ever
-starting over; so when the log is long the writing thread asks for it, which makes
-new readers use the file and waits a moment for the others. Only a reader that
-holds one snapshot for long makes the log grow, by what is written meanwhile; the
-log is cut as soon as that reader has gone.
+starting over; so when the log is long the writing thread requests it, which makes
+new readers use the file, and waits a moment for the others. Only a reader that
+holds one snapshot for long makes the log grow, by the amount written meanwhile; the
+log is cut as soon as that reader closes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from typing import Any
 from cerebro.errors import CorruptDataError, text_of
 from cerebro.machine import durable
 from cerebro.run.records import NOTHING_RAISED, Raised
-from cerebro.run.store.batch import Batch, Files
 from cerebro.run.store.encoding import encode, encode_raised, storable
 from cerebro.run.store.schema import (
     BUSY_SECONDS,
@@ -45,22 +44,24 @@ from cerebro.run.store.schema import (
     migrate,
     store_of,
 )
+from cerebro.run.store.transaction import Files, Transaction
 
 MAX_ROWS = 10_000
-"""Of a transaction, and rows that may wait for one: then whoever hands over waits too."""
+"""The most rows of a transaction, and of rows that may be pending: beyond it, adding a row
+blocks."""
 
 MAX_STATE_BYTES = 1 << 30
 
 MIN_STATES = 4
-"""States that may wait for the disk: `MAX_STATE_BYTES` together, but always `MIN_STATES`."""
+"""States that may be pending: up to `MAX_STATE_BYTES` together, but always `MIN_STATES`."""
 
 Row = tuple[Callable[..., None], tuple[Any, ...]]
-"""A method of `Batch` and its arguments."""
+"""A method of `Transaction`, and its arguments."""
 
 
 @dataclass(slots=True)
 class Group:
-    """Rows to commit together, and how much they ask of the disk."""
+    """Rows to commit together, with the number and size of the states that they publish."""
 
     rows: list[Row] = field(default_factory=list)
     states: int = 0
@@ -68,12 +69,12 @@ class Group:
 
 
 Item = Group | threading.Event | None
-"""What is handed to the writing thread: rows, somebody who waits, the end."""
+"""An item of the queue: rows, an event to set when all rows before it are durable, the end."""
 
 
 @dataclass(slots=True)
-class Work:
-    """How much has been handed over, or written, since the store was opened."""
+class Backlog:
+    """The amount of work queued, or written, since the store was opened."""
 
     rows: int = 0
     states: int = 0
@@ -84,7 +85,7 @@ class Work:
         self.states += group.states
         self.state_bytes += group.state_bytes
 
-    def is_far_ahead_of(self, other: Work) -> bool:
+    def is_far_ahead_of(self, other: Backlog) -> bool:
         return self.rows - other.rows > MAX_ROWS or (
             self.state_bytes - other.state_bytes > MAX_STATE_BYTES
             and self.states - other.states > MIN_STATES
@@ -92,17 +93,17 @@ class Work:
 
 
 class Store:
-    """The writing side of a run's store; see the module's text.
+    """The writing side of a run's store; see the module's docstring.
 
-    Made by `create` or `open`. One thread calls it: the coordinator's.
+    Use `create` or `open` to make one. Only the coordinator's thread may call it.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()  # the working directory may change
         self._queue: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._group: Group | None = None
-        self._handed = Work()
-        self._written = Work()
+        self._handed = Backlog()
+        self._written = Backlog()
         self._error: BaseException | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._write, name="cerebro-store", daemon=True)
@@ -110,7 +111,7 @@ class Store:
 
     @classmethod
     def create(cls, folder: Path, meta: dict[str, Any]) -> Store:
-        """Make the store of a new run, complete and durable before it has its name."""
+        """Create the store of a new run, complete and durable before it gets its name."""
         temporary = folder / (FILE + ".new")
         temporary.unlink(missing_ok=True)
         rows = [(key, encode(value)) for key, value in meta.items()]
@@ -128,16 +129,16 @@ class Store:
 
     @classmethod
     def open(cls, folder: Path) -> Store:
-        """Go on writing the store of an earlier run, brought forward to today's schema.
+        """Open the store of an earlier run for writing, migrated to the current schema.
 
-        Whoever calls owns the run: two writers would take turns, not fail.
+        The caller must own the run: two writers would take turns, not fail.
 
         Raises
         ------
         InputError
-            If the folder holds no run.
+            If the folder does not hold a run.
         CorruptDataError
-            If the file is no store that this Cerebro knows.
+            If the file is not a store that this Cerebro can read.
         OSError
             If it cannot be written.
         """
@@ -159,9 +160,9 @@ class Store:
 
     @contextlib.contextmanager
     def group(self) -> Iterator[None]:
-        """Commit all that is handed over in the block together, or none of it.
+        """Commit all rows added in the block together, or none of them.
 
-        A block that raises hands nothing over; a block inside of another belongs to it.
+        A block that raises adds nothing; a nested block belongs to the outer one.
         """
         if self._group is not None:
             yield
@@ -174,9 +175,9 @@ class Store:
         self._hand_over(group)
 
     def set_meta(self, key: str, value: Any) -> int:
-        """Record something about the run as a whole; return how many characters that are."""
+        """Record a property of the run as a whole; return its length in characters."""
         text = encode(value)
-        self._put(Batch.set_meta, key, text)
+        self._put(Transaction.set_meta, key, text)
         return len(text)
 
     def add_trial(
@@ -188,8 +189,10 @@ class Store:
         parent: int | None,
         parent_epoch: int | None = None,
     ) -> None:
-        """Record a new trial; of a clone, also whose state it began with, after which epoch."""
-        self._put(Batch.add_trial, number, encode(config), status, epochs, parent, parent_epoch)
+        """Record a new trial; for a clone, also the trial and the epoch that it began with."""
+        self._put(
+            Transaction.add_trial, number, encode(config), status, epochs, parent, parent_epoch
+        )
 
     def set_status(
         self,
@@ -201,12 +204,14 @@ class Store:
         resumable: bool = False,
         raised: Raised = NOTHING_RAISED,
     ) -> None:
-        """Record how a trial is; `resumable` says that the run left it unfinished."""
+        """Record a trial's status; `resumable` means that the run left it unfinished."""
         texts = storable(error) or None, storable(traceback) or None
-        self._put(Batch.set_status, number, status, *texts, int(resumable), encode_raised(raised))
+        self._put(
+            Transaction.set_status, number, status, *texts, int(resumable), encode_raised(raised)
+        )
 
     def set_epochs(self, number: int, epochs: int) -> None:
-        """Record that a trial is to train for another number of epochs."""
+        """Record a trial's new number of target epochs."""
         self.execute("UPDATE trials SET epochs = ? WHERE number = ?", epochs, number)
 
     def add_unit(
@@ -227,7 +232,7 @@ class Store:
     ) -> None:
         """Record a unit that ran."""
         self._put(
-            Batch.add_unit,
+            Transaction.add_unit,
             *(trial, epoch, step, shard, worker, attempt, started, seconds),
             *(rows, batches, int(hopped), state_bytes),
         )
@@ -244,8 +249,7 @@ class Store:
     ) -> None:
         """Record a finished epoch once its state is durable under its final name.
 
-        An epoch that was trained again, from the durable state before it, stands in the
-        place of the first.
+        An epoch that was trained again, from the durable state before it, replaces the first.
 
         Parameters
         ----------
@@ -259,35 +263,35 @@ class Store:
             files = (os.fspath(publish[0]), os.fspath(publish[1]))
         values = (trial, epoch, metrics, seconds, state_hash, state_file, files)
         if files is None:
-            self._put(Batch.add_epoch, *values)
+            self._put(Transaction.add_epoch, *values)
         else:
-            self._hand_over(Group([(Batch.add_epoch, values)], 1, size_of(files[0])))
+            self._hand_over(Group([(Transaction.add_epoch, values)], 1, size_of(files[0])))
 
     def retire_state(self, trial: int, epoch: int, file: str | Path) -> None:
         """Forget a kept state, then delete its file."""
-        self._put(Batch.retire_state, trial, epoch, os.fspath(file))
+        self._put(Transaction.retire_state, trial, epoch, os.fspath(file))
 
     def add_event(self, time: float, kind: str, text: str, trial: int | None = None) -> None:
-        """Record what else happened, `time` seconds after the run's start."""
+        """Record an event, `time` seconds after the run's start."""
         self.execute("INSERT INTO events VALUES (NULL, ?, ?, ?, ?)", time, kind, trial, text)
 
     def execute(self, sql: str, *values: Any) -> None:
-        """Hand over a statement; of a transaction's rows, such come last, in their order."""
-        self._put(Batch.execute, sql, tuple(storable(value) for value in values))
+        """Add a statement; in a transaction these come last, in their order."""
+        self._put(Transaction.execute, sql, tuple(storable(value) for value in values))
 
     def add_extension(self, number: int, position: int, epochs: int) -> None:
-        """Record that ``info.epochs`` of a trial is another number from a position on."""
+        """Record that ``info.epochs`` of a trial changes at a position."""
         self.execute("INSERT OR REPLACE INTO extensions VALUES (?, ?, ?)", number, position, epochs)
 
     def add_decision(
         self, round: int, trial: int, epoch: int, decision: str, epochs: int | None
     ) -> None:
-        """Record what an adaptive searcher said, of an epoch reported or of one to come."""
+        """Record a decision of an adaptive searcher on a reported epoch, or a suggestion."""
         sql = "INSERT INTO decisions VALUES (NULL, ?, ?, ?, ?, ?)"
         self.execute(sql, round, trial, epoch, decision, epochs)
 
     def flush(self) -> None:
-        """Wait until everything handed over is durable."""
+        """Wait until all rows added so far are durable."""
         if self._closed:
             return
         done = threading.Event()
@@ -296,7 +300,7 @@ class Store:
         self._check()
 
     def close(self) -> None:
-        """Commit what is left and end the writing thread."""
+        """Commit the pending rows and end the writing thread."""
         self._closed = True
         self._queue.put(None)
         self._thread.join()
@@ -345,14 +349,14 @@ class Store:
                     log_size.check()
         except BaseException as error:
             self._error = error
-            # Whoever waits must hear of it; what comes later is not written.
+            # Waiting threads must see the error; later rows are not written.
             release_waiters(items)
             while None not in items:
                 items = self._gather()
                 release_waiters(items)
 
     def _gather(self) -> list[Item]:
-        """Take what has arrived, up to about `MAX_ROWS`; wait for the first."""
+        """Wait for an item, then take all pending ones, up to about `MAX_ROWS`."""
         items = [self._queue.get()]
         rows = 0
         with contextlib.suppress(queue.Empty):
@@ -364,24 +368,24 @@ class Store:
 
     def _commit(self, connection: sqlite3.Connection, items: list[Item]) -> None:
         groups = [item for item in items if isinstance(item, Group)]
-        batch = Batch()
+        transaction = Transaction()
         for group in groups:
             for add, values in group.rows:
-                add(batch, *values)
-        batch.write(connection)
+                add(transaction, *values)
+        transaction.write(connection)
         for group in groups:
             self._written.add(group)
 
 
 def release_waiters(items: list[Item]) -> None:
-    """Let those go on who wait for what was handed over before."""
+    """Wake the threads that wait for the items before them."""
     for item in items:
         if isinstance(item, threading.Event):
             item.set()
 
 
 def size_of(file: str) -> int:
-    """A file's size in bytes; 0 where there is none, which publishing it will say."""
+    """Return a file's size in bytes; 0 if it is missing, which publishing it will report."""
     try:
         return os.stat(file).st_size  # noqa: PTH116
     except OSError:
@@ -389,17 +393,17 @@ def size_of(file: str) -> int:
 
 
 KEPT_BYTES = 4 << 20
-"""What the log's file keeps of its length when it starts over: writing in place is faster."""
+"""The size that the log's file keeps when it starts over: writing in place is faster."""
 
 LONG_BYTES = 64 << 20
-"""From here on starting over is asked for."""
+"""The size from which on the log is asked to start over."""
 
 PATIENCE_SECONDS = 1.0
-"""How long it waits for readers then. Rows gather meanwhile; training goes on."""
+"""How long it then waits for readers. Rows queue up meanwhile; training continues."""
 
 
 class LogSize:
-    """Watches the log of one connection.
+    """Keeps the log of one connection short.
 
     Parameters
     ----------
@@ -427,5 +431,5 @@ class LogSize:
         connection.execute(f"PRAGMA busy_timeout = {round(1000 * PATIENCE_SECONDS)}")
         (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         connection.execute(f"PRAGMA busy_timeout = {round(1000 * BUSY_SECONDS)}")
-        # Somebody holds on: not asked again after every commit.
+        # A reader holds a snapshot: do not ask again after every commit.
         self._limit = 2 * size if busy else LONG_BYTES

@@ -316,7 +316,7 @@ def test_trials_that_cannot_be_commanded(run: Path, trial: int, cause: str) -> N
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is no run"):
+    with pytest.raises(InputError, match="is not a run"):
         control.stop(tmp_path)
     assert list(tmp_path.iterdir()) == []
 

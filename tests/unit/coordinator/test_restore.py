@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +73,7 @@ def test_slots_beyond_what_is_wanted(tmp_path):
     leave_slots(tmp_path, [3, 4])
     record = record_of(kept)
     record.target_epochs = 1
-    standing = restorer(tmp_path).stand(record)
+    standing = restorer(tmp_path).resume_point(record)
     assert standing.position == UNITS
     assert standing.origin is not None and Path(standing.origin.file).name == kept.state_file
     assert names(tmp_path) == {kept.state_file}
@@ -81,7 +82,7 @@ def test_slots_beyond_what_is_wanted(tmp_path):
 def test_the_slots_of_the_epoch_in_progress(tmp_path):
     kept = leave_file(tmp_path, 0, published=True)
     leave_slots(tmp_path, [3, 4, 5])
-    standing = restorer(tmp_path, {(4, 1, 0): 0.5, (4, 1, 1): 0.25, (4, 1, 2): 9.0}).stand(
+    standing = restorer(tmp_path, {(4, 1, 0): 0.5, (4, 1, 1): 0.25, (4, 1, 2): 9.0}).resume_point(
         record_of(kept)
     )
     assert (standing.position, standing.attempt, standing.origin) == (5, 8, None)
@@ -95,7 +96,9 @@ def test_the_slots_of_the_epoch_in_progress(tmp_path):
 def test_a_row_is_made_of_slots_at_an_epochs_end(tmp_path):
     leave_slots(tmp_path, [5, 6])
     kept = leave_file(tmp_path, 0, published=True)
-    standing = restorer(tmp_path, {(4, 1, step): 0.5 for step in range(3)}).stand(record_of(kept))
+    standing = restorer(tmp_path, {(4, 1, step): 0.5 for step in range(3)}).resume_point(
+        record_of(kept)
+    )
     (lost,) = standing.lost
     assert (lost.epoch, lost.seconds, lost.state_file) == (1, 1.5, "4-epoch-1.safetensors")
     expected = EpochProgress.from_state(state_at(6)["progress"]).epoch_metrics()
@@ -108,7 +111,7 @@ def test_a_row_is_made_of_slots_at_an_epochs_end(tmp_path):
 def test_rows_are_made_of_files_where_the_slots_are_further(tmp_path):
     records = [leave_file(tmp_path, epoch, published=epoch == 1) for epoch in range(3)]
     leave_slots(tmp_path, [9, 10])
-    standing = restorer(tmp_path).stand(record_of())
+    standing = restorer(tmp_path).resume_point(record_of())
     assert [e.state_hash for e in standing.lost] == [r.state_hash for r in records]
     assert standing.position == 10 and standing.origin is None
     # All wait to be published, also the one that was renamed before its row was there.
@@ -122,7 +125,7 @@ def test_with_an_epoch_missing_between_the_slots_are_not_used(tmp_path):
     missing = leave_file(tmp_path, 1)
     (tmp_path / unpublished(missing.state_file, missing.state_hash)).unlink()
     leave_slots(tmp_path, [7, 8])
-    standing = restorer(tmp_path).stand(record_of())
+    standing = restorer(tmp_path).resume_point(record_of())
     assert standing.position == 3 and len(standing.lost) == 1
     assert standing.origin.state_hash == first.state_hash
     assert Path(standing.origin.file).name == first.state_file  # where it will be
@@ -131,7 +134,7 @@ def test_with_an_epoch_missing_between_the_slots_are_not_used(tmp_path):
 
 
 def test_nothing_is_left(tmp_path):
-    standing = restorer(tmp_path).stand(record_of())
+    standing = restorer(tmp_path).resume_point(record_of())
     assert (standing.position, standing.attempt, standing.origin) == (0, 0, None)
 
 
@@ -140,13 +143,13 @@ def test_epochs_whose_states_are_gone_are_trained_again(tmp_path):
     gone = EpochRecord(2, {}, 1.0, "0" * 32, "4-epoch-2.safetensors")
     retired = EpochRecord(0, {}, 1.0, "1" * 32, None)
     record = record_of(retired, kept, gone)
-    standing = restorer(tmp_path).stand(record)
+    standing = restorer(tmp_path).resume_point(record)
     assert standing.position == 6 and standing.origin.state_hash == kept.state_hash
     assert record.epochs == [retired, kept]
     kept_file = tmp_path / kept.state_file
     kept_file.unlink()
     record = record_of(retired, kept)
-    assert restorer(tmp_path).stand(record).position == 0 and record.epochs == []
+    assert restorer(tmp_path).resume_point(record).position == 0 and record.epochs == []
 
 
 def test_an_epoch_that_a_clone_may_need_is_trained_again(tmp_path):
@@ -156,7 +159,7 @@ def test_an_epoch_that_a_clone_may_need_is_trained_again(tmp_path):
     leave_slots(tmp_path, [10])
     (tmp_path / second.state_file).unlink()
     record = record_of(first, EpochRecord(1, {}, 1.0, second.state_hash, None))
-    standing = restorer(tmp_path).stand(record, reported=0)
+    standing = restorer(tmp_path).resume_point(record, reported=0)
     assert (standing.position, standing.lost) == (UNITS, []) and record.epochs == [first]
     assert standing.origin.state_hash == first.state_hash
     assert names(tmp_path) == {first.state_file}
@@ -166,10 +169,10 @@ def test_an_epoch_that_no_clone_needs_stays(tmp_path):
     retired = EpochRecord(0, {}, 1.0, "1" * 32, None)
     kept = leave_file(tmp_path, 1, published=True)
     record = record_of(retired, kept)
-    assert restorer(tmp_path).stand(record, reported=1).position == 2 * UNITS
+    assert restorer(tmp_path).resume_point(record, reported=1).position == 2 * UNITS
     assert record.epochs == [retired, kept]
-    assert restorer(tmp_path).stand(record).position == 2 * UNITS  # no searcher that listens
-    assert restorer(tmp_path).stand(record, reported=0).position == 0
+    assert restorer(tmp_path).resume_point(record).position == 2 * UNITS  # no searcher that listens
+    assert restorer(tmp_path).resume_point(record, reported=0).position == 0
 
 
 @pytest.mark.parametrize("position", [4, 6, 9])
@@ -179,7 +182,7 @@ def test_slots_that_say_other_things_than_their_state(tmp_path, position):
     slots.pack(state_at(5), attempt=0)
     slots.commit(position)
     slots.close()
-    assert restorer(tmp_path).stand(record_of()).position == 0
+    assert restorer(tmp_path).resume_point(record_of()).position == 0
 
 
 class Killed(BaseException):
@@ -192,7 +195,7 @@ def stand_until(folder, step):
 
     def counted(real):
         def operation(path, *arguments, **keywords):
-            left[0] -= path.exists()
+            left[0] -= Path(path).exists()
             if left[0] == 0:
                 raise Killed
             return real(path, *arguments, **keywords)
@@ -200,9 +203,9 @@ def stand_until(folder, step):
         return operation
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "replace", counted(Path.replace))
-        patch.setattr(Path, "unlink", counted(Path.unlink))
-        restorer(folder).stand(record_of())
+        patch.setattr(os, "replace", counted(os.replace))
+        patch.setattr(os, "unlink", counted(os.unlink))
+        restorer(folder).resume_point(record_of())
 
 
 @pytest.mark.parametrize("positions", [[1, 2], [1, 1, 2]], ids=["newest is b", "newest is a"])
@@ -216,7 +219,7 @@ def test_moving_slots_survives_a_kill_at_any_step(tmp_path, positions):
             assert step < 4
         else:
             assert step == 4  # the page, .a and .b
-        standing = restorer(tmp_path).stand(record_of())
+        standing = restorer(tmp_path).resume_point(record_of())
         assert standing.position == 2
         assert names(tmp_path) == {"4.a", "4.slots"}
 
@@ -226,7 +229,7 @@ def test_a_late_writer_writes_where_nobody_reads(tmp_path):
     for position in (1, 2):
         late.pack(state_at(position), attempt=7)
         late.commit(position)
-    restorer(tmp_path).stand(record_of())
+    restorer(tmp_path).resume_point(record_of())
     before = {name: (tmp_path / name).read_bytes() for name in ("4.a", "4.slots")}
     with pytest.raises(StateError, match="attempt 7 may not pack"):
         late.pack(state_at(3), attempt=7)

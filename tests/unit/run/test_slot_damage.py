@@ -1,4 +1,4 @@
-"""What Python reads of a commit page is what the core wrote: places, packs under way, version 1."""
+"""Damaged slots are found, whatever the commit page says: places, packs under way, version 1."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import cerebro._core as _core
-from cerebro.run.states import check_slots
+from cerebro.run.states import slot_damage
 
 
 def packed(stem: Path, value: int, *, commit: bool = True) -> None:
@@ -17,6 +17,10 @@ def packed(stem: Path, value: int, *, commit: bool = True) -> None:
     if commit:
         slots.commit(value)
     slots.close()
+
+
+def damage_of(stem: Path) -> tuple[Path, str] | None:
+    return slot_damage(stem.parent, int(stem.name))
 
 
 def flip(file: Path, at: int) -> None:
@@ -31,15 +35,15 @@ def test_records_are_found_where_they_are(tmp_path: Path, given_up: int) -> None
     packed(stem, 1)
     for value in range(2, 2 + given_up):  # packs that nobody ended
         packed(stem, value, commit=False)
-        assert check_slots(stem) is None
+        assert damage_of(stem) is None
     packed(stem, 10)
-    assert check_slots(stem) is None
+    assert damage_of(stem) is None
     place = 128 * given_up
     flip(stem.with_suffix(".slots"), 128 + 64 + place)
-    assert check_slots(stem).what == "its record of the newest state is damaged"
+    assert damage_of(stem)[1] == "its record of the newest state is damaged"
     flip(stem.with_suffix(".slots"), 128 + 64 + place)
     flip(stem.with_suffix(".b"), -1)
-    assert "checksum differs" in check_slots(stem).what
+    assert "checksum differs" in damage_of(stem)[1]
 
 
 def test_a_slot_that_is_being_packed_is_no_damage(tmp_path: Path) -> None:
@@ -49,11 +53,11 @@ def test_a_slot_that_is_being_packed_is_no_damage(tmp_path: Path) -> None:
     head = stem.with_suffix(".slots").read_bytes()[64:72]
     packed(stem, 3, commit=False)
     flip(stem.with_suffix(".a"), -1)
-    assert check_slots(stem) is None
+    assert damage_of(stem) is None
     content = bytearray(stem.with_suffix(".slots").read_bytes())
     content[64:72] = head
     stem.with_suffix(".slots").write_bytes(content)
-    assert check_slots(stem) is None  # its record was made invalid as well
+    assert damage_of(stem) is None  # its record was made invalid as well
 
 
 def test_pages_of_version_1_are_read(tmp_path: Path) -> None:
@@ -64,7 +68,7 @@ def test_pages_of_version_1_are_read(tmp_path: Path) -> None:
     content[8] = 1
     content[64:68] = (2 | 0x1ABCDEF << 2).to_bytes(4, "little")
     stem.with_suffix(".slots").write_bytes(content)
-    assert check_slots(stem) is None
+    assert damage_of(stem) is None
     flip(stem.with_suffix(".a"), -1)
-    assert check_slots(stem).path == stem.with_suffix(".a")
+    assert damage_of(stem)[0] == stem.with_suffix(".a")
     assert _core.Slots(stem, False).committed()[0] == 2

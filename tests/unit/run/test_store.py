@@ -177,7 +177,7 @@ def test_a_store_is_opened_again_and_goes_on(tmp_path):
 
 
 def test_only_a_run_can_be_opened(tmp_path):
-    with pytest.raises(InputError, match="is no run"):
+    with pytest.raises(InputError, match="is not a run"):
         Store.open(tmp_path)
     assert not list(tmp_path.iterdir())
     (tmp_path / FILE).write_bytes(b"not a database" * 100)
@@ -209,13 +209,13 @@ def test_a_store_with_rows_that_do_not_fit_is_damaged(tmp_path, damage):
 
 # --- versions ----------------------------------------------------------------
 
-VERSION_1 = Path(__file__).parents[2] / "golden" / "store-v1.sqlite"
+VERSION_2 = Path(__file__).parents[2] / "golden" / "store-v2.sqlite"
 """Trial 0 finished, 1 failed, Ctrl-C left 2 in its second epoch and 3 in its first."""
 
 
 @pytest.fixture
 def old_run(tmp_path):
-    shutil.copy(VERSION_1, tmp_path / FILE)
+    shutil.copy(VERSION_2, tmp_path / FILE)
     return tmp_path
 
 
@@ -234,13 +234,13 @@ def test_every_version_is_reached_from_the_one_before():
     assert sorted(MIGRATIONS) == list(range(OLDEST_READABLE + 1, SCHEMA_VERSION + 1))
 
 
-def test_readers_take_version_1_as_it_is(old_run):
+def test_readers_take_version_2_as_it_is(old_run):
     before = (old_run / FILE).read_bytes()
     run = read_run(old_run)
     assert [t.status for t in run.trials] == ["finished", "failed", "stopped", "stopped"]
     assert [len(t.epochs) for t in run.trials] == [2, 0, 1, 0]
     assert set(run.trials[0].epochs[0].metrics) == {"loss", "train_loss", "val_loss"}
-    assert not any(t.resumable for t in run.trials)
+    assert [t.resumable for t in run.trials] == [False, False, True, True]
     assert run.meta["status"] == "stopped"
     assert (old_run / FILE).read_bytes() == before
 
@@ -267,7 +267,7 @@ def test_what_a_trial_raised_comes_back_and_no_older_store_has_it(tmp_path):
     assert read_run(tmp_path).trials == found
 
 
-def test_version_1_is_brought_forward_by_the_first_writer(old_run, tmp_path_factory):
+def test_version_2_is_brought_forward_by_the_first_writer(old_run, tmp_path_factory):
     before = read_run(old_run)
     store = Store.open(old_run)
     store.add_trial(4, {}, "waiting", 2, 0, 1)
@@ -287,17 +287,26 @@ def test_version_1_is_brought_forward_by_the_first_writer(old_run, tmp_path_fact
 
 def test_a_migration_that_fails_leaves_the_old_version(old_run, monkeypatch):
     def broken(connection):
-        MIGRATIONS_2(connection)
+        MIGRATIONS_3(connection)
         connection.execute("INSERT INTO nowhere VALUES (1)")
 
-    MIGRATIONS_2 = MIGRATIONS[2]
-    monkeypatch.setitem(MIGRATIONS, 2, broken)
+    MIGRATIONS_3 = MIGRATIONS[3]
+    monkeypatch.setitem(MIGRATIONS, 3, broken)
     before = columns(old_run / FILE)
     with pytest.raises(OSError, match="nowhere"):
         Store.open(old_run)
-    assert version(old_run) == 1
+    assert version(old_run) == 2
     assert columns(old_run / FILE) == before
     assert len(read_run(old_run).trials) == 4
+
+
+def test_version_1_is_refused(old_run):
+    with sqlite3.connect(old_run / FILE) as connection:
+        connection.execute("PRAGMA user_version = 1")
+    connection.close()
+    for take in (read_run, Store.open):
+        with pytest.raises(CorruptDataError, match=r"version 1, of a .* repeat the search"):
+            take(old_run)
 
 
 def test_a_store_of_a_later_version_is_never_written(tmp_path):

@@ -12,7 +12,7 @@ import threading
 import pytest
 from stored_run import read_run
 
-from cerebro.run.store import FILE, Store, batch, reader, writing
+from cerebro.run.store import FILE, Store, reader, transaction, writing
 from cerebro.run.store import writing as log_size
 
 
@@ -167,7 +167,7 @@ def test_the_file_system_chooses_the_journal(tmp_path, monkeypatch):
 
 def test_whoever_hands_over_too_much_waits_for_the_disk(tmp_path, monkeypatch):
     may_write = threading.Event()
-    write = batch.Batch.write
+    write = transaction.Transaction.write
     rows = []
 
     def slow(self, connection):
@@ -175,7 +175,7 @@ def test_whoever_hands_over_too_much_waits_for_the_disk(tmp_path, monkeypatch):
         rows.append(len(self._trials))
         write(self, connection)
 
-    monkeypatch.setattr(batch.Batch, "write", slow)
+    monkeypatch.setattr(transaction.Transaction, "write", slow)
     monkeypatch.setattr(writing, "MAX_ROWS", 50)
     store = Store.create(tmp_path, {})
     handed = []
@@ -200,13 +200,13 @@ def test_states_that_wait_for_the_disk_are_few(tmp_path, monkeypatch):
     monkeypatch.setattr(writing, "MAX_STATE_BYTES", 1000)
     store = Store.create(tmp_path, {})
     waiting = []
-    publish = batch.durable.publish
+    publish = transaction.durable.publish
 
     def watched(pairs):
         waiting.append(len(list(tmp_path.glob("*.new"))))
         publish(pairs)
 
-    monkeypatch.setattr(batch.durable, "publish", watched)
+    monkeypatch.setattr(transaction.durable, "publish", watched)
     for epoch in range(100):
         (tmp_path / f"{epoch}.new").write_bytes(bytes(600))
         paths = (tmp_path / f"{epoch}.new", tmp_path / f"{epoch}.state")

@@ -6,8 +6,8 @@ import sqlite3
 
 import pytest
 
-from cerebro.run.store.batch import Batch
 from cerebro.run.store.schema import SCHEMA
+from cerebro.run.store.transaction import Transaction
 
 
 @pytest.fixture
@@ -18,10 +18,10 @@ def connection():
 
 
 def write(connection, *calls):
-    batch = Batch()
+    rows = Transaction()
     for name, *values in calls:
-        getattr(batch, name)(*values)
-    batch.write(connection)
+        getattr(rows, name)(*values)
+    rows.write(connection)
 
 
 def rows(connection, what):

@@ -1,19 +1,18 @@
-"""What one transaction writes: rows gathered by table, with only their last word.
+"""The rows of one transaction, by table, each in its latest version.
 
-A trial that began and ended since the last commit is one row, and a state that
-was kept and given up again is never synced: short epochs follow each other faster
-than a disk can keep up. Rows of one table go to SQLite in one call.
+A trial that began and ended since the last commit is written once, and a state that
+was kept and retired again is never synced: short epochs end faster than a disk can
+sync. The rows of a table go to SQLite in one call.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
 from cerebro.machine import durable
+from cerebro.run.states import remove_state
 from cerebro.run.store.encoding import storable
 
 Files = tuple[str, str]
@@ -31,8 +30,8 @@ _UNITS = "INSERT INTO units VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _META = "INSERT OR REPLACE INTO meta VALUES (?, ?)"
 
 
-class Batch:
-    """The rows of one transaction, and the states that they publish and retire."""
+class Transaction:
+    """The rows of one transaction, with the states that they publish and retire."""
 
     def __init__(self) -> None:
         self._meta: dict[str, str] = {}
@@ -93,7 +92,7 @@ class Batch:
         state_file: str | None,
         files: Files | None,
     ) -> None:
-        self._retired.pop((trial, epoch), None)  # of an earlier process: it is there again
+        self._retired.pop((trial, epoch), None)  # retired by an earlier process, and trained again
         self._epochs[trial, epoch] = (seconds, state_hash, state_file)
         self._metrics += [(trial, epoch, storable(name), value) for name, value in metrics.items()]
         if files is not None:
@@ -109,13 +108,13 @@ class Batch:
             self._unwanted.append(self._publish.pop(file, file))
 
     def execute(self, sql: str, values: tuple[Any, ...]) -> None:
-        """Add a statement of its own; such follow all other rows, in their order."""
+        """Add a statement; these run in order after all other rows."""
         self._others.append((sql, values))
 
     # --- writing ---------------------------------------------------------
 
     def write(self, connection: sqlite3.Connection) -> None:
-        """Make the states durable, commit the rows, then delete what none names any more."""
+        """Make states durable, commit the rows, then delete states that no row names any more."""
         if self._publish:
             durable.publish((new, final) for final, new in self._publish.items())
         statements = list(self._statements())
@@ -124,7 +123,7 @@ class Batch:
                 for sql, rows in statements:
                     connection.executemany(sql, rows)
         for file in (*self._retired.values(), *self._unwanted):
-            remove(file)
+            remove_state(file)
 
     def _statements(self) -> Iterator[tuple[str, list[Any]]]:
         epochs = [(*key, *values) for key, values in self._epochs.items()]
@@ -139,9 +138,3 @@ class Batch:
             (_META, list(self._meta.items())),
         ]
         return (table for table in tables if table[1])
-
-
-def remove(file: str) -> None:
-    """Delete a file, if it is there."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(file)  # noqa: PTH108
