@@ -8,14 +8,13 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from cerebro.api.settings import check_callbacks, check_executor, devices_of, worker_count
 from cerebro.arguments import RESUME, answers, whole_number
-from cerebro.coordinator.conduct import conduct, run_context, same_call
-from cerebro.coordinator.restore import ResumeRequest, open_again
+from cerebro.coordinator.conduct import conduct, same_call
+from cerebro.coordinator.restore import Previous, ResumeRequest
 from cerebro.coordinator.searcher_record import NoSearcher, catch_up, make_again
 from cerebro.data import Dataset
 from cerebro.errors import CorruptDataError, InputError
@@ -35,7 +34,7 @@ from cerebro.results.result import Result
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.folder import sweep
 from cerebro.run.owner import Owner
-from cerebro.run.settings import Settings
+from cerebro.run.settings import Settings, Training
 from cerebro.run.store import FILE, Store, check_whole, decode, encode
 from cerebro.searchers import make_searcher, set_up
 from cerebro.searchers.base import Searcher
@@ -57,13 +56,12 @@ def resume(
     progress: Literal["auto", "table", "lines"] | bool = "auto",
     executor: Executor | None = None,
 ) -> Result:
-    """Go on with a run: after Ctrl-C, a crash or a loss of power, or to train it further.
+    """Resume a run after Ctrl-C, a crash or a loss of power, or train it further.
 
-    Trials go on from their last committed unit, or, where that was lost with the power,
-    from their last finished epoch. What they become is bit for bit what an undisturbed
-    run would have made of them. Trials that failed or diverged stay so, unless they are
-    named in `trials`. A run that is finished and has nothing left to train is returned as
-    it is. Time limits count anew.
+    Trials continue from their last committed unit or, if a loss of power took that, from their
+    last finished epoch. The results are bit for bit those of an undisturbed run. Trials that
+    failed or diverged stay so, unless `trials` names them. A finished run with nothing left to
+    train is returned as it is. Time limits count anew.
 
     Parameters
     ----------
@@ -77,8 +75,8 @@ def resume(
         Train until so many epochs are done; at least as many as before. ``info.epochs`` is
         this number for what is trained from now on.
     trials
-        Numbers of the trials that are to go on, whatever their status; default: all that
-        are not over, and with more `epochs` the finished ones.
+        Numbers of the trials to continue, whatever their status; default: all that are not
+        over, and with more `epochs` the finished ones.
     workers
         Worker processes, 0 for none; default: as many as the run had. Compute threads
         remain those of the run, because they change the bits.
@@ -131,17 +129,16 @@ def resume(
                 executor=check_executor(executor),
                 devices=devices_of(wanted, None, executor),
             )
-        return go_on(saved, owner, with_epochs(settings, request), request, None)
+        return train_rest(saved, owner, with_epochs(settings, request), request, None)
 
 
 def resume_search(settings: Settings, searcher: Searcher) -> Result:
-    """Go on with the run that a search with the same arguments has begun.
+    """Resume the run that a search with the same arguments has begun.
 
     Parameters
     ----------
     settings
-        Those of the search that was asked for; more epochs or trials than before are
-        trained too.
+        The new search's. It may ask for more epochs or trials than before.
     searcher
         As it was made, not set up.
 
@@ -162,7 +159,7 @@ def resume_search(settings: Settings, searcher: Searcher) -> Result:
             tidy(saved)
             return Result(settings.folder, build=settings.build)
         saved.recipe.warn_if_changed(settings.build)
-        return go_on(saved, owner, settings, request, searcher)
+        return train_rest(saved, owner, settings, request, searcher)
 
 
 def is_over(saved: SavedRun, request: ResumeRequest) -> bool:
@@ -171,7 +168,7 @@ def is_over(saved: SavedRun, request: ResumeRequest) -> bool:
 
 
 def tidy(saved: SavedRun) -> None:
-    """Delete what is left by a process that died when it had nothing to do but to tidy up."""
+    """Clean up after a process that died during its own cleanup."""
     with contextlib.suppress(OSError):
         if (saved.folder / (FILE + "-wal")).exists():
             Store.open(saved.folder).close()
@@ -179,7 +176,7 @@ def tidy(saved: SavedRun) -> None:
 
 
 def check_epochs(saved: SavedRun, request: ResumeRequest) -> None:
-    """Epochs that were asked for are never taken back."""
+    """Raise InputError if fewer epochs are wanted than before."""
     before = saved.settings["epochs"]
     if request.epochs is not None and request.epochs < before:
         raise InputError(
@@ -188,16 +185,16 @@ def check_epochs(saved: SavedRun, request: ResumeRequest) -> None:
 
 
 def with_epochs(settings: Settings, request: ResumeRequest) -> Settings:
-    """Return the settings: the run's number of epochs grows with that of all its trials."""
+    """Return the settings, with the new number of epochs if all trials get it."""
     if request.epochs is None or request.trials is not None:
         return settings
     return replace(settings, epochs=request.epochs)
 
 
-# --- going on ----------------------------------------------------------------
+# --- training on -------------------------------------------------------------
 
 
-def go_on(
+def train_rest(
     saved: SavedRun,
     owner: Owner,
     settings: Settings,
@@ -212,15 +209,13 @@ def go_on(
         Not set up; None: made again from the run's record.
     """
     the_searcher = searcher_of(saved, settings, request, searcher)
-    flags = saved.environment.get("torch", {})
-    context = replace(run_context(settings), torch_flags=flags)
     now = environment.describe(settings.threads, settings.devices[0])
-    if are_gpus(settings.devices):  # what is there and set where CUDA starts, which is not here
+    if are_gpus(settings.devices):  # as in a worker: CUDA does not start in this process
         now["variables"].setdefault(CUBLAS_VARIABLE, CUBLAS_WORKSPACE)
         if about := computing_with(settings.devices):
             now["cuda"] = dict(about)
     lines = environment.differences(saved.environment, now)
-    # Workers are given the flags that the run was begun with.
+    # Workers get the flags that the run began with.
     lines = [line for line in lines if not line.startswith("torch.")]
     if lines:
         warnings.warn(
@@ -228,12 +223,7 @@ def go_on(
             f"on: {'; '.join(lines)}",
             stacklevel=4,
         )
-    return conduct(
-        settings,
-        context,
-        the_searcher,
-        partial(open_again, saved, owner, settings, context, request, lines),
-    )
+    return conduct(settings, the_searcher, previous=Previous(saved, owner, request, lines))
 
 
 def searcher_of(
@@ -244,8 +234,8 @@ def searcher_of(
     Raises
     ------
     InputError
-        If it cannot be made again, or trials are to be trained further of which it has
-        not decided yet.
+        If it cannot be made again, or if trials are to be trained further that it has yet to
+        decide on.
     """
     description = saved.meta.get("searcher_class") or {}
     over = saved.meta["status"] == "finished" and settings.n_trials == saved.settings["n_trials"]
@@ -285,10 +275,7 @@ MAY_DIFFER = {
     "space",
     "searcher_name",
 }
-"""What a script that goes on with its run may say otherwise, or is compared in another way."""
-
-NEWER = {"unit_timeout": None, "asynchronous": False, "devices": (CPU,)}
-"""Settings that runs of the first version did not have."""
+"""Settings that may change when a script resumes its run, or that are compared otherwise."""
 
 
 def settings_of(
@@ -301,7 +288,7 @@ def settings_of(
     callbacks: Sequence[Any],
     progress: Any,
 ) -> Settings:
-    """Return the settings that a run was begun with.
+    """Return the settings that a run began with.
 
     Parameters
     ----------
@@ -318,11 +305,9 @@ def settings_of(
         If the record is damaged.
     """
     meta = saved.meta
-    record = dict(meta["settings"])
-    fields = {field.name: field for field in dataclasses.fields(Settings)}
-    values = {name: record[name] for name in fields if name in record} | {
-        name: value for name, value in NEWER.items() if name in fields and name not in record
-    }
+    record = meta["settings"]
+    names = [field.name for field in dataclasses.fields(Settings)]
+    values = {name: record[name] for name in names if name in record}
     stop = record["stop"]
     values |= {
         "build": saved.find_build(build),
@@ -345,8 +330,8 @@ def settings_of(
     if values["workers"] == 0:
         values["unit_timeout"] = None  # there is no process that could be ended
     try:
-        return Settings(**values)
-    except TypeError as error:
+        return Settings(**Training.recorded(record) | values)
+    except (KeyError, TypeError) as error:
         raise CorruptDataError(
             f"{saved.path}: its settings are not all recorded: {error}"
         ) from None
@@ -358,8 +343,8 @@ def moved_view(saved: SavedRun, name: str, *given: Any) -> Dataset | None:
     Parameters
     ----------
     given
-        Data sets or paths, or None: the first that is one tells where the data are. The
-        second stands for another part of the same data set.
+        Data sets, paths or None. The first that is not None says where the data are; the
+        second is for another part of the same data set.
 
     Raises
     ------
@@ -395,7 +380,7 @@ def moved_view(saved: SavedRun, name: str, *given: Any) -> Dataset | None:
 
 
 def refuse_changes(saved: SavedRun, settings: Settings) -> None:
-    """Refuse to go on with a run under settings that would have given other trials.
+    """Refuse to resume a run with settings that would have given other trials.
 
     Raises
     ------
@@ -458,7 +443,7 @@ def _number(value: int | None) -> float:
 
 
 def check_trials(trials: Any, count: int) -> tuple[int, ...] | None:
-    """Check the numbers of the trials that are to go on."""
+    """Check the numbers of the trials to continue."""
     if trials is None:
         return None
     if isinstance(trials, int) and not isinstance(trials, bool):

@@ -336,25 +336,32 @@ class ResumeRequest:
         return record.is_open
 
 
+@dataclass(frozen=True)
+class Previous:
+    """A run as an earlier process left it, which this process is to resume."""
+
+    saved: SavedRun
+    owner: Owner
+    request: ResumeRequest
+    differences: Sequence[str]
+    """Differences between this environment and the one that the run began in."""
+
+
 def open_again(
-    saved: SavedRun,
-    owner: Owner,
-    settings: Settings,
-    context: RunContext,
-    request: ResumeRequest,
-    differences: Sequence[str],
+    previous: Previous, settings: Settings, context: RunContext
 ) -> tuple[OwnedRun, RestoredRun]:
     """Open the store for writing and find the position of every trial."""
+    saved, owner = previous.saved, previous.owner
     run_id = saved.meta.get("id") or uuid.uuid4().hex
     make_folders(settings)
     claim_state_dir(settings, run_id)
     store = Store.open(saved.folder)
     try:
-        restored = restore(saved, store, settings, context, request)
+        restored = restore(saved, store, context, previous.request)
         process = owner.process
         text = f"by {process}, with {settings.workers} workers"
         with store.group():
-            store.add_event(restored.seconds, "resumed", "; ".join([text, *differences]))
+            store.add_event(restored.seconds, "resumed", "; ".join([text, *previous.differences]))
             for key, value in (
                 ("id", run_id),
                 ("status", "running"),
@@ -372,7 +379,7 @@ def open_again(
 
 
 def restore(
-    saved: SavedRun, store: Store, settings: Settings, context: RunContext, request: ResumeRequest
+    saved: SavedRun, store: Store, context: RunContext, request: ResumeRequest
 ) -> RestoredRun:
     """Restore all trials: those that are resumed at their positions, the others unchanged."""
     with reader(saved.folder) as connection:
@@ -402,7 +409,7 @@ def restore(
                 restored.lost[record.number] = lost
             else:
                 trial = _rest(record, store, restorer)
-                if settings.epochs != before:
+                if context.epochs != before:
                     _remember_epochs(record, store, before)
             restored.trials.append(trial)
     saved.forget_trials()

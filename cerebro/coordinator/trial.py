@@ -23,8 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cerebro.report.snapshot import TrialRow
-from cerebro.run.records import TrialRecord, plain
-from cerebro.run.settings import Settings
+from cerebro.run.records import Ranking, TrialRecord, plain
 from cerebro.run.states import CloneOf, KeptState
 from cerebro.worker.messages import Warned
 
@@ -88,10 +87,10 @@ class LiveTrial:
         epoch = min(self.reported, self.record.done - 1)
         return epoch if epoch >= self.record.first_epoch else None
 
-    def row(self, settings: Settings) -> TrialRow:
+    def row(self, by: Ranking) -> TrialRow:
         """Return the trial as displays show it."""
         record = self.record
-        selected = record.selected(settings.metric, settings.mode, settings.select)
+        selected = record.selected(by)
         return TrialRow(
             number=record.number,
             config=plain(record.config),
@@ -102,6 +101,6 @@ class LiveTrial:
             rows_per_second=self.rows_per_second,
             worker=self.worker,
             error=record.error,
-            best_at=None if selected is None or settings.select == "last" else selected.epoch + 1,
+            best_at=None if selected is None or by.select == "last" else selected.epoch + 1,
             last=record.epochs[-1].metrics if record.epochs else {},
         )

@@ -23,7 +23,16 @@ from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine.files import path_of, read_bytes
 from cerebro.run.owner import owner_of
 from cerebro.run.recipe import Recipe, StudyBuild, check_build
-from cerebro.run.records import NOT_EXACT, OPEN, EpochRecord, TrialRecord, best_trials, gather
+from cerebro.run.records import (
+    NOT_EXACT,
+    OPEN,
+    EpochRecord,
+    Ranking,
+    TrialRecord,
+    best_trials,
+    gather,
+)
+from cerebro.run.settings import Training
 from cerebro.run.store import check_meta, check_rows, read_meta, read_ranking, read_trials, reader
 from cerebro.worker.messages import RunContext
 
@@ -144,10 +153,10 @@ class SavedRun:
     def ranking(self, n: int) -> list[int]:
         """Numbers of the `n` best trials, best first; those without a metric are left out."""
         if self._records is not None:
-            return best_trials(self.configurations, self.metric, self.mode, self.select, n)
+            return best_trials(self.configurations, self.ranked_by, n)
         self.before_reading()
         with reader(self.folder) as connection:
-            return read_ranking(connection, self.metric, self.mode, self.select, n)
+            return read_ranking(connection, self.ranked_by, n)
 
     def _refresh(self, held: int | None) -> None:
         self.before_reading()
@@ -206,6 +215,11 @@ class SavedRun:
     def select(self) -> str:
         """The epoch that represents a trial: ``"best"`` or ``"last"``."""
         return str(self.meta["settings"]["select"])
+
+    @property
+    def ranked_by(self) -> Ranking:
+        """How trials are ranked."""
+        return Ranking(self.metric, self.mode, self.select)
 
     @property
     def argv(self) -> list[str]:
@@ -444,20 +458,11 @@ class SavedRun:
 
     def context(self, build: Callable[..., Any] | None, **changes: Any) -> RunContext:
         """The run's context, as its workers had it, with some values changed."""
-        settings: Mapping[str, Any] = self.meta["settings"]
         values: dict[str, Any] = {
-            "build": self.find_build(build),
-            "seed": settings["seed"],
-            "epochs": settings["epochs"],
-            "batch_size": settings["batch_size"],
-            "eval_batch_size": settings["eval_batch_size"],
-            "drop_last": settings["drop_last"],
-            "stagger": settings["stagger"],
-            "threads": settings["threads"],
-            "loader_threads": 0,
-            "deterministic": settings["deterministic"],
+            **Training.recorded(self.meta["settings"]),
             "live_models": 1,
-            "live_bytes": 0,
+            "unit_timeout": None,
+            "build": self.find_build(build),
             "state_dir": str(self.folder / "states"),
             "epoch_dir": str(self.folder / "states"),
             "log_dir": str(self.folder / "trials"),

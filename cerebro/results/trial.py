@@ -427,12 +427,12 @@ class Trial:
         return batch_size_of(self.config, self.saved.settings["batch_size"])
 
     def _selected(self) -> EpochRecord | None:
-        saved = self.saved
+        by = self.saved.ranked_by
         if self._whole is not None:
-            whole = self._whole.selected(saved.metric, saved.mode, saved.select)
+            whole = self._whole.selected(by)
             if whole is not None:
                 return self.record.epochs[whole.epoch - self.record.first_epoch]
-        return self.record.selected(saved.metric, saved.mode, saved.select)
+        return self.record.selected(by)
 
     def _fold(self, fold: int) -> Trial:
         """One of the folds."""

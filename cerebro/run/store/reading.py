@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from cerebro.errors import CerebroError, CorruptDataError, one_line, text_of
-from cerebro.run.records import EpochRecord, Status, TrialRecord
+from cerebro.run.records import EpochRecord, Ranking, Status, TrialRecord
 from cerebro.run.store.checking import (
     check_config,
     check_rows,
@@ -167,17 +167,15 @@ def _read_some(
     return records
 
 
-def read_ranking(
-    connection: sqlite3.Connection, metric: str, mode: str, select: str, n: int
-) -> list[int]:
+def read_ranking(connection: sqlite3.Connection, by: Ranking, n: int) -> list[int]:
     """Return the numbers of the `n` best trials, best first; see `cerebro.run.records.score`."""
-    best, order = ("min", "") if mode == "min" else ("max", "DESC")
+    best, order = ("min", "") if by.mode == "min" else ("max", "DESC")
     last = "epoch = (SELECT max(epoch) FROM epochs AS e WHERE e.trial = metrics.trial)"
     rows = connection.execute(
         f"SELECT trial FROM metrics WHERE name = ? AND abs(value) < 9e999 "
-        f"AND {'1' if select == 'best' else last} "
+        f"AND {'1' if by.select == 'best' else last} "
         f"GROUP BY trial ORDER BY {best}(value) {order}, trial LIMIT ?",
-        (metric, n),
+        (by.metric, n),
     )
     return [int(trial) for (trial,) in rows]
 
