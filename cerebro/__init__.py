@@ -1,4 +1,4 @@
-"""Cerebro: the best of many deep-learning models, by model hopper parallelism.
+"""Cerebro: find the best of many deep-learning models, with model hopper parallelism.
 
     import cerebro
 
@@ -8,7 +8,7 @@
                             n_trials=16, metric="accuracy", batch_size=32)
     result.best.load().net
 
-``cerebro.torch``, ``cerebro.sklearn`` and their like are imported when used.
+``cerebro.torch``, ``cerebro.sklearn`` and similar modules are imported on first use.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ __version__ = version()
 
 open = open_run
 
-# What ``from cerebro import *`` gives: neither `open`, which would replace the built-in, nor the
+# Names for ``from cerebro import *``: neither `open`, which would replace the built-in, nor the
 # modules that need a framework.
 
 __all__ = [
@@ -141,5 +141,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names, and none of the modules that happen to be imported."""
+    """Return the public names, without modules that happen to be imported."""
     return sorted({*__all__, *_MODULES, "open", "__version__"})

@@ -1,7 +1,7 @@
-"""What the C module ``cerebro._core`` offers; its docstrings say the rest.
+"""The interface of the C module ``cerebro._core``; more in its docstrings.
 
-Private: everything here may change. Arrays at the edges are NumPy's, and dtypes
-go by the names of ``csrc/core/dtype.h`` ("float32", "bfloat16", ...).
+Private: everything here may change. Arrays at the interface are NumPy's, and dtypes have the names
+of ``csrc/core/dtype.h`` ("float32", "bfloat16", ...).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,8 +33,8 @@ def xxh3_128(buffer: Buffer | _Array, /) -> str: ...
 class ShardReader:
     """One shard, mapped read-only and checked against its manifest.
 
-    Sizes, ``.npy`` headers and ragged offsets are checked here, bytes by
-    :meth:`hashes`. Raises ``OSError`` or ``CorruptDataError`` naming the file.
+    Checks sizes, ``.npy`` headers and ragged offsets; :meth:`hashes` checks the bytes. Raises
+    ``OSError`` or ``CorruptDataError`` naming the file.
     """
 
     def __new__(
@@ -54,9 +54,9 @@ class ShardReader:
     def hashes(self) -> dict[str, str]: ...
 
 class NpyWriter:
-    """Streams rows into one new ``.npy`` file and hashes on the way.
+    """Streams rows into one new ``.npy`` file and hashes them on the way.
 
-    A writer that fails, is aborted or is forgotten removes its file again.
+    A writer that fails, is aborted or is garbage-collected deletes its file.
     """
 
     def __new__(cls, path: _Path, dtype: str, row_shape: Sequence[int], rows: int) -> NpyWriter: ...
@@ -67,11 +67,11 @@ class NpyWriter:
 # --- the scheduler --------------------------------------------------------------
 
 class Schedule:
-    """Which trial trains on which shard on which worker, next.
+    """Decides which trial trains next, on which shard and worker.
 
-    Events in, commands out, the time (seconds) passed in. ``shards`` is their
-    number or a weight for each, e.g. its rows; ``eval_cost`` is the weight of the
-    validation unit (0: there is none). Bad arguments raise ``ValueError``.
+    It receives events and returns commands; callers pass the time (seconds). ``shards`` is their
+    number or a weight for each, e.g. its rows; ``eval_cost`` is the weight of the validation unit
+    (0: none). Invalid arguments raise ``ValueError``.
     """
 
     def __new__(
@@ -121,8 +121,8 @@ class Schedule:
 class Tensor:
     """A piece of memory with a shape and an element type, for DLPack and the buffer protocol.
 
-    Row-major, on 256 bytes, writable unless `readonly`. The buffer protocol gives bfloat16 as
-    uint16, and is for main memory only.
+    Row-major, aligned to 256 bytes, writable unless `readonly`. The buffer protocol exposes
+    bfloat16 as uint16 and works only for host memory.
     """
 
     @property
@@ -145,10 +145,10 @@ class Tensor:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 class Loader:
-    """An iterator of batches of shuffled rows, gathered in C and used for many passes.
+    """An iterator of batches of shuffled rows, gathered in C and reused for many passes.
 
-    ``parts`` has a pair (reader, rows) per shard of the view; ``plan`` is made by
-    ``cerebro.transforms.compile``. Batches are dicts of tensors of the framework.
+    ``parts`` has a pair (reader, rows) per shard of the view; ``plan`` comes from
+    ``cerebro.transforms.compile``. Batches are dicts of the framework's tensors.
     """
 
     def __new__(
@@ -189,10 +189,11 @@ class Loader:
     def note(self) -> str: ...
 
 class Depot:
-    """The shards that are resident on a device, and its memory for batches.
+    """The resident shards of a device, and its memory for batches.
 
-    All loaders of a device share one. What no pass uses is given back, longest unused first, when
-    memory is short or more than `limit` bytes would be resident (half of the device's).
+    All loaders of a device share one. Shards that no pass uses are freed, least recently used
+    first, when memory is short or more than `limit` bytes would be resident (default: half of the
+    device's).
     """
 
     limit: int
@@ -210,9 +211,9 @@ def batch_count(rows: int, batch_size: int, drop_last: bool, /) -> int: ...
 # --- states ---------------------------------------------------------------------
 
 class StateBuffer(Buffer):
-    """The bytes of a packed state, a safetensors file in memory.
+    """The bytes of a packed state: a safetensors file in memory.
 
-    Supports the buffer protocol; read-only where it shows a slot.
+    Supports the buffer protocol; read-only if it shows a slot.
     """
 
     @property
@@ -254,10 +255,9 @@ def hash_state(buffer: Buffer, /) -> str: ...
 class Slots:
     """The two mapped slots of a trial: ``<stem>.a``, ``<stem>.b``, ``<stem>.slots``.
 
-    A pack goes into the slot that is not the newest; its commit is one atomic
-    store, so a process killed at any moment leaves a whole state. Works
-    across processes; one at a time packs. Attempts must grow over a trial's
-    life. Not for two threads at once (StateError).
+    A pack goes into the slot that is not the newest. Its commit is one atomic store, so a process
+    killed at any moment leaves a complete state. Works across processes, one of which packs at a
+    time. Attempts must increase over a trial's life. Not safe for two threads at once (StateError).
     """
 
     def __new__(cls, stem: _Path, create: bool) -> Slots: ...
@@ -286,10 +286,10 @@ def check_slots(stem: _Path, /) -> tuple[str, str, bool] | None:
 class UnitResult(
     tuple[int, int, dict[str, tuple[float, float]], float, dict[str, tuple[int, float]]]
 ):
-    """What :func:`run_unit` did.
+    """The result of :func:`run_unit`.
 
-    `sums` is name to (sum of value x weight, weight); `not_finite` is name to
-    (number, value) of the first batch that gave no finite number, if one did.
+    `sums` is name to (sum of value x weight, weight); `not_finite` is name to (number, value) of
+    the first batch whose value was not finite, if any.
     """
 
     @property
@@ -315,20 +315,20 @@ def run_unit(
     beat: BeatPage | None = None,
     sums: dict[str, tuple[float, float]] | None = None,
 ) -> UnitResult:
-    """Give every batch of `loader` to ``step(batch)`` and sum the metrics.
+    """Call ``step(batch)`` for every batch of `loader` and sum the metrics.
 
-    A metric is a number, a tensor of one number, or ``(mean, weight)``; the
-    weight is the batch's rows otherwise. Sums are float64, in batch order, and
-    go on from `sums`. Raises ``UnitCancelled`` when the page's flag is up,
-    TypeError naming a metric that is no number, and what `step` raises.
+    A metric is a number, a tensor of one number, or ``(mean, weight)``; the default weight is the
+    batch's rows. Sums are float64, in batch order, and continue from `sums`. Raises
+    ``UnitCancelled`` if the page's flag is set, TypeError naming a metric that is not a number, and
+    any error of `step`.
     """
 
 class NativeNet:
-    """A small convolutional network in C; all its parts begin as zeros.
+    """A small convolutional network in C; all its parts are initially zeros.
 
-    Arrays are dense, pictures float32 (rows, channels, height, width), labels int64 (rows,).
-    ``ValueError`` for others, and for use by two threads at a time. On a GPU, by cuDNN, the
-    parts in host memory are a copy: `push` and `pull` bring it there and back.
+    Arrays are dense, images float32 (rows, channels, height, width), labels int64 (rows,). Raises
+    ``ValueError`` for others, and for use by two threads at once. On a GPU, with cuDNN, the parts
+    in host memory are a copy, which `push` sends to the GPU and `pull` brings back.
     """
 
     def __new__(
@@ -353,11 +353,10 @@ class NativeNet:
 class BeatPage:
     """A page shared between a worker and its coordinator.
 
-    Makes one without `fd`; otherwise opens the page of an inherited descriptor,
-    which stays the caller's to close. A C thread beats between start_beating
-    and stop (or the interpreter's end); run_unit counts batches and rows. Given
-    the socket to the coordinator, the thread also kills this process and its
-    group when the other end or the parent process is gone.
+    Without `fd`, makes a page; otherwise opens the page of an inherited descriptor, which remains
+    the caller's to close. A C thread beats from start_beating until stop (or the interpreter's
+    end); run_unit counts batches and rows. Given the socket to the coordinator, the thread also
+    kills this process and its group when the other end or the parent process is gone.
     """
 
     def __new__(cls, fd: int | None = None) -> BeatPage: ...

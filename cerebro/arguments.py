@@ -1,7 +1,7 @@
-"""Checks of arguments, in one wording; and what is meant by keywords that do not exist.
+"""Checks of arguments, and answers to keywords that do not exist.
 
-People come with the words of Optuna, Ray Tune, Keras, Lightning and scikit-learn. A function
-that is decorated with `answers` meets them with its own word, a misspelt one with the nearest.
+Users know the words of Optuna, Ray Tune, Keras, Lightning and scikit-learn. A function decorated
+with `answers` responds to such a word with its own, and to a misspelled one with the nearest.
 """
 
 from __future__ import annotations
@@ -159,11 +159,11 @@ R = TypeVar("R")
 _HERE = str(PACKAGE) + os.sep
 
 Words = Mapping[str, str]
-"""Others' words to ours; to a sentence, with a blank in it, where there is no such word."""
+"""Other libraries' words to ours, or to a sentence (which has a space) if we have no such word."""
 
 
 class KeywordError(InputError, TypeError):
-    """An argument's name that a function does not have."""
+    """A keyword that a function does not have."""
 
 
 _TRIALS = ("trials", "num_trials", "max_trials", "n_iter", "max_evals", "n_samples")
@@ -251,11 +251,11 @@ OPTIMIZE: Words = {
     "select": "leave it out: the value of a study's trial is that of its last epoch",
     "if_exists": "leave it out: a run= that exists is resumed",
     "points": "enqueue them: study.enqueue_trial(...)",
-    "asynchronous": "leave it out: a study is asked and told in rounds",
+    "asynchronous": "leave it out: a study suggests and receives trials in rounds",
     **_to("catch", "except", "errors"),
 }  # fmt: skip
 
-_OWN_OF_FIT = ("param_space", "scheduler", "num_samples")  # which are others' words elsewhere
+_OWN_OF_FIT = ("param_space", "scheduler", "num_samples")  # elsewhere words of other libraries
 
 FIT: Words = {
     **{key: word for key, word in SEARCH.items() if key not in _OWN_OF_FIT},
@@ -264,9 +264,9 @@ FIT: Words = {
     **_to("num_samples", *_TRIALS),
     **_to("scheduler", "pruner"),
     **_to("build", "trainable", "model", "train_fn", "run_or_experiment"),
-    **_to("give what it holds as keywords, such as metric=, num_samples= and run=", "tune_config",
+    **_to("give its fields as keywords, such as metric=, num_samples= and run=", "tune_config",
           "run_config"),
-    **_to("leave it out: workers= and threads= say what is used", "resources_per_trial",
+    **_to("leave it out: workers= and threads= set the resources", "resources_per_trial",
           "max_failures"),
 }  # fmt: skip
 
@@ -278,8 +278,8 @@ SHARD: Words = {
     **_to("columns", "cols", "usecols", "features"),
     **_to("seed", *_SEED),
     **_to("progress", *_PROGRESS),
-    **_to("a dataset is never overwritten: remove its folder, or give exist_ok=True to use one "
-          "of the same rows", "overwrite", "replace", "force", "if_exists", "mode"),
+    **_to("a dataset is never overwritten: remove its folder, or give exist_ok=True to reuse one "
+          "with the same rows", "overwrite", "replace", "force", "if_exists", "mode"),
     **_to("search() takes it, or the space", "batch_size"),
     **_to("use Dataset.split() on the result", "split", "test_size", "validation"),
 }  # fmt: skip
@@ -312,18 +312,18 @@ def answers(
     also: tuple[str, ...] = (),
     name: str | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a function: a keyword that it does not have is answered with the one that is meant.
+    """Decorate a function: the error for an unknown keyword names the intended one.
 
     Parameters
     ----------
     words
-        Others' words for its arguments.
+        Other libraries' words for its arguments.
     passes_to
-        The function that gets its ``**options``.
+        The function that receives its ``**options``.
     also
-        More names that it takes as ``**options``.
+        More names that it accepts as ``**options``.
     name
-        What messages call it; default: its name.
+        The function's name in messages; default: its own.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -345,7 +345,7 @@ def answers(
 
 
 def users_level() -> int:
-    """The ``stacklevel`` with which a warning of the caller names the first line not Cerebro's."""
+    """Return the ``stacklevel`` with which a warning names the user's line, not Cerebro's."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
         frame, level = frame.f_back, level + 1

@@ -1,14 +1,14 @@
-"""Commands to a run that goes on: stop, pause, continue.
+"""Commands to a running search: stop, pause, continue.
 
-A command is a small JSON file that is written under a temporary name and renamed into
-the run's ``control`` folder. The process that trains looks there between units and at least
-once a second, carries commands out in the order of their names, and removes each when it took
-effect. Nothing listens on a port, and whoever may write the folder may command the run.
+A command is a small JSON file that is written under a temporary name and renamed into the run's
+``control`` folder. The coordinating process checks the folder between units and at least once a
+second, executes commands in the order of their names, and removes each once it took effect. No port
+is opened, and write access to the folder is permission to command the run.
 
     {"command": "pause", "trial": 3}
 
-``trial`` is left out where the whole run is meant. Anything else that lies in the
-folder is removed and noted among the run's events; it never harms the run.
+Without ``trial``, the command is for the whole run. Any other file in the folder is removed and
+noted among the run's events; it never harms the run.
 """
 
 from __future__ import annotations
@@ -39,37 +39,37 @@ _count = itertools.count()
 
 @dataclass(frozen=True)
 class Command:
-    """What somebody wants of a run, or of one of its trials."""
+    """A command to a run, or to one of its trials."""
 
     verb: Verb
     trial: int | None = None
 
     def to_json(self) -> str:
-        """Return what its file holds."""
+        """Return the content of the command's file."""
         trial = {} if self.trial is None else {"trial": self.trial}
         return json.dumps({"command": self.verb, **trial})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Command:
-        """Read a command strictly.
+        """Parse a command strictly.
 
         Raises
         ------
         ValueError
-            If it is none; the message says why, in a few words.
+            The text is not a command; the message says why in a few words.
         """
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
             raise ValueError("it is not JSON") from None
         if not isinstance(value, dict) or not value.keys() <= {"command", "trial"}:
-            raise ValueError("it is no command")
+            raise ValueError("it is not a command")
         verb, trial = value.get("command"), value.get("trial")
         if verb not in VERBS:
             raise ValueError(f"its command is not one of {', '.join(VERBS)}")
         whole = isinstance(trial, int) and not isinstance(trial, bool) and 0 <= trial <= MAX_TRIAL
         if trial is not None and not whole:
-            raise ValueError("its trial is no number of a trial")
+            raise ValueError("its trial is not a trial's number")
         return cls(verb, trial)
 
     def __str__(self) -> str:
@@ -77,12 +77,11 @@ class Command:
 
 
 def stop(run: str | os.PathLike[str], trial: int | None = None) -> None:
-    """Stop a run that goes on, or one trial of it.
+    """Stop a run in progress, or one of its trials.
 
-    A run stops within a batch (where ``workers=0``, after the unit that runs): what was
-    trained up to the last finished unit is kept, and `cerebro.resume` goes on from there.
-    A trial ends as ``stopped`` when its unit in flight is done; its epochs are kept and
-    count.
+    A run stops within a batch (with ``workers=0``, after the running unit): all finished units are
+    kept, and `cerebro.resume` continues from there. A trial ends as ``stopped`` when its running
+    unit is done; its epochs are kept and count.
 
     Parameters
     ----------
@@ -94,25 +93,24 @@ def stop(run: str | os.PathLike[str], trial: int | None = None) -> None:
     Raises
     ------
     InputError
-        If nobody trains the run, there is no such trial, or it has ended.
+        The run is not in progress, the trial does not exist, or it has ended.
     OSError
-        If the run's folder cannot be written.
+        The run's folder cannot be written.
     """
     send(run, Command("stop", trial))
 
 
 def pause(run: str | os.PathLike[str], trial: int | None = None) -> None:
-    """Pause a run that goes on, or one trial of it, until `go_on`.
+    """Pause a run in progress, or one of its trials, until `go_on`.
 
-    Units in flight are finished; then workers are idle, but stay, and so do the models
-    that they hold. A run's ``time_limit`` goes on counting. A paused run can be stopped.
-    Parameters and errors are those of `stop`.
+    Running units are finished; workers then stay idle and keep their models. A run's ``time_limit``
+    keeps counting. A paused run can be stopped. Parameters and errors are those of `stop`.
     """
     send(run, Command("pause", trial))
 
 
 def go_on(run: str | os.PathLike[str], trial: int | None = None) -> None:
-    """Let a paused run, or a paused trial of it, go on; no harm where it is not paused.
+    """Continue a paused run, or a paused trial; does nothing if it is not paused.
 
     Parameters and errors are those of `stop`.
     """
@@ -120,7 +118,7 @@ def go_on(run: str | os.PathLike[str], trial: int | None = None) -> None:
 
 
 def send(run: str | os.PathLike[str], command: Command) -> None:
-    """Hand a command to whoever trains a run; see `stop`, `pause` and `go_on`."""
+    """Send a command to the process that trains a run; see `stop`, `pause` and `go_on`."""
     folder = path_of("run", run)
     with reader(folder) as connection:
         check_is_trained(folder, read_meta(connection))
@@ -145,15 +143,15 @@ def _number(trial: Any) -> int:
 def put(control: Path, command: Command) -> Path:
     """Write a command's file; it appears complete or not at all."""
     control.mkdir(exist_ok=True)
-    # In the order of time; of one moment, each sender's in its own order.
+    # Ordered by time; for equal times, each sender's commands keep their order.
     name = f"{time.time_ns():020d}-{os.getpid()}-{next(_count):06d}.json"
     temporary = control / f".{name}"
     try:
         temporary.write_text(command.to_json(), encoding="utf-8")
         temporary.rename(control / name)
-    except FileNotFoundError as error:  # the run's beginning or end has cleared the folder
+    except FileNotFoundError as error:  # the folder is cleared when a run begins or ends
         raise InputError(
-            f"{control.parent} began or ended just now: look at it and try again"
+            f"{control.parent} began or ended just now: check it and try again"
         ) from error
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -162,7 +160,7 @@ def put(control: Path, command: Command) -> Path:
 
 
 def check_is_trained(folder: Path, meta: dict[str, Any]) -> None:
-    """Raise InputError if nobody trains the run."""
+    """Raise InputError if the run is not in progress."""
     status = meta["status"]
     if status != "running":
         raise InputError(f"{folder} is {status}: the run is not in progress")
@@ -170,13 +168,12 @@ def check_is_trained(folder: Path, meta: dict[str, Any]) -> None:
         owner = meta.get("owner") or {}
         raise InputError(
             f"{folder}: the process that trained it ({owner.get('pid')} on {owner.get('host')}) is "
-            "gone, so there is nobody to command; to go on: "
-            f"python -m cerebro resume {shlex.quote(str(folder))}"
+            f"gone; to resume: python -m cerebro resume {shlex.quote(str(folder))}"
         )
 
 
 def check_trial(folder: Path, trial: int, status: str | None, count: int) -> None:
-    """Raise InputError if the run has no such trial, or it has ended."""
+    """Raise InputError if the run has no such trial or the trial has ended."""
     if status is None:
         has = f"trials 0 to {count - 1}" if count else "no trials"
         raise InputError(f"{folder} has no trial {trial!r} yet; it has {has}")

@@ -1,8 +1,8 @@
 """The exceptions that Cerebro raises.
 
-Bad arguments raise :class:`InputError`, which is a ``ValueError``; files that
-cannot be read or written raise ``OSError``; everything else is below. Each
-message names the file, the trial or the argument and says what to do.
+Invalid arguments raise :class:`InputError`, which is a ``ValueError``; files that cannot be read or
+written raise ``OSError``; the other exceptions are below. Each message names the file, the trial or
+the argument, and the cure.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ MESSAGE_LIMIT = 500
 def one_line(text: str, limit: int = MESSAGE_LIMIT) -> str:
     """Make text one printable line of at most about `limit` characters.
 
-    Line breaks become spaces; control characters and lone surrogates, which a
-    terminal or a store would choke on, become escapes.
+    Line breaks become spaces; control characters and lone surrogates, which terminals and stores
+    cannot handle, become escapes.
     """
     joined = " ".join(str.__getitem__(text, slice(20 * limit)).split())
     if len(joined) > limit:
@@ -25,15 +25,15 @@ def one_line(text: str, limit: int = MESSAGE_LIMIT) -> str:
 
 
 def printable(text: str) -> str:
-    """Make text safe to print: what is not its own line break or a tab becomes an escape.
+    """Make text safe to print: unprintable characters except newlines and tabs become escapes.
 
-    A store from elsewhere may hold sequences that a terminal obeys.
+    A store from elsewhere may contain terminal control sequences.
     """
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
 def text_of(error: BaseException, limit: int = MESSAGE_LIMIT) -> str:
-    """What an exception says, as `one_line`; never raises."""
+    """Return an exception's message as `one_line`; never raises."""
     try:
         return one_line(str(error), limit)
     except BaseException:  # its __str__ may raise anything
@@ -41,15 +41,15 @@ def text_of(error: BaseException, limit: int = MESSAGE_LIMIT) -> str:
 
 
 class CerebroError(Exception):
-    """Base class of what Cerebro raises."""
+    """Base class of Cerebro's exceptions."""
 
 
 class InputError(CerebroError, ValueError):
-    """An argument, a configuration or a file given by the user is wrong."""
+    """An argument, a configuration or a file given by the user is invalid."""
 
 
 class CorruptDataError(CerebroError):
-    """A data file, a state or a manifest is not what its checksum or header says."""
+    """A data file, a state or a manifest does not match its checksum or header."""
 
 
 class StateError(CerebroError):
@@ -65,18 +65,18 @@ class WorkerError(CerebroError):
 
 
 class UnitCancelled(CerebroError):
-    """A unit was told to stop; raised inside a worker, never seen by users."""
+    """A unit was cancelled; raised inside a worker, never seen by users."""
 
 
 class RunError(CerebroError):
-    """A run stopped because no trial can go on.
+    """A run stopped because no trial can continue.
 
     Parameters
     ----------
     message
         The first cause.
     result
-        What the run has so far, or None if it had not begun.
+        The run's result so far (a `cerebro.Result`); None if it had not begun.
     """
 
     def __init__(self, message: str, result: Any = None) -> None:

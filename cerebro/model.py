@@ -1,6 +1,6 @@
-"""What a model is: its methods, what `build` is told, its columns and its metrics.
+"""The interface of a model: its methods, columns and metrics, and the info passed to `build`.
 
-What models of several frameworks have in common; no framework is imported here.
+Shared by the models of all frameworks; no framework is imported here.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ FRAMEWORKS = ("torch", "numpy", "jax", "dlpack")
 
 @dataclass(frozen=True)
 class Info:
-    """What a model may want to know about the search that trains it.
+    """Facts about the search, for the model that it trains.
 
     Attributes
     ----------
     epochs
-        How many epochs the trial trains at most.
+        The most epochs that the trial trains.
     steps_per_epoch
         Training batches per epoch.
     total_steps
@@ -37,16 +37,16 @@ class Info:
     seed
         The seed that `random`, NumPy and torch were seeded with before `build`.
     device
-        Where batches of PyTorch's tensors arrive: "cpu", or a GPU such as "cuda:0".
+        The device of PyTorch batches: "cpu", or a GPU such as "cuda:0".
     columns
         The data's columns by name.
     classes
-        The names of the classes by column; None for columns without, such as integer labels: see
+        The class names by column; None for columns without names, such as integer labels: see
         `num_classes`.
     data
         The training data, a :class:`cerebro.Dataset`.
     fold
-        Which fold of its configuration the trial is, from 0; None in a search without folds.
+        The trial's fold, from 0; None in a search without folds.
     """
 
     epochs: int
@@ -62,7 +62,7 @@ class Info:
     fold: int | None = None
 
     def num_classes(self, column: str = "y") -> int:
-        """Return how many classes a label column has, named or numbered.
+        """Return the number of classes of a label column, named or numbered.
 
         See `cerebro.Dataset.num_classes`.
         """
@@ -72,29 +72,30 @@ class Info:
 class Model(Protocol):
     """The methods that every model has.
 
-    Metric values are floats or 0-d tensors, means over the batch's rows, or
-    pairs ``(mean, weight)``. Optional, and called where they exist:
+    Metric values are floats or 0-d tensors, means over the batch's rows, or pairs ``(mean,
+    weight)``. These attributes and methods are optional:
 
     ``framework``
-        What batches are made of: "torch", "numpy", "jax" or "dlpack" (default).
+        The framework of batches: "torch", "numpy", "jax" or "dlpack" (default).
     ``cpu_only``
-        True if it never computes on a GPU: with ``devices="auto"`` a search is on the CPU then.
+        True if the model never computes on a GPU; a search with ``devices="auto"`` then uses the
+        CPU.
     ``loads_in_place``
-        True if a state may be copied into the tensors that `state_dict` returns
-        (they are the model's own and nobody else's), which spares new memory.
+        True if a state may be copied into the tensors that `state_dict` returns (they belong to the
+        model alone), which saves memory.
     ``bind_info(info)``
-        Once, after `build`.
+        Called once, after `build`.
     ``begin_epoch(epoch)``, ``end_epoch(epoch, metrics)``
-        Around an epoch (from 0); the second after validation, before the epoch's
-        state is hashed.
+        Called around an epoch (from 0); the second after validation, before the epoch's state is
+        hashed.
     ``end_unit()``
-        After the last training batch of a unit, before its state is taken.
+        Called after the last training batch of a unit, before its state is saved.
     ``evaluate(batches) -> dict``
-        Instead of `eval_batch` for a whole validation pass.
+        Replaces `eval_batch` for a whole validation pass.
     ``predict_batch(batch)``
-        The outputs for a batch.
+        Returns the outputs for a batch.
     ``load_clone(state, config)``
-        Instead of `load_state_dict` when the state is another trial's.
+        Replaces `load_state_dict` if the state is another trial's.
     """
 
     def train_batch(self, batch: dict[str, Any]) -> Mapping[str, Any] | None:
@@ -106,11 +107,11 @@ class Model(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that later training depends on: tensors, arrays and JSON."""
+        """Return everything that further training depends on: tensors, arrays and JSON."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a state; tensors in it are copied, not kept."""
+        """Load a state; its tensors are copied, not kept."""
         ...
 
 
@@ -125,12 +126,12 @@ _REQUIRED = {
 def check_model(model: object) -> None:
     """Raise InputError if `model` lacks a method that Cerebro needs.
 
-    The message names what `build` returned and the first missing method.
+    The message names the type that `build` returned and the first missing method.
     """
     if model is None:
         raise InputError(
             "build returned None; return a model, such as cerebro.torch.Model(...). A function "
-            "that trains by itself, as for Ray Tune or Optuna, is to return its model instead"
+            "that trains by itself, as for Ray Tune or Optuna, must return its model instead"
         )
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
     if is_keras(model):
@@ -152,13 +153,13 @@ def check_model(model: object) -> None:
 
 
 NO_KERAS = (
-    "Keras is not supported yet (its layers would not be told when they train, so that dropout did "
+    "Keras is not supported yet (its layers would not know when they train, and dropout would do "
     "nothing): make the network with torch.nn and its optimizer with torch.optim"
 )
 
 
 def is_keras(value: object) -> bool:
-    """Whether an object's class, or one that this is derived from, is Keras's."""
+    """Whether an object's class or one of its base classes is from Keras."""
     packages = {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
     return not packages.isdisjoint(("keras", "tf_keras"))
 
@@ -176,20 +177,20 @@ def _hint(model: object) -> str:
 
 
 def framework_of(model: object) -> str:
-    """Return what the model's batches are made of: its `framework`, "dlpack" if it has none."""
+    """Return the framework of the model's batches: its `framework`, or "dlpack"."""
     return getattr(model, "framework", "dlpack")
 
 
 def is_cpu_only(model: object) -> bool:
-    """Return whether the model says that it never computes on a GPU."""
+    """Return whether the model declares that it never computes on a GPU."""
     return bool(getattr(model, "cpu_only", False))
 
 
 def whole_pass(model: object) -> Callable[[Iterable[dict[str, Any]]], Mapping[str, Any]] | None:
-    """Return `model.evaluate` if validation must go through it, else None.
+    """Return `model.evaluate` if validation must use it, else None.
 
-    A model that has `evaluate` may say ``evaluates_whole = False``: batch by
-    batch then gives the same metrics.
+    A model with `evaluate` may declare ``evaluates_whole = False``: `eval_batch` then gives the
+    same metrics.
     """
     evaluate = getattr(model, "evaluate", None)
     if callable(evaluate) and getattr(model, "evaluates_whole", True):
@@ -208,7 +209,7 @@ def column_names(what: str, columns: Any) -> list[str]:
     Raises
     ------
     InputError
-        If it is no column's name, list or mapping.
+        The argument is not a column's name, a list or a mapping.
     """
     if isinstance(columns, str):
         return [columns]
@@ -249,7 +250,7 @@ def check_batch(batch: Any, inputs: Columns, target: Columns | None) -> None:
 
 
 def loss_of(output: Any) -> Any:
-    """Return the loss that a network has computed: ``output.loss`` or ``output["loss"]``."""
+    """Return the loss that a network computed: ``output.loss`` or ``output["loss"]``."""
     loss = getattr(output, "loss", None)
     if loss is None and isinstance(output, Mapping):
         loss = output.get("loss")
@@ -273,7 +274,7 @@ def named_functions(what: str, functions: Any) -> dict[str, Callable[..., Any]]:
 def check_metrics(
     loss: Any, step: Any, metrics: Mapping[str, Any], whole: Mapping[str, Any]
 ) -> None:
-    """Refuse metrics that no step returns outputs for, and two of one name."""
+    """Raise InputError for metrics without outputs to compute them from, or two of one name."""
     if step is not None and (loss is not None or metrics):
         raise InputError("step replaces loss and metrics: return them from step instead")
     if step is not None and whole:

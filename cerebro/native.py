@@ -1,8 +1,8 @@
 """A small convolutional network in C: a model that needs no framework.
 
-:class:`Model` has the protocol of every other model, so it is searched, hopped, resumed and
-replayed like one. It is meant for small pictures, for tests, and to show that an installation
-trains and reproduces its bits (``python -m cerebro doctor --train``).
+:class:`Model` has the protocol of every other model: it can be searched, hopped, resumed and
+replayed. It is meant for small images, for tests, and to show that an installation trains and
+reproduces its bits (``python -m cerebro doctor --train``).
 """
 
 from __future__ import annotations
@@ -27,47 +27,46 @@ _Array = NDArray[Any]
 class Model:
     """A network of two convolutions, trained by stochastic gradient descent with momentum.
 
-    Twice a 3x3 convolution with bias, padded by 1, ReLU and the maximum of every 2x2; then a
-    linear layer and softmax cross-entropy. It computes in float32: in one thread, or on a GPU.
+    Two blocks of a 3x3 convolution with bias and padding 1, ReLU and 2x2 max pooling; then a
+    linear layer and softmax cross-entropy. It computes in float32, in one thread or on a GPU.
 
     Parameters
     ----------
     shape
-        Of a picture: (channels, height, width), height and width 4 or more.
+        The shape of an image: (channels, height, width), height and width at least 4.
     classes
-        How many there are, 2 or more. The target says which, from 0.
+        The number of classes, at least 2. The target counts them from 0.
     filters
-        Of the first and the second convolution.
+        The number of filters of the first and the second convolution.
     lr
         The learning rate.
     momentum
         From 0 to below 1: ``m = momentum * m + gradient``, then ``value -= lr * m``.
     seed
-        Of the values to begin with. None: they are drawn from NumPy's global generator, which
-        is seeded for every trial.
+        The seed of the initial weights. None: NumPy's global generator, which is seeded for every
+        trial, draws them.
     device
-        "cpu", or a GPU, such as "cuda" or "cuda:1": its convolutions are then cuDNN's, which must
-        be there (version 9). Within a search on GPUs that is ``info.device``. Batches come from
-        host memory in any case.
+        "cpu", or a GPU such as "cuda" or "cuda:1", which needs cuDNN 9 for the convolutions. In a
+        search on GPUs, pass ``info.device``. Batches come from host memory in any case.
     inputs
-        The column with pictures: float32, (rows, channels, height, width).
+        The column of images: float32, (rows, channels, height, width).
     target
-        The column with the classes: integers, (rows,).
+        The column of classes: integers, (rows,).
 
     Notes
     -----
-    Weights begin uniform, up to ``sqrt(6 / inputs)`` either way in convolutions (He et al.,
-    "Delving deep into rectifiers", 2015) and ``1 / sqrt(inputs)`` in the linear layer, biases as
-    zeros. Metrics
-    are ``loss`` and ``accuracy``. Sums have a fixed order: the same values and batches give the
-    same bits in every process, on machines of one kind; on a GPU, with one version of cuDNN.
+    Initial weights are uniform within ``sqrt(6 / inputs)`` of 0 in convolutions (He et al.,
+    "Delving deep into rectifiers", 2015) and within ``1 / sqrt(inputs)`` in the linear layer;
+    initial biases are 0. Metrics are ``loss`` and ``accuracy``. Sums have a fixed order: the same
+    values and batches give the same bits in every process, on machines of one kind; on a GPU, with
+    one version of cuDNN.
 
     Raises
     ------
     InputError
-        If an argument is of no use, saying which and why.
+        An argument is invalid; the message says which and why.
     DeviceError
-        If the GPU cannot be used, or there is no cuDNN 9.
+        The GPU cannot be used, or cuDNN 9 is missing.
 
     Examples
     --------
@@ -131,7 +130,7 @@ class Model:
         Parameters
         ----------
         batch
-            Arrays in host memory by column, of anything that NumPy takes.
+            Arrays in host memory by column, of any type that NumPy accepts.
 
         Returns
         -------
@@ -141,18 +140,18 @@ class Model:
         Raises
         ------
         InputError
-            If a column is missing, is not what the network takes, or a class is out of range.
+            A column is missing or unsuitable, or a class is out of range.
         """
         values = self._scored(self._net.differentiate, batch)
         self._net.step(self._lr, self._momentum)
         return values
 
     def eval_batch(self, batch: Batch) -> dict[str, float]:
-        """Return ``loss`` and ``accuracy`` of one batch; the model stays as it is."""
+        """Return ``loss`` and ``accuracy`` of one batch; the model is not changed."""
         return self._scored(self._net.evaluate, batch)
 
     def predict_batch(self, batch: Batch) -> NDArray[np.float32]:
-        """Return the scores of every class, before the softmax: shape (rows, classes)."""
+        """Return the scores of all classes before the softmax: shape (rows, classes)."""
         return self._net.predict(self._pictures(batch))
 
     def _scored(self, function: Any, batch: Batch) -> dict[str, float]:
@@ -194,20 +193,21 @@ class Model:
     # --- state ----------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``values`` and ``momenta``, by part: the network's own memory, no copies.
+        """Return ``values`` and ``momenta``, by part: the network's own memory, not copies.
 
-        What is on a GPU is brought to host memory first.
+        Memory of a GPU is copied to the host first.
         """
         self._net.pull()
         return {"values": dict(self._values), "momenta": dict(self._momenta)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a state.
+        """Load a state.
 
         Raises
         ------
         StateError
-            If it is another network's, naming the part; the model stays as it was.
+            The state is a different network's; the message names the part. The model is not
+            changed.
         """
         pairs = [
             *_matched("values", self._values, state),
@@ -222,7 +222,7 @@ class Model:
 def _matched(
     kind: str, own: Mapping[str, _Array], state: Mapping[str, Any]
 ) -> list[tuple[_Array, _Array]]:
-    """Pair a network's arrays with those of a state, after checking that they are alike."""
+    """Pair a network's arrays with those of a state, after checking shapes and types."""
     others = state.get(kind)
     if not isinstance(others, Mapping) or set(others) != set(own):
         raise StateError(f"the state of a cerebro.native.Model has {kind} of {', '.join(own)}")

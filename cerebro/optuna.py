@@ -1,9 +1,9 @@
-"""Cerebro as what trains the trials of an Optuna study: `cerebro.optuna.optimize`.
+"""Trains the trials of an Optuna study with Cerebro: `cerebro.optuna.optimize`.
 
-The study keeps its sampler, pruner, storage and callbacks. It is asked and told in an
-order that timing cannot change (see `cerebro.coordinator.rounds`), so that a seeded sampler
-gives the same study with any number of workers. ``build(trial)`` is an objective's first half: it
-suggests hyper-parameters and returns a model instead of training it.
+The study keeps its sampler, pruner, storage and callbacks. The order of ``ask`` and ``tell`` does
+not depend on timing (see `cerebro.coordinator.rounds`), so that a seeded sampler gives the same
+study with any number of workers. ``build(trial)`` is the first half of an objective: it suggests
+hyperparameters and returns a model instead of training it.
 
     def build(trial):
         net = make_net(trial.suggest_int("layers", 1, 3))
@@ -42,10 +42,10 @@ from cerebro.machine import generators
 from cerebro.machine.guard import in_trial, refuse
 from cerebro.model import Info
 from cerebro.results.result import Result
-from cerebro.run.recipe import StudyBuild, accepts_info, check_build
+from cerebro.run.recipe import StudyBuild, call_build, check_build
 from cerebro.run.records import STUDY, Raised, class_name
 from cerebro.run.store import encode
-from cerebro.searchers.base import DONE, Decision, Suggestion, _Done
+from cerebro.searchers.base import DONE, Decision, Searcher, Suggested, Suggestion
 from cerebro.searchers.metrics import metric_mode
 from cerebro.searchers.optuna_terms import ATTRIBUTE, storage_errors
 from cerebro.space import Space, json_value
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from cerebro.data import Dataset
 
 INTERRUPTED = "cerebro:interrupted"
-"""System attribute of a study's trials that were told FAIL because their run was left."""
+"""System attribute of a study's trials that failed because their run was interrupted."""
 
 
 @answers(OPTIMIZE, search, ("run_callbacks",), "cerebro.optuna.optimize")
@@ -91,23 +91,23 @@ def optimize(
         model. Called once in this process, in the order of the trials' numbers, with the
         study's trial; then in workers with an `optuna.trial.FixedTrial` of the same values,
         number and attributes. Its ``study`` has a name and a direction there, and a ``stop()``
-        that does nothing more.
+        without effect.
     data, epochs, validation, metric, width, workers, threads, batch_size, run, progress
-        As of `cerebro.search`; `batch_size` may be suggested under that name instead.
+        As for `cerebro.search`; `batch_size` may be suggested under that name instead.
     define
         ``define(trial)`` makes the suggestions that `build` will make, so that no model is
-        built in this process; what it returns, a mapping or None, is added to the configuration.
+        built in this process. It returns a mapping to add to the configuration, or None.
     n_trials
-        Trials to add to the study, those that are pruned or fail included. None: until
-        `timeout`, or until a callback stops the study.
+        Trials to add to the study, including pruned and failed ones. None: until `timeout`, or
+        until a callback stops the study.
     timeout
-        Seconds after which no trial is begun; those that train are trained to their ends.
-        ``time_limit=`` of `cerebro.search` also breaks these off.
+        Seconds after which no trial begins; active trials are trained to their ends.
+        ``time_limit=`` of `cerebro.search` interrupts these, too.
     catch
-        Exceptions of a trial that do not end the study, subclasses included: it is told FAIL
-        and goes on. Any other ends it, as in `optuna.Study.optimize`; `optuna.TrialPruned`,
-        raised in `build` or while a model trains, makes its trial PRUNED. A run of which all
-        trials have failed still ends with a RunError.
+        Exceptions of a trial that do not end the study, including their subclasses: the trial is
+        FAIL and the study continues. Any other exception ends it, as in `optuna.Study.optimize`.
+        `optuna.TrialPruned`, raised in `build` or during training, makes its trial PRUNED. A run
+        whose trials have all failed still ends with a RunError.
     callbacks
         Called with the study and the finished trial, in the order in which trials finish
         by rounds; ``study.stop()`` works in them.
@@ -126,16 +126,16 @@ def optimize(
         For studies with several objectives, storages that cannot be written, or a run that
         belongs to another study.
     RunError
-        If a trial raises what is not in `catch`.
+        If a trial raises an exception that is not in `catch`.
 
     Notes
     -----
-    If `run` exists, it goes on: trials that were in flight are trained on from their last
-    committed unit, and the study has no trial left running of a process that died. Every
-    epoch's metric is reported as an intermediate value, with the epoch, from 0, as its step;
-    the value of a trial is that of its last epoch. The pruner is asked after every epoch but
-    the last. A metric that is not finite is handled as Optuna does: pruners prune NaN, the
-    value infinity is a value, and a trial whose value is NaN fails.
+    If `run` exists, it is resumed: active trials continue from their last committed unit, and no
+    trial of a dead process remains RUNNING in the study. Every epoch's metric is reported as an
+    intermediate value, with the epoch, from 0, as its step; the value of a trial is the metric of
+    its last epoch. The pruner is called after every epoch but the last. Metrics that are not
+    finite are handled as in Optuna: pruners prune NaN, infinity is a valid value, and a trial
+    whose value is NaN fails.
     """
     refuse("cerebro.optuna.optimize")
     whole_number("epochs", epochs, 1)
@@ -185,12 +185,12 @@ def optimize(
 
 
 def check_study(study: optuna.Study, metric: str, epochs: int) -> None:
-    """Refuse a study that cannot be trained for; warn of what is hardly meant.
+    """Raise InputError for a study that cannot be optimized; warn of likely mistakes.
 
     Raises
     ------
     InputError
-        Saying what to change.
+        If a setting of the study is invalid; the message names the cure.
     """
     if not isinstance(study, optuna.Study):
         raise InputError(
@@ -229,7 +229,7 @@ def check_study(study: optuna.Study, metric: str, epochs: int) -> None:
 
 
 def _several(name: str, given: Any, fits: Callable[[Any], bool], kind: str) -> tuple[Any, ...]:
-    """Return an argument that is one thing or an iterable of them, refused if some do not fit."""
+    """Return one value or an iterable of them as a tuple; raise InputError if any is invalid."""
     found = tuple(given) if hasattr(given, "__iter__") else (given,)
     if not all(map(fits, found)):
         raise InputError(f"{name} must be a list of {kind}, not {given!r}")
@@ -241,13 +241,13 @@ def _is_exception(kind: Any) -> bool:
 
 
 class Watcher:
-    """Hears how trials end, so that what is not caught ends the search."""
+    """The callback that ends the search after an exception that is not caught."""
 
     def __init__(self, searcher: StudySearcher) -> None:
         self._searcher = searcher
 
     def on_run_start(self, result: Result) -> None:
-        """Find trials that were pruned in an earlier process, which may not have told the study."""
+        """Find trials pruned in an earlier process, which may not have updated the study."""
         for trial in result.trials:
             if asks_to_stop(trial.record.raised):
                 self._searcher.note_pruned(trial.number)
@@ -260,11 +260,11 @@ class Watcher:
             self._searcher.note_failure(trial.number, trial.error or "", trial.record.raised)
 
 
-class StudySearcher:
-    """A searcher that asks an Optuna study and tells it."""
+class StudySearcher(Searcher):
+    """A searcher whose trials come from an Optuna study."""
 
     adaptive = True
-    repeatable = False  # the study is elsewhere: it has heard what it was told
+    repeatable = False  # the study has its own storage, which keeps what was reported
     exact_metrics = True
 
     def __init__(
@@ -316,12 +316,12 @@ class StudySearcher:
 
     # --- asking ----------------------------------------------------------
 
-    def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
+    def suggest(self) -> Suggested:
         """Ask the study for a trial and have its parameters chosen."""
         with self._storage_errors():
             return self._suggest()
 
-    def _suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
+    def _suggest(self) -> Suggested:
         while not self._study._stop_flag and not self._has_all_trials():
             if time.monotonic() >= self._deadline:
                 self.cut_short = True
@@ -344,7 +344,7 @@ class StudySearcher:
         return self._wanted is not None and self._count + self._lost >= self._wanted
 
     def _chosen(self, trial: optuna.Trial) -> dict[str, Any] | None:
-        """Return the configuration of a trial; None if defining it failed and that is caught."""
+        """Return a trial's configuration; None if defining it raised a caught exception."""
         try:
             extra = self._call(trial)
             config = {**trial.params, **(extra if isinstance(extra, Mapping) else {})}
@@ -361,7 +361,7 @@ class StudySearcher:
         return {**config, STUDY: self._known_of(trial)}
 
     def _known_of(self, trial: optuna.Trial) -> dict[str, Any]:
-        """Return what a trial in a worker is to know beside its parameters, as JSON."""
+        """Return a trial's other attributes for its worker, as JSON."""
         system = self._study._storage.get_trial_system_attrs(trial._trial_id)
         return {
             "number": trial.number,
@@ -392,10 +392,7 @@ class StudySearcher:
             return self._define(trial)
         seed = self._seed % 2**32
         with generators.preserved("torch" in sys.modules, seed), in_trial():
-            if accepts_info(self._build):
-                self._build(trial, DeferredInfo(self._info, trial, self._count))
-            else:
-                self._build(trial)
+            call_build(self._build, trial, DeferredInfo(self._info, trial, self._count))
         return None
 
     def _info(self, trial: optuna.Trial, number: int) -> Info:
@@ -410,10 +407,10 @@ class StudySearcher:
             drop_last=False,
         )  # fmt: skip
 
-    # --- telling ---------------------------------------------------------
+    # --- reporting -------------------------------------------------------
 
     def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
-        """Report an epoch to the study, ask its pruner, tell it when the trial is over."""
+        """Report an epoch to the study, ask its pruner, and tell the study of the trial's end."""
         with self._storage_errors():
             return self._report(trial, epoch, metrics)
 
@@ -440,7 +437,7 @@ class StudySearcher:
         return Decision.CONTINUE
 
     def _answer_again(self, trial: int, epoch: int) -> Decision:
-        """What was answered before a process died that had told the study already."""
+        """Return the decision of a dead process that had already told the study."""
         told = self._told[trial]
         if epoch < (told.last_step or 0) and told.state is not TrialState.FAIL:
             return Decision.CONTINUE
@@ -471,7 +468,7 @@ class StudySearcher:
         self._pruned.add(number)
 
     def note_failure(self, number: int, error: str, raised: Raised) -> None:
-        """End the search if a trial raised what is not caught.
+        """End the search if a trial raised an exception that is not caught.
 
         Raises
         ------
@@ -486,7 +483,7 @@ class StudySearcher:
             raise RunError(f"{which} failed: {error} (catch=(...) goes on after such failures)")
 
     def close(self) -> None:
-        """Leave no trial running in the study that nobody trains."""
+        """Fail the study's trials that are still RUNNING but no longer trained."""
         for trial in self._open.values():
             self._set_system_attr(trial, INTERRUPTED, True)
             self._tell(trial, TrialState.FAIL)
@@ -495,7 +492,7 @@ class StudySearcher:
     # --- resuming --------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return which trials of the study are ours and not told yet."""
+        """Return the study's trials of this run that are not told yet."""
         return {
             "count": self._count,
             "lost": self._lost,
@@ -503,7 +500,7 @@ class StudySearcher:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up the study's trials again; those told in between are asked anew.
+        """Resume the study's trials; those told since are begun again.
 
         Raises
         ------
@@ -539,10 +536,10 @@ class StudySearcher:
         return same and mark_of(frozen).get("trial") == number
 
     def _begun_anew(self, frozen: FrozenTrial, number: int) -> optuna.Trial:
-        """Add a running trial with the same content: the first was told that it failed.
+        """Add a running trial with the same content, because the first is told as failed.
 
-        It is never in the queue, where trials that the user has enqueued may wait, and from
-        where another process might take it.
+        It is never enqueued: enqueued trials of the user may wait there, and a different process
+        might take it.
         """
         ours = (ATTRIBUTE, INTERRUPTED, "interrupted")
         system = {name: value for name, value in frozen.system_attrs.items() if name not in ours}
@@ -563,7 +560,7 @@ class StudySearcher:
         return optuna.Trial(study, study._storage.create_new_trial(study._study_id, template))
 
     def _fail_orphans(self) -> None:
-        """Tell trials that a dead process of this run left running."""
+        """Fail the trials that a dead process of this run left RUNNING."""
         ours = {trial.number for trial in self._open.values()}
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if mark_of(trial).get("run") == self._run and trial.number not in ours:
@@ -571,7 +568,7 @@ class StudySearcher:
 
 
 class DeferredInfo:
-    """What ``build`` is told of its trial, found out when it asks: by then it has a batch size."""
+    """An `Info` that is made when ``build`` first reads it: by then there is a batch size."""
 
     def __init__(
         self, make: Callable[[optuna.Trial, int], Info], trial: optuna.Trial, number: int
@@ -585,14 +582,14 @@ class DeferredInfo:
 
 
 def mark_of(frozen: FrozenTrial) -> Mapping[str, Any]:
-    """Which trial of which run a study's trial is; empty if it is none of ours."""
+    """Return the run and the number of a study's trial; empty if it is not from Cerebro."""
     # Cerebro 0.1.0 before its release made it a user attribute.
     mark = frozen.system_attrs.get(ATTRIBUTE, frozen.user_attrs.get(ATTRIBUTE))
     return mark if isinstance(mark, Mapping) else {}
 
 
 def recorded(value: Any, name: str) -> Any:
-    """Return a value as it is recorded: what JSON gives back, but tuples stay tuples."""
+    """Return a value as it is recorded: as from JSON, but tuples remain tuples."""
     if isinstance(value, (list, tuple)):
         items = [recorded(item, name) for item in value]
         return tuple(items) if isinstance(value, tuple) else items
@@ -613,6 +610,6 @@ def storable_items(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_caught(raised: Raised, catch: Sequence[type[Exception]]) -> bool:
-    """Whether what ended a trial is caught; a lost worker and the like only by `Exception`."""
+    """Whether a trial's failure is caught; one without an exception only by `Exception`."""
     names = raised.bases or (class_name(Exception),)
     return any(class_name(kind) in names for kind in catch)

@@ -1,14 +1,14 @@
-"""For the tests of whoever writes a searcher: drive it without training anything, and check it.
+"""Tools for testing your own searcher: drive it without training anything, and check it.
 
-`check_searcher` is what every searcher of Cerebro passes and yours should too::
+Every searcher of Cerebro passes `check_searcher`, and yours should, too::
 
     from cerebro.testing import check_searcher
 
     def test_my_searcher():
         check_searcher(lambda: MySearcher(patience=3))
 
-`drive` runs a search over learning curves given as a function, in any order of arrival,
-and returns what became of every trial.
+`drive` runs a search over learning curves that a function gives, in any order of arrival, and
+returns its trials. Both use the very loop that runs a search.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import cerebro._core as _core
-from cerebro.coordinator.simulated_trials import ContractError, Conversation, SimulatedTrial
-from cerebro.searchers.base import Searcher
+from cerebro.coordinator.search_loop import LoopSettings
+from cerebro.coordinator.simulated_trials import ContractError, SimulatedSearch, SimulatedTrial
+from cerebro.errors import InputError
+from cerebro.searchers import Searcher, make_searcher
 from cerebro.space import as_space, choice, integer, loguniform, uniform, when
 
 __all__ = ["ContractError", "SimulatedTrial", "check_searcher", "drive"]
 
 Curve = Callable[[Mapping[str, Any], int, int], float]
-"""``curve(config, trial, epoch)``: the metric of an epoch (from 0); NaN: the trial fails there."""
+"""``curve(config, trial, epoch)`` returns an epoch's metric (from 0); NaN: the trial fails."""
 
 MAX_STEPS = 100_000
 
@@ -37,7 +39,7 @@ SPACE = {
     "optimizer": choice(["sgd", "adam"]),
     "sgd only": when("optimizer", "sgd", {"momentum": uniform(0.0, 0.99)}),
 }
-"""What `check_searcher` searches unless it is given a space: a bit of everything."""
+"""The default space of `drive` and `check_searcher`: one dimension of each kind."""
 
 
 def drive(
@@ -65,42 +67,44 @@ def drive(
     curve
         The metric of a trial's epoch.
     width
-        Trials live at a time.
+        Trials live at a time, if the searcher is adaptive.
     order
         Seed of the order in which trials finish their epochs; None: by number.
     asynchronous
         Reports are delivered as they arrive, as with ``asynchronous=True``.
     interrupt
-        Makes a fresh searcher, which is given the state of the old one after every group of
-        answers, as if the run were resumed each time.
+        Returns a fresh searcher, which loads the state of the old one after every group of
+        decisions, as if the run were resumed each time.
     retell
-        How old that state may be: what the old one was told since is told again.
+        How old that state may be, in decisions; what was reported since is reported again.
 
     Raises
     ------
     ContractError
-        If the searcher does what none may do: resumes a trial that is not paused, trains a
-        stopped one, never ends, or returns something else than the protocol says.
+        If the searcher breaks a rule: it resumes a trial that is not paused, trains a stopped
+        one, never ends, or returns a value of the wrong type.
     """
-    setup = {
-        "seed": seed, "epochs": epochs, "n_trials": n_trials, "metric": metric, "mode": mode,
-        "points": (),
-    }  # fmt: skip
+    the_searcher = make_searcher(searcher)
+    name = type(the_searcher).__name__
+    settings = LoopSettings(metric, mode, epochs, n_trials, name, width, asynchronous)
     the_space = as_space(SPACE if space is None else space)
-    search = Conversation(searcher, the_space, setup, width=width, asynchronous=asynchronous)
+    search = SimulatedSearch(the_searcher, the_space, settings, seed=seed)
     shuffle = None if order is None else random.Random(order)
     training: list[int] = []
     for _ in range(MAX_STEPS):
-        training += search.advance()
-        if interrupt is not None:
-            search.resume(interrupt(), retell=retell)
+        try:
+            training += search.take_ready()
+            if interrupt is not None:
+                search.replace_searcher(make_searcher(interrupt()), retell=retell)
+        except InputError as error:
+            raise ContractError(str(error)) from error
         if not training:
             if not search.is_exhausted:
                 raise ContractError("suggest() returns None while no trial is training")
             return search.end()
         number = training.pop(0 if shuffle is None else shuffle.randrange(len(training)))
-        trial = search.trials[number]
-        search.trained(number, curve(trial.config, number, trial.epoch))
+        record = search.record_of(number)
+        search.trained(number, curve(record.config, number, record.done))
     raise ContractError(f"the search has not ended after {MAX_STEPS} epochs")
 
 
@@ -112,26 +116,26 @@ def check_searcher(
     n_trials: int | None = 12,
     width: int = 4,
 ) -> None:
-    """Check that a searcher keeps the protocol; for your own test suite.
+    """Check that a searcher keeps the rules of `cerebro.searchers.Searcher`.
 
-    Deterministic: equal for any order in which trials finish their epochs. Nothing lost or
-    twice: every trial ends, none that was stopped trains again, paused ones are resumed at
-    most where they stand. Resumable: a fresh searcher with the old one's state, stored as
-    JSON after every answer, goes on the same way, and so does one with an older state that
-    is told again what was told since. Sound: failing trials do not hang it, and a search
-    whose trials all fail ends.
+    It must be deterministic: the trials are the same in whatever order they finish their epochs.
+    It must neither lose nor repeat anything: every trial ends, no stopped trial trains again,
+    and a paused one is resumed where it paused. It must be resumable: a fresh searcher that
+    loads the old one's state, stored as JSON after every decision, decides the same, and so does
+    one that loads an older state and receives again what was reported since. Failing trials must
+    not block it, and a search whose trials all fail must end.
 
     Parameters
     ----------
     make
         Returns a new searcher that has not been set up; called several times.
     space, epochs, n_trials, width
-        The search that it is driven through.
+        The search.
 
     Raises
     ------
     ContractError
-        Saying what the searcher did.
+        If the searcher breaks a rule; the message says which.
     """
     options: dict[str, Any] = {
         "space": space, "epochs": epochs, "n_trials": n_trials, "width": width,
@@ -147,7 +151,7 @@ def check_searcher(
         _same(reference, drive(make(), smooth_curve, order=order, **options), "another order")
     resumed = drive(make(), smooth_curve, order=1, interrupt=make, **options)
     _same(reference, resumed, "a resume after every answer")
-    if getattr(make(), "repeatable", True):
+    if make_searcher(make()).repeatable:
         retold = drive(make(), smooth_curve, order=1, interrupt=make, retell=7, **options)
         _same(reference, retold, "a resume from an older state")
     again = drive(make(), smooth_curve, order=None, mode="max", **options)
@@ -155,18 +159,18 @@ def check_searcher(
     failing = drive(make(), failing_curve, order=None, **options)
     _same(failing, drive(make(), failing_curve, order=3, **options), "another order")
     drive(make(), lambda config, trial, epoch: math.nan, **options)
-    if getattr(make(), "adaptive", False):
+    if make_searcher(make()).adaptive:
         drive(make(), smooth_curve, order=4, asynchronous=True, **options)
 
 
 def smooth_curve(config: Mapping[str, Any], trial: int, epoch: int) -> float:
-    """A learning curve that falls to a level of its own; no two trials are equal."""
+    """Return the metric of a falling learning curve; no two trials have the same one."""
     level, speed = _core.random_doubles(2, 17, "search", trial)
     return float(level + math.exp(-(0.2 + speed) * epoch))
 
 
 def failing_curve(config: Mapping[str, Any], trial: int, epoch: int) -> float:
-    """Like `smooth_curve`, but every third trial fails: at once, or some epochs later."""
+    """Return the metric of `smooth_curve`, but every third trial fails, at once or later."""
     if trial % 3 == 1 and epoch == trial % 4:
         return math.nan
     return smooth_curve(config, trial, epoch)

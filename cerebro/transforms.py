@@ -1,25 +1,25 @@
 """Transforms of columns, run in C while batches are gathered.
 
-A chain is a sequence of transforms in the order in which they apply; `Dataset.with_transforms`
-takes one per column::
+A chain is a sequence of transforms in order of application; `Dataset.with_transforms` takes one
+per column::
 
     data.with_transforms({"x": [RandomCrop(32, padding=4), RandomHorizontalFlip(), ToCHW(),
                                 Scale(1 / 255), Normalize(mean, std)],
                           "tokens": [Pad(value=-1, multiple_of=8), Cast("int64")]})
 
-Arithmetic is done one operation at a time, in the element type that the values have at that point
-of the chain, so the bits are PyTorch's: integers and bool become float32, float64 stays float64,
-float16 and bfloat16 are computed in float32 and rounded after each operation. Complex columns have
-no arithmetic.
+Arithmetic is done one operation at a time, in the element type of the values at that point of the
+chain, and the bits are therefore PyTorch's: integers and bool become float32, float64 stays
+float64, float16 and bfloat16 are computed in float32 and rounded after each operation. Complex
+columns do not support arithmetic.
 
-Random transforms are keyed by (seed, epoch, number of the row in the whole data set): neither
-shuffling nor threads, workers or batch sizes change what happens to a row in an epoch, and columns
-with equal chains (an image and its mask) get equal crops and flips. Where a data set is evaluated
-(validation, prediction) a random crop is taken from the middle and nothing is flipped.
+Random transforms are keyed by (seed, epoch, row number in the whole data set). Shuffling, threads,
+workers and batch sizes therefore do not affect them, and columns with equal chains (an image and
+its mask) get equal crops and flips. In evaluation (validation, prediction), crops are taken from
+the middle and nothing is flipped.
 
 Images are rows of shape (height, width) or (height, width, channels). A ragged column ``c`` arrives
-padded, shape (rows, length, ...), with ``c_mask`` (bool, (rows, length), true where a value is) and
-``c_length`` (int64, (rows,)). Without a `Pad` in its chain it is padded with 0 at the end of the
+padded, shape (rows, length, ...), with ``c_mask`` (bool, (rows, length), true for values) and
+``c_length`` (int64, (rows,)). If its chain has no `Pad`, it is padded with 0 at the end of the
 chain.
 """
 
@@ -52,7 +52,7 @@ _Step: TypeAlias = tuple[Any, ...]
 
 
 class ColumnLike(Protocol):
-    """What transforms need to know of a column: `cerebro.data.manifest.Column` is one."""
+    """The part of a column that transforms need; `cerebro.data.manifest.Column` implements it."""
 
     @property
     def name(self) -> str: ...
@@ -95,7 +95,7 @@ class _Chain:
 
 
 class Transform:
-    """Base class: a step of a column's chain. Instances are immutable and compare by value."""
+    """Base class of the steps of a column's chain. Instances are immutable and compare by value."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object from which `transform_from_json` makes an equal transform."""
@@ -106,7 +106,7 @@ class Transform:
         }
 
     def _apply(self, chain: _Chain) -> _Step | None:
-        """Check against the chain, move it on and return the C loader's step, if there is one."""
+        """Check the step against the chain, advance the chain, and return the C step, if any."""
         raise NotImplementedError
 
 
@@ -114,13 +114,13 @@ class Transform:
 class Scale(Transform):
     """Multiply by a factor.
 
-    Where ``1 / factor`` is a whole number ``n`` with ``1 / n == factor``, values are divided by
-    ``n``: ``Scale(1 / 255)`` has the bits of ``x / 255``. Integers become float32.
+    If ``1 / factor`` is a whole number ``n`` with ``1 / n == factor``, values are divided by ``n``:
+    ``Scale(1 / 255)`` has the bits of ``x / 255``. Integers become float32.
 
     Parameters
     ----------
     factor
-        Finite and not zero.
+        The factor: finite and not zero.
     """
 
     factor: float = 1 / 255
@@ -143,10 +143,10 @@ class Normalize(Transform):
     Parameters
     ----------
     mean, std
-        A number, or one per channel. Channels are the last axis of a row as it is stored (of a
-        ragged column: of one element), so for flat rows there is one per feature; images of shape
-        (height, width) have one channel. `ToCHW` moves channels and does not change which is which.
-        `std` must not be 0.
+        A number, or one per channel. Channels are the last axis of a stored row (of a ragged
+        column: of one element): flat rows have one per feature, and images of shape (height, width)
+        have one channel. `ToCHW` moves channels but does not change their order. `std` must not be
+        0.
     """
 
     mean: float | tuple[float, ...]
@@ -166,7 +166,7 @@ class Normalize(Transform):
             if isinstance(values, tuple) and len(values) != chain.channels:
                 raise chain.refuse(
                     f"Normalize has {len(values)} {name} for {chain.channels} channels (the last "
-                    "axis of a row as it is stored)"
+                    "axis of a stored row)"
                 )
         n = max(len(means), len(stds))
         return (
@@ -178,10 +178,10 @@ class Normalize(Transform):
 
 @dataclass(frozen=True)
 class Cast(Transform):
-    """Convert to another element type.
+    """Convert to a different element type.
 
-    Integers wrap; floats become integers by cutting off the fraction, what does not fit becomes the
-    nearest value that does and NaN 0.
+    Integers wrap. Floats become integers by truncation; values out of range become the nearest
+    representable value, and NaN becomes 0.
 
     Parameters
     ----------
@@ -216,14 +216,14 @@ class ToCHW(Transform):
     def _apply(self, chain: _Chain) -> _Step:
         chain.image_size("ToCHW")
         if chain.chw:
-            raise chain.refuse("ToCHW may stand in a chain only once")
+            raise chain.refuse("ToCHW may occur in a chain only once")
         chain.chw = True
         return ("to_chw",)
 
 
 @dataclass(frozen=True)
 class RandomCrop(Transform):
-    """Cut a part out of an image, at a random place.
+    """Cut a part out of an image, at a random position.
 
     Parameters
     ----------
@@ -231,8 +231,8 @@ class RandomCrop(Transform):
         Height and width of the part, or one number for both.
     padding
         Zeros added above and below, left and right before cutting, or one number for both. The
-        zeros are values of that point of the chain: a `Normalize` that follows changes them, one
-        that came before does not.
+        zeros are values at that point of the chain: a later `Normalize` changes them, an earlier
+        one does not.
     """
 
     size: _Size
@@ -262,7 +262,7 @@ class RandomHorizontalFlip(Transform):
     Parameters
     ----------
     p
-        From 0 to 1.
+        The probability, from 0 to 1.
     """
 
     p: float = 0.5
@@ -283,11 +283,11 @@ class Pad(Transform):
     Parameters
     ----------
     value
-        What missing values become; a value of the element type at that point of the chain.
+        The padding value, of the element type at that point of the chain.
     max_length
-        Longer rows are cut off at their end.
+        Longer rows are truncated at the end.
     multiple_of
-        The length is rounded up to a multiple of this, also beyond `max_length`.
+        The length is rounded up to a multiple of this, even beyond `max_length`.
     """
 
     value: float = 0
@@ -310,9 +310,9 @@ class Pad(Transform):
         if not chain.column.ragged:
             raise chain.refuse("Pad is for ragged columns")
         if chain.padded:
-            raise chain.refuse("Pad may stand in a chain only once")
+            raise chain.refuse("Pad may occur in a chain only once")
         if not _fits(self.value, chain.dtype):
-            raise chain.refuse(f"Pad: {self.value} is no value of type {chain.dtype}")
+            raise chain.refuse(f"Pad: {self.value} is not a value of type {chain.dtype}")
         chain.padded = True
         return ("pad", float(self.value), self.max_length or 0, self.multiple_of)
 
@@ -325,7 +325,7 @@ _IMAGE_KINDS = (ToCHW, RandomCrop, RandomHorizontalFlip)
 
 
 def transform_from_json(value: Mapping[str, Any]) -> Transform:
-    """Return the transform that `Transform.to_json` described; InputError if it is none."""
+    """Return the transform that `Transform.to_json` described; raise InputError if unknown."""
     arguments = dict(value)
     kind = _KINDS.get(arguments.pop("name", ""))
     if kind is None:
@@ -342,7 +342,7 @@ def compile(
     *,
     augment: bool = True,
 ) -> list[dict[str, Any]]:
-    """Check every chain against its column and return the plan that `_core.Loader` takes.
+    """Check every chain against its column and return the plan for `_core.Loader`.
 
     Parameters
     ----------
@@ -351,19 +351,18 @@ def compile(
     transforms
         The chains by column.
     augment
-        False for evaluation: random crops are taken from the middle, nothing is flipped.
+        False for evaluation: take crops from the middle and flip nothing.
 
     Raises
     ------
     InputError
-        A chain for a column that is not there, or one that does not fit its column; the message
-        names the column.
+        A chain is for a missing column or does not fit its column; the message names the column.
     """
     for name in transforms:
         if name not in columns:
             known = ", ".join(columns)
             raise InputError(
-                f"transforms for column {name!r}, which is not there; there are {known}"
+                f"transforms for column {name!r}, which does not exist; there are {known}"
             )
     _check_names(columns.values())
     return [
@@ -389,7 +388,7 @@ def _compile_chain(column: ColumnLike, steps: Sequence[Transform], augment: bool
     for step in steps:
         if not isinstance(step, Transform):
             raise chain.refuse(
-                f"{step!r} is no transform of cerebro.transforms; a function of your own can be "
+                f"{step!r} is not a transform of cerebro.transforms; pass a function of yours as "
                 "augment= of cerebro.torch.Model"
             )
         compiled = step._apply(chain)
@@ -399,15 +398,15 @@ def _compile_chain(column: ColumnLike, steps: Sequence[Transform], augment: bool
 
 
 def _check_names(columns: Iterable[ColumnLike]) -> None:
-    """A ragged column's mask and lengths must not have the name of another column."""
+    """Raise InputError if a ragged column's mask or lengths have the name of another column."""
     columns = list(columns)
     names = {column.name for column in columns}
     for column in columns:
         for suffix in ("_mask", "_length") if column.ragged else ():
             if column.name + suffix in names:
                 raise InputError(
-                    f"column {column.name + suffix!r} has the name of what the ragged column "
-                    f"{column.name!r} arrives with: rename one of them"
+                    f"column {column.name + suffix!r} has a name that the ragged column "
+                    f"{column.name!r} needs in batches: rename one of them"
                 )
 
 
@@ -444,7 +443,7 @@ def _dtype_name(dtype: Any) -> str:
 def _fits(value: float, dtype: str) -> bool:
     if dtype in _INTEGERS:
         low, high = _INTEGERS[dtype]
-        # Beyond 2**53 a double is not every integer.
+        # Beyond 2**53 a double cannot represent every integer.
         return (
             math.isfinite(value)
             and value == int(value)

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Check:
-    """What a dry run of a configuration found; true if nothing is wrong.
+    """The outcome of a dry run of a configuration; true if there are no problems.
 
     Attributes
     ----------
     problems
-        What a hop loses, a line each.
+        The parts of the state that a hop loses, a line each.
     metrics
         Names of the metrics that the model reports.
     config
@@ -163,7 +163,7 @@ def check(
 
 
 def ask(executor: LocalExecutor, context: RunContext, task: CheckTask) -> Event:
-    """Have one worker try something before a run, and end it; return what came of it."""
+    """Have one worker carry out a task before a run, and end it; return its answer."""
     try:
         (worker,) = executor.start(context)
         executor.submit(worker, task)
@@ -171,13 +171,3 @@ def ask(executor: LocalExecutor, context: RunContext, task: CheckTask) -> Event:
         return event
     finally:
         executor.close()
-
-
-def raise_if_broken(result: Check) -> None:
-    """Stop a search whose models would come out wrong."""
-    if not result.ok:
-        raise StateError(
-            "the model's state does not survive a hop: "
-            + "; ".join(result.problems)
-            + " (put it into state_dict() and load_state_dict(), or into the net as a buffer)"
-        )

@@ -1,7 +1,7 @@
 """`cerebro.plan`: what a search will take, before anything trains.
 
-The searcher and the scheduler are the real ones; only the clock and the metrics are
-imagined (every trial has a level of its own). Searchers that do not stop trials, and the
+The searcher, the search loop and the scheduler are the real ones; only the clock and the
+metrics are simulated (each trial has a constant metric). Searchers that do not stop trials, and the
 exact halving ones, train as many epochs whatever the metrics are; for the others the plan
 is an example.
 """
@@ -19,7 +19,9 @@ from typing import Any, Literal
 import cerebro._core as _core
 from cerebro.api.settings import devices_of, resolve_mode, worker_count
 from cerebro.arguments import real_number, whole_number
-from cerebro.coordinator.simulated_trials import Conversation
+from cerebro.coordinator.schedule import evaluation_cost, make_schedule
+from cerebro.coordinator.search_loop import LoopSettings
+from cerebro.coordinator.simulated_trials import SimulatedSearch
 from cerebro.data.given import is_rows, written
 from cerebro.data.validation import Validation, views_of
 from cerebro.executors.seats import kept_bytes, stay
@@ -134,7 +136,7 @@ def plan(
     devices: Any = "auto",
     workers_per_device: int | None = None,
 ) -> Plan:
-    """Say what a search would take, by the real searcher and scheduler on a simulated clock.
+    """Estimate what a search would take, by its searcher and scheduler on a simulated clock.
 
     Parameters
     ----------
@@ -168,20 +170,20 @@ threads, seed, stagger, live_models, devices, workers_per_device
     count = max(1, worker_count(workers, the_threads, the_devices, workers_per_device))
     rows_per_second = real_number("rows_per_second", rows_per_second, above=0, optional=True)
     the_searcher = make_searcher(searcher)
-    setup = {
-        "seed": whole_number("seed", seed, 0, 2**64 - 1),
-        "epochs": whole_number("epochs", epochs, 1),
-        "n_trials": whole_number("n_trials", n_trials, 1, optional=True),
-        "metric": metric,
-        "mode": resolve_mode(metric, mode),
-        "points": list(points),
-    }
-    search = Conversation(
-        the_searcher, as_space(space), setup, width=whole_number("width", width, 1, optional=True)
+    settings = LoopSettings(
+        metric=metric,
+        mode=resolve_mode(metric, mode),
+        epochs=whole_number("epochs", epochs, 1) or 1,
+        n_trials=whole_number("n_trials", n_trials, 1, optional=True),
+        searcher_name=type(the_searcher).__name__,
+        width=whole_number("width", 8 if width is None else width, 1) or 8,
+        stagger=stagger,
     )
+    the_seed = whole_number("seed", seed, 0, 2**64 - 1) or 0
+    search = SimulatedSearch(the_searcher, as_space(space), settings, seed=the_seed, points=points)
     speed = rows_per_second or train.num_rows
     memory = _Memory.of(views, the_devices, count, stagger=stagger)
-    run = _PlannedRun(search, views, 1.0 / speed, stagger, live_models or 8, seed, memory.is_dealt)
+    run = _PlannedRun(search, views, 1.0 / speed, stagger, live_models, seed, memory.is_dealt)
     for _ in range(count):
         run.join()
     simulation = run.to_end()
@@ -212,50 +214,44 @@ class _Memory:
 
 
 class _PlannedRun(SimulatedRun):
-    """A simulated run whose trials come from a searcher."""
+    """A simulated run whose trials are those of a simulated search."""
 
     def __init__(
         self,
-        search: Conversation,
+        search: SimulatedSearch,
         views: Validation,
         cost: float,
         stagger: bool,
-        live_models: int,
+        live_models: int | None,
         seed: int,
         is_dealt: bool,
     ) -> None:
         train, validation = views.of_trial(0)
-        weights = [float(rows) for rows in train.shard_rows()]
-        # Evaluating a row costs about a third of training on it.
-        eval_cost = 0.0 if validation is None else validation.num_rows / 3
-        schedule = _core.Schedule(
-            shards=weights,
-            exclusive=is_dealt,
-            stagger=stagger,
-            eval_cost=eval_cost,
-            live_models=live_models,
+        schedule = make_schedule(
+            *(train, validation), exclusive=is_dealt, stagger=stagger, live_models=live_models
         )
-        super().__init__(schedule, weights, eval_cost, cost)
+        weights = [float(rows) for rows in train._shard_rows()]
+        super().__init__(schedule, weights, evaluation_cost(validation), cost)
         self._search = search
         self._seed = seed
         self._each = 1 if views.folds is None else len(views.folds)
-        self._heard: Counter[int] = Counter()  # folds that have trained the epoch
+        self._done: Counter[int] = Counter()  # folds that have trained the epoch
 
     def to_end(self) -> Simulation:
-        self._begin(self._search.advance())
+        self._begin(self._search.take_ready())
         return super().to_end()
 
     def end_trial(self, trial: int) -> None:
-        """A trial has trained an epoch; when all its folds have, its searcher says what comes."""
+        """Report an epoch that a trial, with all its folds, has trained."""
         whole = trial // self._each
-        self._heard[whole] += 1
-        if self._heard[whole] < self._each:
+        self._done[whole] += 1
+        if self._done[whole] < self._each:
             return
-        del self._heard[whole]
+        del self._done[whole]
         (level,) = _core.random_doubles(1, self._seed, "search", whole)
         self._search.trained(whole, level)
-        self._begin(self._search.advance())
-        if self._search.trials[whole].status != "running":
+        self._begin(self._search.take_ready())
+        if self._search.record_of(whole).status != "running":
             for fold in self._folds(whole):
                 super().end_trial(fold)
 
@@ -264,18 +260,18 @@ class _PlannedRun(SimulatedRun):
 
     def _begin(self, trials: Sequence[int]) -> None:
         for number in (fold for whole in trials for fold in self._folds(whole)):
-            trial = self._search.trials[number // self._each]
+            done = self._search.record_of(number // self._each).done
             if number in self.epochs:
-                self.schedule.extend_trial(number, trial.epoch + 1)
+                self.schedule.extend_trial(number, done + 1)
             else:
-                self.schedule.add_trial(number, epochs=trial.epoch + 1, epoch=trial.epoch)
-            self.epochs[number] = trial.epoch + 1
+                self.schedule.add_trial(number, epochs=done + 1, epoch=done)
+            self.epochs[number] = done + 1
             self.unfinished.add(number)
 
 
 def _summary(
     simulation: Simulation,
-    search: Conversation,
+    search: SimulatedSearch,
     views: Validation,
     workers: int,
     speed: float,
@@ -287,7 +283,7 @@ def _summary(
     for unit in simulation.units:
         trained, held_out = views.of_trial(unit.trial)
         if unit.shard >= 0:
-            unit_rows = trained.shard_rows()[unit.shard]
+            unit_rows = trained._shard_rows()[unit.shard]
             rows += unit_rows
             bytes_read += round(unit_rows * row_bytes)
         elif held_out is not None:

@@ -283,7 +283,7 @@ def known_differences(
             lines.append(f"{name} {view.path} is not the data set that the run was trained on")
         for shard in range(view.num_shards):
             try:
-                view.verify_shard(shard)
+                view._verify_shard(shard)
             except (CorruptDataError, OSError) as error:
                 lines.append(str(error))
     return lines

@@ -8,15 +8,14 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from cerebro.api.settings import check_callbacks, check_executor, devices_of, worker_count
 from cerebro.arguments import RESUME, answers, whole_number
-from cerebro.coordinator.conduct import conduct, run_context, same_call
-from cerebro.coordinator.restore import Wish, open_again
-from cerebro.coordinator.searcher_record import NoSearcher, make_again, retell
+from cerebro.coordinator.conduct import conduct, same_call
+from cerebro.coordinator.restore import Previous, ResumeRequest
+from cerebro.coordinator.searcher_record import NoSearcher, catch_up, make_again
 from cerebro.data import Dataset
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.executors.base import Executor
@@ -35,7 +34,7 @@ from cerebro.results.result import Result
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.folder import sweep
 from cerebro.run.owner import Owner
-from cerebro.run.settings import Settings
+from cerebro.run.settings import Settings, Training
 from cerebro.run.store import FILE, Store, check_whole, decode, encode
 from cerebro.searchers import make_searcher, set_up
 from cerebro.searchers.base import Searcher
@@ -57,13 +56,12 @@ def resume(
     progress: Literal["auto", "table", "lines"] | bool = "auto",
     executor: Executor | None = None,
 ) -> Result:
-    """Go on with a run: after Ctrl-C, a crash or a loss of power, or to train it further.
+    """Resume a run after Ctrl-C, a crash or a loss of power, or train it further.
 
-    Trials go on from their last committed unit, or, where that was lost with the power,
-    from their last finished epoch. What they become is bit for bit what an undisturbed
-    run would have made of them. Trials that failed or diverged stay so, unless they are
-    named in `trials`. A run that is finished and has nothing left to train is returned as
-    it is. Time limits count anew.
+    Trials continue from their last committed unit or, if a loss of power took that, from their
+    last finished epoch. The results are bit for bit those of an undisturbed run. Trials that
+    failed or diverged stay so, unless `trials` names them. A finished run with nothing left to
+    train is returned as it is. Time limits count anew.
 
     Parameters
     ----------
@@ -77,8 +75,8 @@ def resume(
         Train until so many epochs are done; at least as many as before. ``info.epochs`` is
         this number for what is trained from now on.
     trials
-        Numbers of the trials that are to go on, whatever their status; default: all that
-        are not over, and with more `epochs` the finished ones.
+        Numbers of the trials to continue, whatever their status; default: all that are not
+        over, and with more `epochs` the finished ones.
     workers
         Worker processes, 0 for none; default: as many as the run had. Compute threads
         remain those of the run, because they change the bits.
@@ -106,13 +104,13 @@ def resume(
     with Owner.take(saved.folder) as owner:
         check_whole(saved.folder)
         saved.refresh()
-        wish = Wish(
+        request = ResumeRequest(
             whole_number("epochs", epochs, 1, optional=True),
             check_trials(trials, len(saved.configurations)),
             saved.trials_each,
         )
-        check_epochs(saved, wish)
-        if is_over(saved, wish):
+        check_epochs(saved, request)
+        if is_over(saved, request):
             tidy(saved)
             return Result(path, build=build)
         settings = settings_of(
@@ -131,17 +129,16 @@ def resume(
                 executor=check_executor(executor),
                 devices=devices_of(wanted, None, executor),
             )
-        return go_on(saved, owner, with_epochs(settings, wish), wish, None)
+        return train_rest(saved, owner, with_epochs(settings, request), request, None)
 
 
 def resume_search(settings: Settings, searcher: Searcher) -> Result:
-    """Go on with the run that a search with the same arguments has begun.
+    """Resume the run that a search with the same arguments has begun.
 
     Parameters
     ----------
     settings
-        Those of the search that was asked for; more epochs or trials than before are
-        trained too.
+        The new search's. It may ask for more epochs or trials than before.
     searcher
         As it was made, not set up.
 
@@ -157,48 +154,52 @@ def resume_search(settings: Settings, searcher: Searcher) -> Result:
         refuse_changes(saved, settings)
         before = saved.settings
         further = settings.epochs if settings.epochs != before["epochs"] else None
-        wish = Wish(further, trials_each=saved.trials_each)
-        if is_over(saved, wish) and settings.n_trials == before["n_trials"]:
+        request = ResumeRequest(further, trials_each=saved.trials_each)
+        if is_over(saved, request) and settings.n_trials == before["n_trials"]:
             tidy(saved)
             return Result(settings.folder, build=settings.build)
         saved.recipe.warn_if_changed(settings.build)
-        return go_on(saved, owner, settings, wish, searcher)
+        return train_rest(saved, owner, settings, request, searcher)
 
 
-def is_over(saved: SavedRun, wish: Wish) -> bool:
+def is_over(saved: SavedRun, request: ResumeRequest) -> bool:
     """Whether nothing is left to train."""
-    return saved.meta["status"] == "finished" and not any(map(wish.includes, saved.records))
+    return saved.meta["status"] == "finished" and not any(map(request.includes, saved.records))
 
 
 def tidy(saved: SavedRun) -> None:
-    """Delete what is left by a process that died when it had nothing to do but to tidy up."""
+    """Clean up after a process that died during its own cleanup."""
     with contextlib.suppress(OSError):
         if (saved.folder / (FILE + "-wal")).exists():
             Store.open(saved.folder).close()
         sweep(saved.folder, saved.state_dir)
 
 
-def check_epochs(saved: SavedRun, wish: Wish) -> None:
-    """Epochs that were asked for are never taken back."""
+def check_epochs(saved: SavedRun, request: ResumeRequest) -> None:
+    """Raise InputError if fewer epochs are wanted than before."""
     before = saved.settings["epochs"]
-    if wish.epochs is not None and wish.epochs < before:
+    if request.epochs is not None and request.epochs < before:
         raise InputError(
-            f"epochs={wish.epochs}, but the run trains for {before}: give more, or leave it out"
+            f"epochs={request.epochs}, but the run trains for {before}: give more, or leave it out"
         )
 
 
-def with_epochs(settings: Settings, wish: Wish) -> Settings:
-    """Return the settings: the run's number of epochs grows with that of all its trials."""
-    if wish.epochs is None or wish.trials is not None:
+def with_epochs(settings: Settings, request: ResumeRequest) -> Settings:
+    """Return the settings, with the new number of epochs if all trials get it."""
+    if request.epochs is None or request.trials is not None:
         return settings
-    return replace(settings, epochs=wish.epochs)
+    return replace(settings, epochs=request.epochs)
 
 
-# --- going on ----------------------------------------------------------------
+# --- training on -------------------------------------------------------------
 
 
-def go_on(
-    saved: SavedRun, owner: Owner, settings: Settings, wish: Wish, searcher: Searcher | None
+def train_rest(
+    saved: SavedRun,
+    owner: Owner,
+    settings: Settings,
+    request: ResumeRequest,
+    searcher: Searcher | None,
 ) -> Result:
     """Train what is left of a run that belongs to this process.
 
@@ -207,16 +208,14 @@ def go_on(
     searcher
         Not set up; None: made again from the run's record.
     """
-    the_searcher = searcher_of(saved, settings, wish, searcher)
-    flags = saved.environment.get("torch", {})
-    context = replace(run_context(settings), torch_flags=flags)
+    the_searcher = searcher_of(saved, settings, request, searcher)
     now = environment.describe(settings.threads, settings.devices[0])
-    if are_gpus(settings.devices):  # what is there and set where CUDA starts, which is not here
+    if are_gpus(settings.devices):  # as in a worker: CUDA does not start in this process
         now["variables"].setdefault(CUBLAS_VARIABLE, CUBLAS_WORKSPACE)
         if about := computing_with(settings.devices):
             now["cuda"] = dict(about)
     lines = environment.differences(saved.environment, now)
-    # Workers are given the flags that the run was begun with.
+    # Workers get the flags that the run began with.
     lines = [line for line in lines if not line.startswith("torch.")]
     if lines:
         warnings.warn(
@@ -224,34 +223,29 @@ def go_on(
             f"on: {'; '.join(lines)}",
             stacklevel=4,
         )
-    return conduct(
-        settings,
-        context,
-        the_searcher,
-        partial(open_again, saved, owner, settings, context, wish, lines),
-    )
+    return conduct(settings, the_searcher, previous=Previous(saved, owner, request, lines))
 
 
 def searcher_of(
-    saved: SavedRun, settings: Settings, wish: Wish, searcher: Searcher | None
+    saved: SavedRun, settings: Settings, request: ResumeRequest, searcher: Searcher | None
 ) -> Searcher:
     """Return the run's searcher as it was when the run was left.
 
     Raises
     ------
     InputError
-        If it cannot be made again, or trials are to be trained further of which it has
-        not decided yet.
+        If it cannot be made again, or if trials are to be trained further that it has yet to
+        decide on.
     """
     description = saved.meta.get("searcher_class") or {}
     over = saved.meta["status"] == "finished" and settings.n_trials == saved.settings["n_trials"]
-    apart = wish.epochs is not None or wish.trials is not None
+    apart = request.epochs is not None or request.trials is not None
     if apart and description.get("adaptive") and not over:
         raise InputError(
             f"{saved.path} is not finished, and its searcher decides which trials train how long: "
             "resume it without epochs= and trials= first"
         )
-    if over or wish.trials is not None:
+    if over or request.trials is not None:
         return NoSearcher()
     made = searcher or (make_again(description) if description else None)
     if made is None or settings.space_json is None:
@@ -265,7 +259,7 @@ def searcher_of(
     set_up(made, Space.from_json(settings.space_json), settings)
     if "searcher" in saved.meta:
         made.load_state_dict(saved.meta["searcher"])
-        retell(saved, settings, made)
+        catch_up(saved, settings, made)
     return made
 
 
@@ -281,10 +275,7 @@ MAY_DIFFER = {
     "space",
     "searcher_name",
 }
-"""What a script that goes on with its run may say otherwise, or is compared in another way."""
-
-NEWER = {"unit_timeout": None, "asynchronous": False, "devices": (CPU,)}
-"""Settings that runs of the first version did not have."""
+"""Settings that may change when a script resumes its run, or that are compared otherwise."""
 
 
 def settings_of(
@@ -297,7 +288,7 @@ def settings_of(
     callbacks: Sequence[Any],
     progress: Any,
 ) -> Settings:
-    """Return the settings that a run was begun with.
+    """Return the settings that a run began with.
 
     Parameters
     ----------
@@ -314,11 +305,9 @@ def settings_of(
         If the record is damaged.
     """
     meta = saved.meta
-    record = dict(meta["settings"])
-    fields = {field.name: field for field in dataclasses.fields(Settings)}
-    values = {name: record[name] for name in fields if name in record} | {
-        name: value for name, value in NEWER.items() if name in fields and name not in record
-    }
+    record = meta["settings"]
+    names = [field.name for field in dataclasses.fields(Settings)]
+    values = {name: record[name] for name in names if name in record}
     stop = record["stop"]
     values |= {
         "build": saved.find_build(build),
@@ -341,8 +330,8 @@ def settings_of(
     if values["workers"] == 0:
         values["unit_timeout"] = None  # there is no process that could be ended
     try:
-        return Settings(**values)
-    except TypeError as error:
+        return Settings(**Training.recorded(record) | values)
+    except (KeyError, TypeError) as error:
         raise CorruptDataError(
             f"{saved.path}: its settings are not all recorded: {error}"
         ) from None
@@ -354,8 +343,8 @@ def moved_view(saved: SavedRun, name: str, *given: Any) -> Dataset | None:
     Parameters
     ----------
     given
-        Data sets or paths, or None: the first that is one tells where the data are. The
-        second stands for another part of the same data set.
+        Data sets, paths or None. The first that is not None says where the data are; the
+        second is for another part of the same data set.
 
     Raises
     ------
@@ -376,7 +365,7 @@ def moved_view(saved: SavedRun, name: str, *given: Any) -> Dataset | None:
     path = spec["path"] if place is None else place
     try:
         view = Dataset.from_spec({**spec, "path": str(path)})
-        if isinstance(own, Dataset) and not own.holds(view):
+        if isinstance(own, Dataset) and not own._holds(view):
             raise InputError("these are other rows, or transformed in another way")
         return view
     except InputError as error:
@@ -391,7 +380,7 @@ def moved_view(saved: SavedRun, name: str, *given: Any) -> Dataset | None:
 
 
 def refuse_changes(saved: SavedRun, settings: Settings) -> None:
-    """Refuse to go on with a run under settings that would have given other trials.
+    """Refuse to resume a run with settings that would have given other trials.
 
     Raises
     ------
@@ -454,7 +443,7 @@ def _number(value: int | None) -> float:
 
 
 def check_trials(trials: Any, count: int) -> tuple[int, ...] | None:
-    """Check the numbers of the trials that are to go on."""
+    """Check the numbers of the trials to continue."""
     if trials is None:
         return None
     if isinstance(trials, int) and not isinstance(trials, bool):

@@ -9,11 +9,11 @@ import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any, Literal, ParamSpec
 
-from cerebro.api.check import Check, ask, raise_if_broken
+from cerebro.api.check import ask
 from cerebro.api.resume import resume_search
 from cerebro.api.settings import (
     check_callbacks,
@@ -26,8 +26,7 @@ from cerebro.api.settings import (
     worker_count,
 )
 from cerebro.arguments import SEARCH, answers, one_of, real_number, users_level, whole_number
-from cerebro.coordinator.conduct import Ready, conduct, run_context
-from cerebro.coordinator.room import check_room, plan_of
+from cerebro.coordinator.conduct import conduct, run_context
 from cerebro.coordinator.searcher_record import describe
 from cerebro.coordinator.trials import recordable
 from cerebro.data.given import FOLDERS, is_rows, written
@@ -35,32 +34,28 @@ from cerebro.data.validation import check_columns, views_of
 from cerebro.errors import InputError
 from cerebro.executors.base import Executor
 from cerebro.executors.local import LocalExecutor
-from cerebro.machine.devices import CPU, are_gpus, here, is_gpu, mixed, named, recorded, seats
-from cerebro.machine.environment import uses_gpu
+from cerebro.machine.devices import CPU, are_gpus, here, mixed, named, recorded, seats
 from cerebro.machine.guard import refuse
 from cerebro.results.result import Result
 from cerebro.results.saved_run import SavedRun
-from cerebro.run.folder import make_run, new_run_folder, rows_in, slots_folder
+from cerebro.run.folder import new_run_folder, rows_in, slots_folder
 from cerebro.run.recipe import check_build
 from cerebro.run.settings import MAX_SEED, MAX_THREADS, Settings
 from cerebro.run.store import FILE
 from cerebro.searchers import make_searcher, set_up
-from cerebro.searchers.base import DONE, Searcher, expected_trials, suggestion_problem
+from cerebro.searchers.base import DONE, Searcher, suggestion_problem
 from cerebro.searchers.stopping import EarlyStopping
 from cerebro.space import Space, as_space
-from cerebro.worker.messages import CheckDone, CheckTask, Event, RunContext, Warned
+from cerebro.worker.messages import CheckDone, CheckTask
 from cerebro.worker.models import batch_size_of
-
-MAX_START_LOSSES = 2
-"""Workers that may die while they try the first configuration."""
 
 P = ParamSpec("P")
 
 
 def takes_rows(function: Callable[P, Result]) -> Callable[P, Result]:
-    """Decorate `search`: data given as rows are written into the run's folder first.
+    """Decorate `search`: data given as rows are written to the run's folder first.
 
-    They are removed again if no run comes of it.
+    They are removed again if no run is made.
     """
 
     @wraps(function)
@@ -87,7 +82,7 @@ def takes_rows(function: Callable[P, Result]) -> Callable[P, Result]:
 
 
 def remove_rows(made: Sequence[Path]) -> None:
-    """Remove what was written for a run that was not made, and its folder if it is empty."""
+    """Remove the rows of a run that was not made, and its folder if it is empty."""
     for path in made:
         if path.name in FOLDERS:
             shutil.rmtree(path, ignore_errors=True)
@@ -346,8 +341,8 @@ def run_search(
     Parameters
     ----------
     cpu_workers
-        How many workers there are to be if the model is only of use on the CPU, and training goes
-        there for that; None: it goes where `settings` say.
+        The number of workers if the model computes only on the CPU, so that training moves there;
+        None: training stays on the devices of `settings`.
     """
     set_up(the_searcher, space, settings)
     first = the_searcher.suggest()
@@ -358,7 +353,7 @@ def run_search(
         problem = f"begins with {first!r}: there is no trial yet that could go on or be cloned"
     if problem is not None:
         raise InputError(f"the searcher {settings.searcher_name} {problem}")
-    config = recordable(first.config)[0]  # what cannot be recorded fails its trial alone
+    config = recordable(first.config)[0]  # a value that cannot be recorded fails its trial alone
     batch_size_of(config, settings.batch_size)  # later ones fail their trials alone
     if not settings.validates:
         warnings.warn(
@@ -368,14 +363,7 @@ def run_search(
     if cpu_workers is not None and is_for_cpu(settings, config):
         settings = replace(settings, devices=(CPU,), workers=cpu_workers)
     _warn_if_mixed(settings.devices)
-    return conduct(
-        settings,
-        run_context(settings),
-        the_searcher,
-        lambda: (make_run(settings), None),
-        first=first,
-        prepare=partial(prepare, settings=settings, searcher=the_searcher, config=config),
-    )
+    return conduct(settings, the_searcher, first=first)
 
 
 def _warn_if_mixed(devices: Sequence[str]) -> None:
@@ -384,9 +372,9 @@ def _warn_if_mixed(devices: Sequence[str]) -> None:
 
 
 def is_for_cpu(settings: Settings, config: Mapping[str, Any]) -> bool:
-    """Whether a configuration's model says that it never computes on a GPU (``cpu_only``).
+    """Whether a configuration's model is ``cpu_only``, that is never computes on a GPU.
 
-    It is built in a worker of a GPU, which stays warm for the search.
+    It is built in a GPU's worker, which stays warm for the search.
     """
     if not are_gpus(settings.devices) or settings.workers == 0:
         return False
@@ -395,88 +383,3 @@ def is_for_cpu(settings: Settings, config: Mapping[str, Any]) -> bool:
         context = replace(run_context(settings), state_dir=folder, epoch_dir=folder, log_dir=folder)
         event = ask(executor, context, CheckTask(config, build_only=True))
     return isinstance(event, CheckDone) and event.cpu_only
-
-
-def prepare(
-    executor: Executor,
-    workers: Sequence[int],
-    context: RunContext,
-    tell: Callable[[Sequence[Warned]], None],
-    *,
-    settings: Settings,
-    searcher: Searcher,
-    config: Mapping[str, Any],
-) -> Ready:
-    """Try the first configuration, and whether there is room for the states of all."""
-    ready, state_bytes, seen = check_first(executor, workers, context, config, tell)
-    if seen is not None and settings.workers > 0:
-        _warn_if_misplaced(context.device, seen, len(workers))
-    if state_bytes:
-        trials = expected_trials(searcher, settings.n_trials)
-        plan = plan_of(settings, state_bytes, trials=trials, adaptive=searcher.adaptive)
-        check_room(settings, plan)
-    return ready, seen
-
-
-def _warn_if_misplaced(device: str, seen: Mapping[str, Any], workers: int) -> None:
-    """Say that workers compute elsewhere than on the device that they have."""
-    if is_gpu(device) and not uses_gpu(seen):
-        warnings.warn(
-            f"the model computes on the CPU, and {workers} worker(s) have a GPU each: put it on "
-            "info.device, or give devices='cpu' for a worker per core",
-            stacklevel=3,
-        )
-    if not is_gpu(device) and uses_gpu(seen):
-        warnings.warn(
-            f"JAX computes on a GPU, which {workers} worker(s) share, though they are the CPU's: "
-            "give devices='cuda' for a worker per GPU, or set JAX_PLATFORMS=cpu",
-            stacklevel=3,
-        )
-
-
-def check_first(
-    executor: Executor,
-    workers: Sequence[int],
-    context: RunContext,
-    config: Mapping[str, Any],
-    tell: Callable[[Sequence[Warned]], None],
-) -> tuple[list[int], int, Mapping[str, Any] | None]:
-    """Try the first configuration before anything is trained; see `cerebro.check`.
-
-    The first worker checks; meanwhile the others import what the model needs. A
-    worker that is lost is replaced. `tell` is given what they warn of. Returns the
-    workers that are ready, the size of the model's state in bytes, 0 if it is not
-    known, and what they compute with.
-    """
-    seen: Mapping[str, Any] | None = None
-    ready: list[int] = []
-    state_bytes = 0
-    losses = 0
-    pending = {worker: CheckTask(config, build_only=worker != workers[0]) for worker in workers}
-    for worker, task in pending.items():
-        executor.submit(worker, task)
-    while pending:
-        for event in executor.wait(None):
-            if not isinstance(event, Event):  # before any training nothing else is to be told
-                continue
-            given = pending.pop(event.worker, None)
-            if isinstance(event, CheckDone):
-                ready.append(event.worker)
-                state_bytes = max(state_bytes, event.state_bytes)
-                seen = event.environment or seen
-                tell(event.warned)
-                # Where the configuration itself does not work, its trial will say so.
-                if event.error is None:
-                    raise_if_broken(Check(list(event.problems), list(event.metrics), dict(config)))
-                continue
-            context.check_files()
-            losses += 1
-            if given is None:  # it had done its part
-                ready.remove(event.worker)
-            worker = executor.replace(event.worker)
-            if losses > MAX_START_LOSSES:  # its trial will say so, and fail alone
-                ready.append(worker)
-                continue
-            pending[worker] = given or CheckTask(config, build_only=True)
-            executor.submit(worker, pending[worker])
-    return sorted(ready), state_bytes, seen

@@ -14,7 +14,7 @@ from cerebro.searchers.stopping import EarlyStopping
 
 
 def check_points(points: Any) -> tuple[dict[str, Any], ...]:
-    """Configurations, or trials, whose configurations are meant."""
+    """Check configurations to try first; of trials their configurations are taken."""
     if isinstance(points, (str, Mapping)) or not hasattr(points, "__iter__"):
         raise InputError(
             f"points must be a list of configurations or trials, not {one_line(repr(points), 100)}"
@@ -27,7 +27,7 @@ def check_points(points: Any) -> tuple[dict[str, Any], ...]:
 
 
 def check_stop(stop: Any) -> EarlyStopping | None:
-    """`stop` is a rule, not a number of epochs."""
+    """Check that `stop` is a rule, not a number of epochs."""
     if stop is None or isinstance(stop, EarlyStopping):
         return stop
     raise InputError(
@@ -37,7 +37,7 @@ def check_stop(stop: Any) -> EarlyStopping | None:
 
 
 def check_callbacks(callbacks: Any) -> tuple[Any, ...]:
-    """Callbacks are objects that each have a hook: a misspelt one would never be called."""
+    """Check that each callback has a hook: a misspelled one would never be called."""
     if not isinstance(callbacks, (list, tuple)):
         raise InputError(f"callbacks must be a list of callbacks, not {callbacks!r}")
     for callback in callbacks:
@@ -49,7 +49,7 @@ def check_callbacks(callbacks: Any) -> tuple[Any, ...]:
 
 
 def check_executor(executor: Any) -> Any:
-    """An executor has the methods of `cerebro.executors.base.Executor`."""
+    """Check that an executor has the methods of `cerebro.executors.base.Executor`."""
     missing = [
         name
         for name in ("start", "submit", "wait", "replace", "close")
@@ -63,7 +63,7 @@ def check_executor(executor: Any) -> Any:
 def worker_count(
     workers: Any, threads: int, devices: Sequence[str] = (CPU,), workers_per_device: Any = None
 ) -> int:
-    """Workers to start: as asked, one for every `threads` cores, or so many for every GPU."""
+    """Return how many workers to start: `workers`, or by the cores or GPUs of this machine."""
     count = whole_number("workers", workers, 0, MAX_WORKERS, optional=True)
     each = whole_number("workers_per_device", workers_per_device, 1, MAX_WORKERS, optional=True)
     return count_workers(devices, count, each, threads)
@@ -83,7 +83,7 @@ def devices_of(devices: Any, workers_per_device: Any, executor: Any) -> tuple[st
 def _devices_of_executor(
     wanted: list[str], devices: Any, workers_per_device: Any, executor: Any
 ) -> tuple[str, ...]:
-    """Where an executor's workers train: on their GPUs, if they have some, unless on the CPU."""
+    """Return the devices of an executor's workers: their GPUs, if any, or the CPU."""
     theirs: tuple[str, ...] = getattr(executor, "devices", (CPU,))
     if workers_per_device is not None:
         raise InputError(
@@ -108,7 +108,7 @@ def _devices_of_executor(
 
 
 def seconds_per_unit(unit_timeout: float | None, workers: int, executor: Any) -> float | None:
-    """`unit_timeout` ends processes, so there must be some."""
+    """Check `unit_timeout`, which needs worker processes to end."""
     if unit_timeout is not None and workers == 0 and executor is None:
         raise InputError(
             "unit_timeout ends the process of a unit that takes too long, and workers=0 trains in "

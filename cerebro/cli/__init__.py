@@ -1,13 +1,12 @@
 """The command line: thin commands over the public interface.
 
-Exit status: 0 if what was asked for was done, 1 on an error (one line that begins
-with ``error:`` and says what to do), 130 on Ctrl-C and 143 on SIGTERM, after saying what
-resumes the run. ``--traceback``, or
-``CEREBRO_TRACEBACK=1`` in the environment, shows where an error came from.
+Exit status: 0 on success, 1 on an error (one line that begins with ``error:`` and names the
+cure), 130 on Ctrl-C and 143 on SIGTERM, after printing the command that resumes the run.
+``--traceback``, or ``CEREBRO_TRACEBACK=1`` in the environment, shows the origin of an error.
 
-Every module has ``add``, which adds the command with its options to the parser, and
-``main``, which carries it out and returns the exit status. They import what they
-need when they run, so that a mistake in the arguments is told at once.
+Every module has ``add``, which adds the command with its options to the parser, and ``main``,
+which runs it and returns the exit status. ``main`` imports the other modules that it needs, so
+that mistakes in the arguments are reported without delay.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from cerebro.cli import (
     verify,
 )
 from cerebro.errors import CerebroError, InputError, text_of
-from cerebro.machine.imports import PACKAGE, imported_shadows
+from cerebro.machine.imports import imported_shadows, raised_at
 from cerebro.machine.signals import INTERRUPTED
 
 COMMANDS = (demo, shard, run, resume, show, control, replay, verify, plot, export, doctor)
@@ -49,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     argv
-        Its arguments; those of this process if None.
+        The command's arguments; None: those of this process.
 
     Returns
     -------
@@ -67,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         print(f"\n{str(error) or 'interrupted'}", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # `cerebro show | head`: nobody reads on
+    except BrokenPipeError:  # `cerebro show | head`: the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
@@ -84,7 +83,7 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """Say what went wrong in one line; errors from elsewhere say what kind they are."""
+    """Describe an error in one line; one that is not Cerebro's is named with its type."""
     text = text_of(error, MESSAGE_LIMIT)
     if isinstance(error, OSError) and error.strerror:
         named = error.filename is not None
@@ -97,20 +96,16 @@ def one_line(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Name the user's line that raised: the last one outside of installed packages and us."""
-    own = str(PACKAGE)
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        packaged = "site-packages" in frame.filename or frame.filename.startswith(("<", own))
-        if not packaged and not frame.filename.startswith(sys.base_prefix):
-            return f"{frame.filename}, line {frame.lineno}: "
-    return ""
+    """Name the user's line that raised; empty if there is none."""
+    at = raised_at(error)
+    return "" if at is None else f"{at.filename}, line {at.lineno}: "
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports a mistake as every other command does: one line and status 1."""
+    """A parser that reports mistakes like any other error: one line and status 1."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise instead of leaving the process."""
+        """Raise InputError instead of ending the process."""
         raise InputError(f"{message}; see {self.prog} --help")
 
 

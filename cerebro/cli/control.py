@@ -1,4 +1,4 @@
-"""``stop``, ``pause``, ``continue``: tell a run that goes on what to do."""
+"""``stop``, ``pause``, ``continue``: control an active run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from cerebro.cli.options import count, new_command
 
 HELP = {
-    "stop": "stop a run that goes on, or one of its trials; what it has trained is kept",
-    "pause": "let a run, or one of its trials, rest until it is continued",
-    "continue": "let a paused run or trial go on",
+    "stop": "stop an active run, or one of its trials; finished epochs are kept",
+    "pause": "pause a run, or one of its trials, until it is continued",
+    "continue": "continue a paused run or trial",
 }
 
 
@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Hand the command over; whoever trains the run carries it out."""
+    """Send the command to the process that trains the run."""
     import cerebro.control as control
 
     control.send(options.run, control.Command(options.verb, options.trial))

@@ -1,7 +1,7 @@
 """``demo``: search 16 small models on handwritten digits.
 
-The functions here are what a user would write; ``build`` stands in an importable
-module, so that the run's models can be loaded on another day.
+A user would write the same functions. ``build`` is in an importable module, so that the run's
+models can be loaded later.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import cerebro
 from cerebro.cli.options import count, new_command, progress, progress_option
-from cerebro.errors import InputError
 from cerebro.machine import environment
-from cerebro.machine.installation import install_hint
+from cerebro.machine.imports import import_extra
 from cerebro.report import format as fmt
 from cerebro.report import summary
 
@@ -67,13 +66,8 @@ def digits(path: str | Path) -> cerebro.Dataset:
     Dataset
         Column ``x``: uint8 of shape (1, 8, 8), 0 to 16; column ``y``: int64, 0 to 9.
     """
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise InputError(
-            f"the demo's digits come with scikit-learn: {install_hint('demo')}"
-        ) from None
-    bunch = load_digits()
+    datasets = import_extra("sklearn.datasets", "demo", "the demo's digits need scikit-learn")
+    bunch = datasets.load_digits()
     arrays = {
         "x": bunch.images.astype("uint8").reshape(-1, 1, SIDE, SIDE),
         "y": bunch.target.astype("int64"),
@@ -82,7 +76,7 @@ def digits(path: str | Path) -> cerebro.Dataset:
 
 
 def space() -> dict[str, Any]:
-    """Give the search space: two kinds of network, each with a size of its own."""
+    """Return the search space: two kinds of network, each with its own size."""
     return {
         "arch": ["mlp", "cnn"],
         "mlp": cerebro.when("arch", "mlp", {"hidden": [32, 64, 128, 256]}),
@@ -99,7 +93,7 @@ def accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def network(config: dict[str, Any]) -> torch.nn.Module:
-    """Make the network that a configuration describes."""
+    """Return the network of a configuration."""
     from torch import nn
 
     if config["arch"] == "mlp":
@@ -128,7 +122,7 @@ def network(config: dict[str, Any]) -> torch.nn.Module:
 
 
 def build(config: dict[str, Any], info: Any) -> Any:
-    """Make the model of one trial; runs in the workers."""
+    """Return the model of one trial; called in the workers."""
     import torch
 
     net = network(config)
@@ -156,10 +150,9 @@ def demonstrate(
     data: str = "data/digits",
     progress: Any = "auto",
 ) -> int:
-    """Shard, search, and show what was found; the exit status of the command."""
-    if not environment.installed("torch"):
-        raise InputError(f"the demo trains PyTorch models: {install_hint('demo')}")
-    import torch  # noqa: F401  (so that every worker imports it while it starts)
+    """Shard the data, search, print the results; return the command's exit status."""
+    # Imported here, so that every worker imports it while it starts.
+    import_extra("torch", "demo", "the demo needs PyTorch")
 
     run = run or time.strftime("runs/demo-%Y%m%d-%H%M%S")
     whole = digits(data)
@@ -198,7 +191,7 @@ def demonstrate(
 
 
 def draw(result: Any) -> list[str]:
-    """Draw learning curves and units on workers into the run's folder; names of the files."""
+    """Draw learning curves and units on workers into the run's folder; return the file names."""
     if not environment.installed("matplotlib"):
         return []
     names = []
@@ -210,7 +203,7 @@ def draw(result: Any) -> list[str]:
 
 
 def lines_to_open(path: str | Path) -> str:
-    """Give the lines of Python and the commands that go on from here."""
+    """Return lines of Python and commands for the next steps."""
     return (
         "To open it again, in Python:\n\n"
         "  import cerebro\n"

@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print what this machine offers; 1 if it was to train and does not do so exactly."""
+    """Print what this machine offers; return 1 if ``--train`` finds different bits."""
     from cerebro.cli import doctor as diagnosis
 
     print(diagnosis.report(options.path))
@@ -43,7 +43,7 @@ def main(options: argparse.Namespace) -> int:
     return proof.main()
 
 
-# Extra: what it is for, and the modules it brings.
+# Extra: its purpose, and the modules that it installs.
 EXTRAS = {
     "torch": ("PyTorch models", ("torch",)),
     "sklearn": ("scikit-learn models", ("sklearn",)),
@@ -66,7 +66,7 @@ def report(path: str | os.PathLike[str] = ".") -> str:
     Parameters
     ----------
     path
-        The folder where data and runs are to be kept.
+        The folder for data and runs.
     """
     rows = [*_software(), *_machine(), *_disk(Path(path))]
     width = max(len(name) for name, _ in rows)
@@ -99,7 +99,7 @@ def _machine() -> list[tuple[str, str]]:
     rows = [
         ("cpu", f"{cpu['model']}, {cpu['instruction_set']}"),
         ("cores", usable),
-        ("memory", _memory()),
+        ("memory", fmt.size(resources.total_memory())),
     ]
     if environment.installed("torch"):
         rows.append(("torch", _torch()))
@@ -109,14 +109,6 @@ def _machine() -> list[tuple[str, str]]:
         names = ", ".join(f"{k}={v}" for k, v in set_variables.items())
         rows.append(("variables", f"{names} (these change the bits of results)"))
     return rows
-
-
-def _memory() -> str:
-    try:
-        pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return "unknown"
-    return fmt.size(pages * page)
 
 
 def _torch() -> str:
@@ -133,12 +125,12 @@ def _torch() -> str:
 
 
 def _gpus() -> list[tuple[str, str]]:
-    """What there is of CUDA. Starts it in this process, on every GPU."""
+    """Return rows about CUDA. Initializes it in this process, on every GPU."""
     try:
         runtime = cuda.open_runtime()
         devices = cuda.describe_devices()
     except DeviceError as error:
-        return [("gpu", f"none can be used: {error}")]
+        return [("gpu", f"not usable: {error}")]
     rows = [("gpu", _gpu(i, about)) for i, about in enumerate(devices)]
     versions = [cuda.version_text(runtime[name]) for name in ("version", "driver")]
     rows.append(("cuda", f"runtime {versions[0]} ({runtime['path']}), driver for {versions[1]}"))
@@ -148,7 +140,7 @@ def _gpus() -> list[tuple[str, str]]:
 
 
 def _gpu(index: int, about: Mapping[str, Any]) -> str:
-    """One GPU, which is also tried anew, as before its first use: what comes of it is kept."""
+    """Describe one GPU. Its check runs again, as before its first use, and the result is kept."""
     name = f"cuda:{index}"
     major, minor = about["capability"]
     text = (
@@ -200,7 +192,7 @@ def _cudnn(runtime: int) -> str:
 
 
 def _torch_build(torch: Any) -> str:
-    """What PyTorch was built for, and what to do where that does not use a GPU that is here."""
+    """Return the CUDA version of PyTorch's build, and the cure if it cannot use the GPU."""
     if torch.version.cuda is not None:
         return f"built for CUDA {torch.version.cuda}"
     if has_driver():

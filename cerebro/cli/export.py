@@ -1,4 +1,4 @@
-"""``export``: write a trial's weights, or its network as ONNX, where others can read them."""
+"""``export``: write a trial's weights, or its network as ONNX, for other programs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def add(commands: Any) -> None:
         "--epoch", type=_epoch, default="best", help="best, last or the number of a kept epoch"
     )
     parser.add_argument(
-        "--fold", type=count, metavar="N", help="of a trial with folds: whose model"
+        "--fold", type=count, metavar="N", help="which fold's model, if the trial has folds"
     )
     parser.add_argument("--format", choices=ENDINGS, help="(by the file's ending, or safetensors)")
     parser.add_argument("--out", help="the file (RUN/trial-N.safetensors)")

@@ -1,4 +1,4 @@
-"""What the commands share: options, progress, and how a command that trains ends."""
+"""The shared parts of the commands: options, progress, the end of a command that trains."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cerebro.machine.signals import INTERRUPTED, uninterrupted
 def new_command(
     commands: Any, name: str, function: Callable[[argparse.Namespace], int], text: str
 ) -> argparse.ArgumentParser:
-    """Add a command whose arguments `function` is called with."""
+    """Add a command that calls `function` with its arguments."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=text, description=text[0].upper() + text[1:] + "."
     )
@@ -36,7 +36,7 @@ def progress_option(parser: argparse.ArgumentParser) -> None:
 
 
 def progress(value: str | None) -> str | bool:
-    """Turn the option's value into that of ``progress=``."""
+    """Convert the option's value to a value of ``progress=``."""
     return False if value == "none" else value or "auto"
 
 
@@ -62,7 +62,7 @@ def build_option(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def arguments(argv: Sequence[str]) -> Iterator[None]:
-    """Have `sys.argv` be a script's in the block, here and in workers."""
+    """Replace `sys.argv` by a script's in the block, here and in workers."""
     before = list(sys.argv)
     sys.argv[:] = argv
     try:
@@ -72,20 +72,20 @@ def arguments(argv: Sequence[str]) -> Iterator[None]:
 
 
 def arguments_of(run: Any, file: str | Path | None) -> list[str]:
-    """What `sys.argv` was in the program that began a run; its script may be elsewhere now."""
+    """Return `sys.argv` of the program that began a run; its script may have moved."""
     from cerebro.results.saved_run import SavedRun
 
     recorded: list[str] = []
-    with suppress(CerebroError, OSError):  # the command says what is wrong with the run
+    with suppress(CerebroError, OSError):  # the command reports the error in the run
         recorded = SavedRun(run).argv
     return [*([str(file)] if file is not None else recorded[:1] or sys.argv[:1]), *recorded[1:]]
 
 
 def imported(file: str | Path, *sought: str) -> ModuleType:
-    """Import a user's file to find something in it.
+    """Import a user's file.
 
-    It must not end the process, which would look like success. If it searches by itself, the
-    import ends there.
+    A file that ends the process raises InputError, because that would look like success. If the
+    file itself searches, the import ends there.
     """
     from cerebro.run.recipe import import_file
 
@@ -99,7 +99,7 @@ def imported(file: str | Path, *sought: str) -> ModuleType:
 
 
 def build_of(file: str | None) -> Callable[..., Any] | None:
-    """Import what ``--build`` names.
+    """Import ``build`` from the file that ``--build`` names.
 
     Raises
     ------
@@ -115,12 +115,12 @@ def build_of(file: str | None) -> Callable[..., Any] | None:
 
 
 def trial_of(result: Any, number: int) -> Any:
-    """Return the trial that ``--trial`` names.
+    """Return the trial of ``--trial``.
 
     Raises
     ------
     InputError
-        If the run has no such trial.
+        If the run does not have this trial.
     """
     if number < len(result.trials):
         return result.trials[number]
@@ -129,7 +129,7 @@ def trial_of(result: Any, number: int) -> Any:
 
 
 def interrupted(error: KeyboardInterrupt) -> int:
-    """Say what an interrupted run has kept, and how it goes on: the error knows."""
+    """Print what an interrupted run has kept and how to resume it, as the error says."""
     with uninterrupted(error):
         text = str(error) or "interrupted before any trial began; nothing was kept"
         print(f"\n{text}", file=sys.stderr)
@@ -137,11 +137,11 @@ def interrupted(error: KeyboardInterrupt) -> int:
 
 
 def status_of(result: Any) -> int:
-    """Give the exit status of a search that returned."""
+    """Return the exit status of a search that returned."""
     if result.status == "finished":
         return 0
     print(
-        f"error: the run is {result.status}, not finished; to go on: "
+        f"error: the run is {result.status}, not finished; to resume it: "
         f"python -m cerebro resume {shlex.quote(str(result.path))}",
         file=sys.stderr,
     )

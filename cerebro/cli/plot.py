@@ -1,4 +1,4 @@
-"""``plot``: draw a run into a picture, or into a page of all its pictures."""
+"""``plot``: draw a picture of a run, or a page with all its pictures."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ KINDS = ("curves", "gantt", "parallel", "importance")
 
 def add(commands: Any) -> None:
     """Add the command to the parser."""
-    parser = new_command(commands, "plot", main, "draw a run into a picture or a page")
+    parser = new_command(commands, "plot", main, "draw a picture of a run, or a page")
     parser.add_argument("run", nargs="?", help="the run's folder (the newest under runs)")
     parser.add_argument("--kind", choices=KINDS, help="what to draw (curves; in a page, all)")
-    parser.add_argument("--metric", help="the metric (what trials are ranked by)")
+    parser.add_argument("--metric", help="the metric (the one that ranks trials)")
     parser.add_argument("--trials", type=numbers, metavar="N,N,...", help="only these")
     parser.add_argument("--out", help="the file, .png, .svg, .pdf or .html (RUN/KIND.png)")
 
@@ -41,10 +41,10 @@ def _write_picture(result: Any, options: argparse.Namespace) -> Path:
     figure = result.plot(options.metric, trials=options.trials, kind=kind)
     out = Path(options.out) if options.out else Path(result.path) / f"{kind}.png"
     if not options.out:
-        check_no_link(out)  # a folder from elsewhere must not choose what is written over
+        check_no_link(out)  # a foreign folder must not choose which file is overwritten
     try:
         figure.savefig(out)
-    except ValueError as error:  # an ending that matplotlib does not know
+    except ValueError as error:  # matplotlib does not know the extension
         raise InputError(f"--out {out}: {error}") from error
     return out
 

@@ -1,4 +1,4 @@
-"""``resume``: go on with a run that was interrupted, or train a finished one further."""
+"""``resume``: resume an interrupted run, or train a finished one for more epochs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from cerebro.cli.options import (
 def add(commands: Any) -> None:
     """Add the command to the parser."""
     parser = new_command(
-        commands, "resume", main, "go on with a run, or train a finished one further"
+        commands, "resume", main, "resume a run, or train a finished one for more epochs"
     )
     parser.add_argument("run", help="the run's folder")
-    parser.add_argument("--epochs", type=count, help="train until so many epochs are done")
+    parser.add_argument("--epochs", type=count, help="the total number of epochs")
     parser.add_argument(
         "--trials", type=numbers, metavar="N,N,...", help="only these, whatever their status"
     )
@@ -39,7 +39,7 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Go on with a run."""
+    """Resume a run."""
     import cerebro
 
     shown: Any = progress(options.progress)

@@ -1,4 +1,4 @@
-"""``run``: search as a Python file says."""
+"""``run``: search with the definitions in a Python file."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ COUNTS = {
     "workers-per-device": "worker processes of each GPU (1)",
     "batch-size": "rows per batch",
     "eval-batch-size": "rows per validation batch (the batch size)",
-    "width": "trials that live at a time, for searchers that listen (8)",
-    "max-retries": "times that a unit is tried again after its worker died (3)",
+    "width": "live trials at a time, for adaptive searchers (8)",
+    "max-retries": "retries of a unit after the loss of its worker (3)",
 }
 
 SOUGHT = ("build", "space", "data")
-"""What the file is to define."""
+"""The names that the file must define."""
 
 
 def add(commands: Any) -> None:
     """Add the command to the parser."""
-    parser = new_command(commands, "run", main, "search as a Python file says")
+    parser = new_command(commands, "run", main, "search with the definitions in a Python file")
     parser.description = (
-        "Search as a Python file says. The file defines build, space, data and, if it likes, "
-        "settings: a dictionary of keywords of cerebro.search. Options override settings."
+        "Search with the definitions in a Python file. The file defines build, space, data and, "
+        "optionally, settings: a dictionary of keywords of cerebro.search. Options override it."
     )
     parser.add_argument("file", help="the Python file")
     for name, text in COUNTS.items():
@@ -53,14 +53,19 @@ def add(commands: Any) -> None:
     parser.add_argument("--devices", nargs="+", help="auto, cpu, cuda, or GPUs such as cuda:1")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of everything (0)")
     parser.add_argument(
-        "--unit-timeout", type=float, metavar="SECONDS", help="what a trial may take over a shard"
+        "--unit-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="time limit for one trial on one shard",
     )
     parser.add_argument(
-        "--time-limit", type=float, metavar="SECONDS", help="begin nothing new after this"
+        "--time-limit", type=float, metavar="SECONDS", help="start no new units after this"
     )
     parser.add_argument("--run", help="the run's folder (runs/<time>)")
-    parser.add_argument("--metric", help="what to rank trials by, such as accuracy")
-    parser.add_argument("--mode", choices=["min", "max"], help="whether small or large is good")
+    parser.add_argument("--metric", help="the metric that ranks trials, such as accuracy")
+    parser.add_argument(
+        "--mode", choices=["min", "max"], help="whether a small or a large value is better"
+    )
     parser.add_argument(
         "--searcher",
         metavar="NAME",
@@ -80,7 +85,7 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Search as a Python file says."""
+    """Search with the definitions in a Python file."""
     with arguments([options.file]):
         return _search(options)
 
@@ -96,9 +101,9 @@ def _search(options: argparse.Namespace) -> int:
     stop = stopped_at(module)
     if stop is not None:
         warnings.warn(
-            f"{stop.where}: the file calls {stop.call} itself. That call is left out: what counts "
-            "are build, space, data and settings as they are above it, and the options here. To "
-            f"have the file's own call, run the file: python {shlex.quote(str(file))}",
+            f"{stop.where}: the file calls {stop.call} itself. That call is left out: build, "
+            "space, data and settings above it are used, with the options given here. For the "
+            f"file's own call, run the file: python {shlex.quote(str(file))}",
             stacklevel=1,
         )
     missing = [name for name in SOUGHT if not hasattr(module, name)]
@@ -120,7 +125,7 @@ def _search(options: argparse.Namespace) -> int:
 
 
 def _settings(module: Any, file: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Merge the file's settings with the options, which win."""
+    """Merge the file's settings with the options, which take precedence."""
     settings = getattr(module, "settings", {})
     if not isinstance(settings, Mapping):
         raise InputError(
@@ -144,7 +149,7 @@ def _settings(module: Any, file: Path, options: argparse.Namespace) -> dict[str,
 
 
 def _refuse_unknown(settings: dict[Any, Any], file: Path) -> None:
-    """Name the first setting that cerebro.search does not take, and what may be meant."""
+    """Raise InputError for a setting that cerebro.search does not take, with a suggestion."""
     from cerebro.api.search import search
 
     known = list(inspect.signature(search).parameters)[3:]

@@ -1,9 +1,9 @@
-"""``python -m cerebro doctor --train``: an installation that trains and reproduces its bits.
+"""``python -m cerebro doctor --train``: check that this installation trains reproducibly.
 
-A small search over `cerebro.native`'s network, on pictures that are drawn here, so that neither a
-framework nor a download is needed: by two workers, between which the models hop, and inline. Both
-must end in the same states, bit for bit, and the best of them must have learned its task. Where
-there are GPUs and cuDNN, the same is done on each.
+A small search with the network of `cerebro.native` runs twice on generated pictures, so that
+neither a framework nor a download is needed: with two workers, between which the models hop, and
+inline. Both must end in the same states, bit for bit, and the best model must have learned its
+task. With cuDNN, the same is done on each GPU.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ ROWS = 1200
 SHARDS = 4
 EPOCHS = 4
 WORKERS = 2
-# What the best model must reach; guessing gives 0.25, and 1.0 is usual.
+# The accuracy that the best model must reach; guessing gives 0.25, and 1.0 is usual.
 LEARNED = 0.9
 SPACE = {"lr": [0.01, 0.05], "filters": [4, 8]}
 
 
-def pictures(rows: int = ROWS, seed: int = 0) -> dict[str, NDArray[Any]]:
+def pictures(rows: int = ROWS) -> dict[str, NDArray[Any]]:
     """Draw figures of random size, place and brightness on a noisy ground.
 
     Returns
@@ -39,7 +39,7 @@ def pictures(rows: int = ROWS, seed: int = 0) -> dict[str, NDArray[Any]]:
     dict
         ``x``: uint8 of shape (rows, 1, 16, 16); ``y``: int64, an index into `FIGURES`.
     """
-    generator = np.random.RandomState(seed)
+    generator = np.random.RandomState(0)
     y = np.arange(rows) % len(FIGURES)
     size = generator.uniform(3.0, 6.0, rows)[:, None, None]
     centre = generator.uniform(6.0, SIDE - 7.0, (2, rows))[:, :, None, None]
@@ -58,7 +58,7 @@ def pictures(rows: int = ROWS, seed: int = 0) -> dict[str, NDArray[Any]]:
 
 
 def build(config: dict[str, Any]) -> Any:
-    """Make the model of one trial; runs in the workers."""
+    """Return the model of one trial; called in the workers."""
     filters = (config["filters"], 2 * config["filters"])
     return cerebro.native.Model(
         (1, SIDE, SIDE), len(FIGURES), filters=filters, lr=config["lr"], device=config["device"]
@@ -93,7 +93,7 @@ def states(
 
 
 def differing(first: dict[str, str], second: dict[str, str]) -> str | None:
-    """Name the first state that two searches do not share; None if all are alike."""
+    """Name the first state that differs between two searches; None if all are the same."""
     for name in sorted(first.keys() | second.keys()):
         if first.get(name) != second.get(name):
             return name
@@ -101,7 +101,7 @@ def differing(first: dict[str, str], second: dict[str, str]) -> str | None:
 
 
 def devices() -> tuple[list[str], str]:
-    """Name the devices to train on, and say why a GPU is not among them, if one is there."""
+    """Return the devices to train on, and why an existing GPU is not one of them."""
     try:
         count = len(cuda.describe_devices())
     except DeviceError:
@@ -115,7 +115,7 @@ def devices() -> tuple[list[str], str]:
 
 
 def prove(data: cerebro.Dataset, place: Path, device: str, say: Callable[[str], object]) -> bool:
-    """Train on one device with workers and without; whether it learns and reproduces its bits."""
+    """Train on one device with and without workers; return whether bits match and it learns."""
     hopped, accuracy = states(data, place / "hopped", WORKERS, device)
     say(f"  {device}, {WORKERS} workers: accuracy {accuracy:.3f}")
     inline, accuracy = states(data, place / "inline", 0, device)
@@ -132,7 +132,7 @@ def prove(data: cerebro.Dataset, place: Path, device: str, say: Callable[[str], 
 
 
 def main(say: Callable[[str], object] = print) -> int:
-    """Train, compare, and say what came of it.
+    """Train, compare, and report the results.
 
     Parameters
     ----------

@@ -56,7 +56,7 @@ def _data(path: Path) -> int:
 
 
 def _complain(path: Path, problems: Sequence[Any]) -> int:
-    """Print one line for each problem; the error of the command counts them."""
+    """Print one line for each problem, and an error with their number."""
     lines = [one_line(str(problem), MESSAGE_LIMIT) for problem in problems]
     for line in lines:
         print(line)

@@ -1,4 +1,4 @@
-"""The user's callbacks, called in the coordinator."""
+"""Call the user's callbacks, in the coordinator's process."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from cerebro.run.records import TrialRecord
 
 
 class Hooks:
-    """Calls what a run's callbacks have, and knows which of them has failed.
+    """Calls the hooks of a run's callbacks, and notes the callback that failed.
 
-    What a callback raises comes through unchanged; `cause_of` says whose it was.
+    Exceptions of callbacks propagate unchanged; `cause_of` names the callback.
 
     Parameters
     ----------
     callbacks
         Objects with any of the hooks.
     view
-        Makes of a trial's record what callbacks are given: the trial as it is now.
+        Makes a `Trial` of a record, as callbacks get it: the trial as it is now.
     """
 
     def __init__(self, callbacks: Sequence[Any], view: Callable[[TrialRecord], Any]) -> None:
@@ -32,7 +32,7 @@ class Hooks:
 
     @contextmanager
     def later(self) -> Iterator[None]:
-        """Keep calls back until the block has ended well: what they are told of is on record."""
+        """Postpone calls until the block has ended well and the store has what they are about."""
         self._later = []
         try:
             yield
@@ -42,7 +42,7 @@ class Hooks:
         finally:
             self._later = None
 
-    def tell(self, hook: str, *arguments: Any) -> None:
+    def notify(self, hook: str, *arguments: Any) -> None:
         """Call a hook of every callback that has it."""
         for callback in self._callbacks:
             method = getattr(callback, hook, None)
@@ -54,12 +54,12 @@ class Hooks:
                 self._later.append(partial(self._call, callback, hook, method, arguments))
 
     def tell_of(self, record: TrialRecord, hook: str, *arguments: Any) -> None:
-        """Call a hook with the trial as it is now, which is a copy: made only if one listens."""
+        """Call a hook with a copy of the trial as it is now, if any callback has the hook."""
         if any(getattr(callback, hook, None) is not None for callback in self._callbacks):
-            self.tell(hook, self._view(record), *arguments)
+            self.notify(hook, self._view(record), *arguments)
 
     def cause_of(self, error: BaseException) -> str:
-        """One line about an error that ended a run; it names the callback that raised it."""
+        """Describe an error that ended a run in one line, with the callback that raised it."""
         text = text_of(error, 2000)
         if self._failure is None or self._failure[0] is not error:
             return text
@@ -71,17 +71,17 @@ class Hooks:
     ) -> None:
         try:
             method(*arguments)
-        except KeyboardInterrupt:  # Ctrl-C happened to come just now
+        except KeyboardInterrupt:  # Ctrl-C, which is not the callback's
             raise
         except BaseException as error:
             cause = f"the callback {name_of(callback)} failed in {hook}"
             self._failure = (error, cause)
-            if hasattr(error, "add_note"):  # from Python 3.11 on a traceback shows it
+            if hasattr(error, "add_note"):  # shown in tracebacks from Python 3.11 on
                 error.add_note(f"{cause}: the run is over, what was finished is kept")
             raise
 
 
 def name_of(callback: Any) -> str:
-    """Its class, or for a module its name."""
+    """Return the name of a callback's class; of a module its own name."""
     kind = type(callback)
     return str(callback.__name__ if kind.__name__ == "module" else kind.__qualname__)

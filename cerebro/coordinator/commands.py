@@ -1,4 +1,4 @@
-"""Commands to a live run: where they arrive, and what they do."""
+"""Receive commands to a live run and carry them out."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from cerebro.machine.files import check_folder, is_network_file_system
 from cerebro.run.records import ENDED, Status
 
 STOP_SECONDS = 10.0
-"""How long a run that is stopped waits for units in flight to end at their next batch."""
+"""How long a stopped run waits for units in flight to end at their next batch."""
 
 MAX_NOTES = 1000
-"""Events that are kept of commands: whoever fills the folder fills no disk."""
+"""Events recorded of commands, so that a flood of files does not fill the disk."""
 
 
 class Commanded(Protocol):
-    """What a run offers to whoever commands it."""
+    """The part of a run that commands act on."""
 
     @property
     def trials(self) -> Mapping[int, LiveTrial]:
         """All that have not ended, by number."""
 
     def status_of(self, number: int) -> Status | None:
-        """What a trial is; None where there is none."""
+        """Return a trial's status; None if there is no such trial."""
 
     def cancel_units(self) -> None:
         """End the units in flight at their next batch."""
 
     def stop_trial(self, number: int) -> None:
-        """End a trial when its unit in flight is done."""
+        """Stop a trial when its unit in flight is done."""
 
     def pause_trial(self, number: int) -> None:
-        """Let a trial rest when its unit in flight is done."""
+        """Pause a trial when its unit in flight is done."""
 
     def continue_trial(self, number: int) -> None:
-        """Let a trial go on that was paused."""
+        """Continue a paused trial."""
 
 
-class Remote:
-    """Carries commands out.
+class Commands:
+    """Carries out the commands that arrive.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class Remote:
     note
         Called with a line for the run's events.
     clock
-        Gives seconds.
+        Returns seconds.
     """
 
     def __init__(
@@ -70,37 +70,37 @@ class Remote:
         self._clock = clock
         self._stop_by = 0.0
         self.paused = False
-        """No unit begins."""
+        """Whether no unit begins for now."""
         self.stopping = False
-        """No unit begins, and the run ends."""
+        """Whether no unit begins any more, and the run ends."""
 
     @property
     def gave_up(self) -> bool:
-        """Whether units in flight do not end although the run was told to stop."""
+        """Whether units in flight have not ended in time after a command to stop."""
         return self.stopping and self._clock() >= self._stop_by
 
-    def patience(self, seconds: float | None) -> float:
-        """The longest time to wait, where `seconds` would do for everything else."""
+    def wait_seconds(self, seconds: float | None) -> float:
+        """Return how long to wait at most, given the limit of everything else."""
         limits = [LOOK_SECONDS] if seconds is None else [LOOK_SECONDS, seconds]
         if self.stopping:
             limits.append(max(0.0, self._stop_by - self._clock()))
         return min(limits)
 
-    def obey(self, run: Commanded) -> None:
-        """Carry out what has arrived, in order."""
+    def carry_out(self, run: Commanded) -> None:
+        """Carry out the commands that have arrived, in order."""
         for item in self._inbox.take():
-            note = self._obey(item, run) if isinstance(item, Command) else item
+            note = self._carry_out(item, run) if isinstance(item, Command) else item
             self._notes += 1
             if self._notes <= MAX_NOTES:
                 self._note(note)
 
     def close(self) -> None:
-        """Take no more commands."""
+        """Accept no more commands."""
         self._inbox.close()
 
-    def _obey(self, command: Command, run: Commanded) -> str:
+    def _carry_out(self, command: Command, run: Commanded) -> str:
         if command.trial is not None:
-            cause = self._obey_for_trial(command, command.trial, run)
+            cause = self._carry_out_for_trial(command, command.trial, run)
             return str(command) if cause is None else f"{command}: ignored, {cause}"
         if command.verb != "stop":
             self.paused = command.verb == "pause"
@@ -110,8 +110,8 @@ class Remote:
             run.cancel_units()
         return str(command)
 
-    def _obey_for_trial(self, command: Command, number: int, run: Commanded) -> str | None:
-        """Do it, or say why not; a command is never an error of the run."""
+    def _carry_out_for_trial(self, command: Command, number: int, run: Commanded) -> str | None:
+        """Carry out a command for one trial; return why not, as the run itself must not fail."""
         status = run.status_of(number)
         if status is None:
             return "there is no such trial"
@@ -137,7 +137,7 @@ LOOK_SECONDS = 1.0
 class Inbox:
     """The commands that arrive in a run's folder while it is trained.
 
-    What lies there when a run begins was meant for somebody else and is discarded.
+    Files that are there at the start were meant for an earlier process and are discarded.
 
     Parameters
     ----------
@@ -149,25 +149,25 @@ class Inbox:
         self._folder = folder.absolute()  # the working directory may change
         check_folder(self._folder)  # everything in it will be removed
         self._folder.mkdir(exist_ok=True)
-        # Whatever later takes the folder's place, a link even, is not what is emptied.
+        # By descriptor: only this folder is emptied, even if a link takes its place later.
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(self._folder, flags)
         self._next_look = 0.0
-        self._stuck: set[str] = set()  # what could not be removed; not to be obeyed twice
+        self._stuck: set[str] = set()  # could not be removed; not carried out twice
         self._is_far = is_network_file_system(self._folder)
         self.discard()
 
     def take(self) -> Iterator[Command | str]:
-        """Yield what has arrived, in order of names: commands, and why other things are none.
+        """Yield pending commands by file name; for any other file, why it was rejected.
 
-        A file is removed when the next one is asked for, that is when it took effect.
-        Costs a few microseconds where nothing has arrived. On a network file system a look costs
-        a round trip, so it looks once in `LOOK_SECONDS` there, however often it is asked.
+        A file is removed when the next one is asked for, that is after it took effect. A call
+        costs a few microseconds if nothing has arrived. On a network file system, where each look
+        costs a round trip, the folder is read at most once in `LOOK_SECONDS`.
         """
         if not self._is_due():
             return
         for name in sorted(set(self._names()) - self._stuck):
-            if name.startswith("."):  # somebody is writing it
+            if name.startswith("."):  # still being written
                 continue
             try:
                 yield self._read(name)
@@ -177,12 +177,12 @@ class Inbox:
             self._remove(name)
 
     def discard(self) -> None:
-        """Remove everything."""
+        """Remove all files."""
         for name in self._names():
             self._remove(name)
 
     def close(self) -> None:
-        """Take no more; commands that came too late are discarded."""
+        """Accept no more; discard commands that came too late."""
         if self._fd < 0:
             return
         self.discard()
@@ -205,11 +205,11 @@ class Inbox:
     def _names(self) -> list[str]:
         try:
             return os.listdir(self._fd)  # noqa: PTH208
-        except OSError:  # the disk is away: then nobody can command the run, which goes on
+        except OSError:  # without its disk the run gets no commands and continues
             return []
 
     def _read(self, name: str) -> Command:
-        """Read a file that may be anything: never followed, never waited for."""
+        """Read a file that may be of any kind, without following or waiting for it."""
         if not name.endswith(".json"):
             raise ValueError("it is no command")
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -217,7 +217,7 @@ class Inbox:
         try:
             info = os.fstat(fd)
             if not stat.S_ISREG(info.st_mode):
-                raise ValueError("it is no regular file")
+                raise ValueError("it is not a regular file")
             if info.st_size > MAX_BYTES:
                 raise ValueError(f"it has more than {MAX_BYTES} bytes")
             return Command.from_json(os.read(fd, MAX_BYTES + 1))
@@ -228,7 +228,7 @@ class Inbox:
         try:
             try:
                 os.unlink(name, dir_fd=self._fd)
-            except (IsADirectoryError, PermissionError):  # macOS says the second
+            except (IsADirectoryError, PermissionError):  # macOS raises the second
                 _remove_tree(name, self._fd)
         except FileNotFoundError:
             pass
@@ -237,7 +237,7 @@ class Inbox:
 
 
 def _remove_tree(name: str, parent: int) -> None:
-    """Remove a folder with all that is in it; links are removed, not followed."""
+    """Remove a folder and its contents; links are removed, not followed."""
     for _, folders, files, fd in os.fwalk(name, topdown=False, dir_fd=parent):
         for file in files:
             os.unlink(file, dir_fd=fd)

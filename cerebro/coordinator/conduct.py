@@ -1,4 +1,4 @@
-"""One process at work on a run, new or resumed, from its workers' start to its end."""
+"""Train a run, new or resumed, from the start of its workers to its end."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import contextlib
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cerebro.coordinator.callbacks import Hooks
 from cerebro.coordinator.coordinator import Coordinator
-from cerebro.coordinator.restore import Restored
+from cerebro.coordinator.dry_run import dry_run
+from cerebro.coordinator.restore import Previous, open_again
+from cerebro.coordinator.room import check_room
 from cerebro.coordinator.searcher_record import is_describable
+from cerebro.coordinator.trials import recordable
 from cerebro.errors import RunError, text_of
 from cerebro.executors.base import Executor
 from cerebro.executors.inline import InlineExecutor
@@ -26,157 +30,177 @@ from cerebro.machine.signals import TERMINATED, Terminated, terminable, uninterr
 from cerebro.report.progress import make_progress
 from cerebro.results.result import Result
 from cerebro.results.saved_run import SavedRun
-from cerebro.run.folder import Opened, sweep
+from cerebro.run.folder import OwnedRun, make_run, sweep
 from cerebro.run.settings import Settings
 from cerebro.searchers.base import Searcher, Suggestion
-from cerebro.worker.messages import RunContext, Warned
+from cerebro.worker.messages import RunContext
 from cerebro.worker.trial_warnings import carried_filters
-
-OpenRun = Callable[[], tuple[Opened, Restored | None]]
-"""Makes or opens a run; returns it with what is there of it already."""
-
-Ready = tuple[Sequence[int], "Mapping[str, Any] | None"]
-"""Workers that can train, and what they compute with, where that is to be recorded."""
-
-Prepare = Callable[[Executor, Sequence[int], RunContext, Callable[[Sequence[Warned]], None]], Ready]
-"""Makes the workers ready to train; the last argument is told what the model warns of meanwhile."""
 
 
 def conduct(
     settings: Settings,
-    context: RunContext,
     searcher: Searcher,
-    open_run: OpenRun,
     *,
     first: Suggestion | None = None,
-    prepare: Prepare | None = None,
+    previous: Previous | None = None,
 ) -> Result:
-    """Train until the searcher has enough, the time is over or somebody says stop.
+    """Train until the searcher is done, the time is up or the user stops the run.
 
     Parameters
     ----------
-    settings, context, searcher
-        What is searched, what workers are told, and who decides.
-    open_run
-        Makes or opens the run. It is called when workers have started: what cannot be
-        sent to them is found before a file is made.
+    settings, searcher
+        What is searched, and what decides; the searcher is set up.
     first
-        The searcher's first suggestion, where it was asked for one already.
-    prepare
-        What is to be done before anything is trained.
+        The searcher's first suggestion, in a new run.
+    previous
+        The run as an earlier process left it, where it is resumed.
 
     Raises
     ------
     RunError
-        If no trial can go on.
+        If no trial can be trained.
     KeyboardInterrupt
-        On Ctrl-C, when the run is closed; it says how to go on.
+        On Ctrl-C, when the run is closed; the message says how to resume it.
     SystemExit
-        On SIGTERM, with status 143, after printing the same.
+        On SIGTERM, with status 143, after printing the same message.
     """
+    with exit_on_sigterm():
+        torch_flags = previous.saved.environment.get("torch", {}) if previous else None
+        with Session(settings, run_context(settings, torch_flags)) as session:
+            executor, context = session.executor, session.context
+            # What cannot be sent to workers is found before a file is made.
+            workers = list(executor.start(context))
+            if previous is None:
+                session.opened, restored = make_run(settings), None
+            else:
+                session.opened, restored = open_again(previous, settings, context)
+            store = session.opened.store
+            session.result = result = Result(settings.folder, build=settings.build)
+            result.saved.before_reading = store.flush
+            session.hooks = hooks = Hooks(settings.callbacks, result.trial_of)
+            session.coordinator = coordinator = Coordinator(
+                *(settings, context, searcher, executor, store, hooks, session.progress),
+                *(first, restored),
+            )
+            hooks.notify("on_run_start", result)
+            if first is not None:
+                tried = dry_run(executor, workers, context, recordable(first.config)[0])
+                coordinator.note_first_warnings(tried.warned)
+                tried.raise_if_broken()
+                if settings.workers > 0:
+                    tried.warn_if_misplaced(context.device)
+                if tried.state_bytes:
+                    check_room(settings, searcher, tried.state_bytes)
+                if tried.environment is not None:  # here PyTorch need not be imported yet
+                    store.set_meta("environment", tried.environment)
+                workers = tried.workers
+            coordinator.run(workers)
+        result.refresh()
+        session.progress.finished(coordinator.snapshot(), result)
+        hooks.notify("on_run_end", result)
+        return result
+
+
+@contextlib.contextmanager
+def exit_on_sigterm() -> Iterator[None]:
+    """On SIGTERM in the block, print what Ctrl-C would raise, and exit."""
     try:
         with terminable():
-            return _conduct(settings, context, searcher, open_run, first, prepare)
+            yield
     except Terminated as error:
         text = str(error) or "terminated before any trial began; nothing was kept"
         print(f"\n{text}", file=sys.stderr, flush=True)
         raise SystemExit(TERMINATED) from None
 
 
-def _conduct(
-    settings: Settings,
-    context: RunContext,
-    searcher: Searcher,
-    open_run: OpenRun,
-    first: Suggestion | None,
-    prepare: Prepare | None,
-) -> Result:
-    progress = make_progress(settings.progress)
-    executor = settings.executor or default_executor(settings)
-    run = coordinator = result = None
-    try:
-        workers: Sequence[int] = executor.start(context)
-        run, restored = open_run()
-        result = Result(settings.folder, build=settings.build)
-        coordinator = Coordinator(
-            *(settings, context, searcher, executor, run.store, progress, result, first),
-            restored,
-        )
-        coordinator.tell("on_run_start", result)
-        if prepare is not None:
-            workers, seen = prepare(executor, workers, context, coordinator.hear_warnings)
-            if seen is not None:  # of a worker: here PyTorch need not be imported yet
-                run.store.set_meta("environment", seen)
-        coordinator.run(workers)
-        executor.close()
-        run.store.set_meta("status", coordinator.status)
-        run.store.set_meta("ended", time.time())
-        close(run, context)
-        run.owner.release()
-    except BaseException as error:
+class Session:
+    """What one process holds open while it trains a run, and how it leaves it.
+
+    Well: the workers end, and the run is closed with the coordinator's status. Badly, on any
+    exception: no worker is left behind, and what is finished is kept. In both cases the run's
+    owner lock is released last.
+    """
+
+    def __init__(self, settings: Settings, context: RunContext) -> None:
+        self.context = context
+        self.progress = make_progress(settings.progress)
+        self.executor: Executor = settings.executor or default_executor(settings)
+        self.opened: OwnedRun | None = None
+        self.result: Result | None = None
+        self.hooks: Hooks | None = None
+        self.coordinator: Coordinator | None = None
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None:
+            self._abandon(error)
+            return
+        try:
+            self._finish()
+        except BaseException as late:
+            self._abandon(late)
+            raise
+
+    def _finish(self) -> None:
+        assert self.opened is not None and self.coordinator is not None
+        self.executor.close()
+        self.opened.store.set_meta("status", self.coordinator.status)
+        self.opened.store.set_meta("ended", time.time())
+        close(self.opened, self.context)
+        self.opened.owner.release()
+
+    def _abandon(self, error: BaseException) -> None:
+        """Leave a run that ends badly; what there is of it is told with `error`.
+
+        Every step is tried whatever becomes of the others, and none hides `error`.
+        """
         try:
             with uninterrupted(error):
-                abandon(error, executor, progress, run, coordinator, context)
-                if result is not None:
-                    explain(error, result)
+                for step in self._last_steps(error):
+                    with contextlib.suppress(Exception):
+                        step()
         except KeyboardInterrupt as late:
             late.args = (f"interrupted; the run had failed before: {text_of(error)}",)
             raise
-        raise
-    result.refresh()
-    progress.finished(coordinator.snapshot(), result)
-    coordinator.tell("on_run_end", result)
-    return result
+
+    def _last_steps(self, error: BaseException) -> Iterator[Callable[[], object]]:
+        yield partial(self.executor.close, kill=True)
+        yield self.progress.close
+        if self.opened is not None:
+            record: dict[str, Any] = {"status": "stopped", "ended": time.time()}
+            if not isinstance(error, KeyboardInterrupt):
+                cause = self.hooks.cause_of(error) if self.hooks else text_of(error, 2000)
+                record |= {"status": "failed", "error": cause}
+            if self.coordinator is not None:
+                yield self.coordinator.end_open_trials
+            for item in record.items():
+                yield partial(self.opened.store.set_meta, *item)
+            yield partial(close, self.opened, self.context)
+            yield self.opened.owner.release
+        if self.result is not None:
+            yield partial(explain, error, self.result)
 
 
-def close(run: Opened, context: RunContext) -> None:
-    """Close the store; when all of it is on disk, no file is left that it does not name."""
-    run.store.close()
+def close(opened: OwnedRun, context: RunContext) -> None:
+    """Close the store, then delete state files that it no longer references."""
+    opened.store.close()
     with contextlib.suppress(OSError):
-        sweep(run.store.folder, Path(context.state_dir))
-
-
-def abandon(
-    error: BaseException,
-    executor: Executor,
-    progress: Any,
-    run: Opened | None,
-    coordinator: Coordinator | None,
-    context: RunContext,
-) -> None:
-    """Leave a run that ends badly: no process stays, what is finished is kept.
-
-    Every step is tried whatever becomes of the others, and none hides `error`. The caller sees to
-    it that nothing interrupts them.
-    """
-    steps: list[Callable[[], object]] = [lambda: executor.close(kill=True), progress.close]
-    if run is not None:
-        interrupted = isinstance(error, KeyboardInterrupt)
-        record = {"status": "stopped" if interrupted else "failed", "ended": time.time()}
-        if not interrupted:
-            cause = text_of(error, 2000)
-            record["error"] = cause if coordinator is None else coordinator.cause_of(error)
-        if coordinator is not None:
-            steps.append(coordinator.end_open_trials)
-        steps += [partial(run.store.set_meta, *item) for item in record.items()]
-        steps += [partial(close, run, context), run.owner.release]
-    for step in steps:
-        with contextlib.suppress(Exception):
-            step()
+        sweep(opened.store.folder, Path(context.state_dir))
 
 
 def explain(error: BaseException, result: Result) -> None:
-    """Tell with the error what there is of the run, which is closed."""
-    with contextlib.suppress(Exception):
-        result.refresh()
-        if isinstance(error, RunError):
-            error.result = result
-        elif isinstance(error, KeyboardInterrupt):
-            error.args = (how_to_go_on(result),)
+    """Give an error the closed run as its result, and an interrupt the command to resume it."""
+    result.refresh()
+    if isinstance(error, RunError):
+        error.result = result
+    elif isinstance(error, KeyboardInterrupt):
+        error.args = (how_to_resume(result),)
 
 
-def how_to_go_on(result: Result) -> str:
-    """What an interrupted run has kept, and what resumes it."""
+def how_to_resume(result: Result) -> str:
+    """Say what an interrupted run has kept, and what resumes it."""
     epochs = sum(len(trial.history) for trial in result.trials)
     path, saved = str(result.path), result.saved
     if not is_describable(saved.meta.get("searcher_class")) or saved.meta.get("space") is None:
@@ -187,12 +211,12 @@ def how_to_go_on(result: Result) -> str:
         command = f"cerebro.resume({path!r}, build)"
     return (
         f"interrupted: {len(result.trials)} trials with {epochs} finished epochs are kept in "
-        f"{path}. To go on:\n\n  {command}"
+        f"{path}. To resume it:\n\n  {command}"
     )
 
 
 def same_call(saved: SavedRun) -> str:
-    """What goes on with a run whose searcher only the user can give again."""
+    """Return the call that resumes a run whose searcher only the user can make again."""
     path = str(saved.path)
     if saved.recipe.takes_trial:
         return f"cerebro.optuna.optimize(...) as before, with run={path!r}"
@@ -200,7 +224,7 @@ def same_call(saved: SavedRun) -> str:
 
 
 def default_executor(settings: Settings) -> Executor:
-    """Workers on this machine, or this process."""
+    """Return an executor with workers on this machine, or with none but this process."""
     if settings.workers == 0:
         return InlineExecutor()
     return LocalExecutor(
@@ -209,7 +233,7 @@ def default_executor(settings: Settings) -> Executor:
 
 
 def device_of(settings: Settings) -> str:
-    """What workers call the device that they compute on: of several GPUs each sees its own."""
+    """Return the workers' name for their device: of several GPUs each worker sees only its own."""
     return settings.devices[0] if trains_here(settings) else in_worker(settings.devices)
 
 
@@ -218,33 +242,30 @@ def trains_here(settings: Settings) -> bool:
     return settings.executor is None and settings.workers == 0
 
 
-def run_context(settings: Settings) -> RunContext:
-    """What workers are told about the run."""
+def run_context(settings: Settings, torch_flags: Mapping[str, Any] | None = None) -> RunContext:
+    """Return what workers need to know about the run.
+
+    Parameters
+    ----------
+    torch_flags
+        Those that a resumed run began with; default: those of this process.
+    """
     workers = max(1, settings.workers)
     cores = resources.usable_cores()
     context = RunContext(
+        **settings.training(),
         build=settings.build,
         train=settings.train,
         validation=settings.validation,
         folds=settings.folds,
-        seed=settings.seed,
-        epochs=settings.epochs,
-        batch_size=settings.batch_size,
-        eval_batch_size=settings.eval_batch_size,
-        drop_last=settings.drop_last,
-        stagger=settings.stagger,
-        threads=settings.threads,
-        # A prefetch thread pays only on a core that nobody computes on.
+        # A prefetch thread pays only on a core that no worker computes on.
         loader_threads=1 if cores > workers * settings.threads else 0,
-        deterministic=settings.deterministic,
-        live_models=settings.live_models,
         live_bytes=available_memory() // (2 * workers),  # and what GPUs have, where these are
-        unit_timeout=settings.unit_timeout,
         device=device_of(settings),
         state_dir=str(settings.state_dir.resolve()),
         epoch_dir=str((settings.folder / "states").resolve()),
         log_dir=str((settings.folder / "trials").resolve()),
-        torch_flags=flags.torch_flags(),
+        torch_flags=flags.torch_flags() if torch_flags is None else torch_flags,
         warning_filters=carried_filters(),
     )
     return with_shares(context, seats(settings.devices, 1)) if trains_here(settings) else context

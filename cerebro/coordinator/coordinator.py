@@ -1,8 +1,8 @@
-"""The loop of a run: ask the searcher, train by the scheduler, report, record.
+"""The loop of a run: ask the searcher, dispatch units, record results, report them.
 
-The coordinator decides nothing about order itself: which unit runs where is the
-C scheduler's answer, which trial goes on is the searcher's, and carrying it out
-is the executor's. What it adds is the bookkeeping between them.
+The coordinator decides no order itself. The C scheduler decides which unit runs where, the
+searcher which trials continue, and the executor runs the units. The coordinator keeps the books
+between them.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-import cerebro._core as _core
 import cerebro.control as control
 from cerebro.coordinator.callbacks import Hooks
-from cerebro.coordinator.commands import Remote
+from cerebro.coordinator.commands import Commands
 from cerebro.coordinator.failures import (
     ALIKE_FAILURES,
     LostWorkers,
@@ -28,9 +27,10 @@ from cerebro.coordinator.failures import (
     raise_if_all_failed,
 )
 from cerebro.coordinator.folds import FoldedTrials
-from cerebro.coordinator.overview import Meter
-from cerebro.coordinator.restore import Restored
-from cerebro.coordinator.search_loop import SearchLoop
+from cerebro.coordinator.overview import Overview
+from cerebro.coordinator.restore import RestoredRun
+from cerebro.coordinator.schedule import make_schedule
+from cerebro.coordinator.search_loop import LoopSettings, SearchLoop
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.coordinator.trials import LiveTrials
 from cerebro.data import depots
@@ -61,11 +61,11 @@ from cerebro.worker.messages import (
 from cerebro.worker.trial_warnings import EVENT, ShownWarnings
 
 MAX_LOST_STATES = 10
-"""Times that a trial may go back in one epoch because a machine was lost."""
+"""Times that a trial may go back in one epoch because a machine failed."""
 
 
 class Coordinator:
-    """Runs one search to its end; see the module's text."""
+    """Trains one run to its end; see the module's text."""
 
     def __init__(
         self,
@@ -74,44 +74,50 @@ class Coordinator:
         searcher: Searcher,
         executor: Executor,
         store: Store,
+        hooks: Hooks,
         progress: Any,
-        result: Any,
         first: Suggestion | None = None,
-        restored: Restored | None = None,
+        restored: RestoredRun | None = None,
     ) -> None:
         self.settings = settings
         self.context = context
         self.executor = executor
         self.store = store
-        result.saved.before_reading = store.flush
         before = 0.0 if restored is None else restored.seconds
         self._begun = time.perf_counter()
-        self._started = self._begun - before  # the run's clock goes on
+        self._started = self._begun - before  # the run's clock continues
         self._wall_started = time.time() - before
         self._restored = restored
-        self._hooks = Hooks(settings.callbacks, result.trial_of)
-        self._meter = Meter(settings, progress, self._now)
+        self._hooks = hooks
+        self._overview = Overview(settings.ranking, settings.folder, progress, self._now)
         self._places = placing(executor)  # None: every worker reads every shard
-        self._schedule = self._make_schedule()
+        self._schedule = make_schedule(
+            *context.views(0),
+            exclusive=self._places is not None,
+            stagger=context.stagger,
+            live_models=context.live_models,
+        )
         self._folded = self._make_folded(searcher)
         self._trials = self._make_trials(searcher) if self._folded is None else self._folded.folds
         self._searched = self._trials if self._folded is None else self._folded
-        self._loop = SearchLoop(settings, searcher, store, self._hooks, self._searched, first)
+        self._loop = SearchLoop(
+            *(LoopSettings.of(settings), searcher, store, hooks, self._searched, first)
+        )
         self._schedule_worker: dict[int, int] = {}
         self._executor_worker: dict[int, int] = {}
         self._in_flight: dict[int, Task] = {}
-        self._unkept: dict[int, UnitDone] = {}  # ends of epochs whose states are on their way
-        self._warming: set[int] = set()  # workers that are not ready for units yet
+        self._unkept: dict[int, UnitDone] = {}  # last units of epochs whose states are in transit
+        self._warming: set[int] = set()  # workers that are still importing
         self._libraries: set[str] = set()
         self._lost_workers = LostWorkers(settings.max_retries)
         self._growth = Growth()
-        self._moved: set[str] = set()  # why PyTorch moves batches to GPUs
-        self._shown = ShownWarnings()
+        self._moved: set[str] = set()  # reasons why PyTorch moves batches to GPUs
+        self._shown_warnings = ShownWarnings()
         self.out_of_time = False
-        self._remote = Remote(settings.folder / control.FOLDER, self._note_command)
+        self._commands = Commands(settings.folder / control.FOLDER, self._note_command)
         if restored is not None:
-            self._searched.restore(restored.trials, restored.answers)
-            restored.trials.clear()  # those that end are forgotten
+            self._searched.restore(restored.trials, restored.decisions)
+            restored.trials.clear()  # else those that end would stay in memory
 
     # --- the loop --------------------------------------------------------
 
@@ -126,12 +132,12 @@ class Coordinator:
             If a data file is damaged; the message names it.
         """
         for worker in workers:
-            self._join(worker)
+            self._add_worker(worker)
         if self._restored is not None:
-            self._go_on(self._restored)
-        self._advance()
-        self._meter.started(self.trials.values(), len(self._schedule_worker))
-        with closing(self._remote):
+            self._resume_run(self._restored)
+        self._advance_searcher()
+        self._overview.started(self.trials.values(), len(self._schedule_worker))
+        with closing(self._commands):
             self._train()
         self._loop.finish()
         if not self.is_stopped:
@@ -143,20 +149,20 @@ class Coordinator:
     def _train(self) -> None:
         while True:
             self._check_time()
-            self._obey()
-            self._dispatch()
+            self._take_commands()
+            self._dispatch_units()
             if not self._in_flight and not self._unkept and not self._awaits_worker():
-                if not self._advance() and (self.is_stopped or not self._rest()):
+                if not self._advance_searcher() and (self.is_stopped or not self._wait_to_resume()):
                     break
                 continue
-            if self._remote.gave_up:
+            if self._commands.gave_up:
                 break
-            for event in self.executor.wait(self._patience()):
-                self._hear(event)
-            self._advance()
-            self._meter.show(self.trials.values(), len(self._schedule_worker))
+            for event in self.executor.wait(self._wait_seconds()):
+                self._handle(event)
+            self._advance_searcher()
+            self._overview.show(self.trials.values(), len(self._schedule_worker))
 
-    def _hear(self, event: News) -> None:
+    def _handle(self, event: News) -> None:
         if isinstance(event, UnitDone):
             self._unit_done(event)
         elif isinstance(event, UnitFailed):
@@ -166,47 +172,35 @@ class Coordinator:
         elif isinstance(event, CheckDone):
             if event.worker in self._warming:
                 self._warming.remove(event.worker)
-                self._join(event.worker)
+                self._add_worker(event.worker)
         else:
-            self._hear_of_machines(event)
+            self._handle_cluster_event(event)
 
     @property
     def status(self) -> str:
-        """What the run is when `run` has returned."""
+        """The run's status after :meth:`run` has returned."""
         trained = self._trials.by_number.values()
         left = self.is_stopped or any(trial.record.is_open for trial in trained)
         partly = self._restored is not None and self._restored.partly
-        cut_short = getattr(self._loop.searcher, "cut_short", False)
-        return "stopped" if left or partly or cut_short else "finished"
+        return "stopped" if left or partly or self._loop.searcher.cut_short else "finished"
 
     @property
     def trials(self) -> Mapping[int, LiveTrial]:
-        """The run's trials by number, without those that are forgotten; see `LiveTrials`.
-
-        With folds, the configurations.
-        """
+        """The run's trials by number, without those forgotten; with folds, the configurations."""
         return self._searched.by_number
 
     def status_of(self, number: int) -> Status | None:
-        """What a trial is; None where there is none."""
+        """Return a trial's status; None if there is no such trial."""
         return self._searched.status_of(number)
 
     def snapshot(self) -> Snapshot:
-        """What progress displays draw."""
-        return self._meter.snapshot(self.trials.values(), len(self._schedule_worker))
-
-    def tell(self, hook: str, *arguments: Any) -> None:
-        """Call a hook of every callback that has it."""
-        self._hooks.tell(hook, *arguments)
-
-    def cause_of(self, error: BaseException) -> str:
-        """One line about an error that ended the run; it names the callback that raised it."""
-        return self._hooks.cause_of(error)
+        """Return what progress displays draw."""
+        return self._overview.snapshot(self.trials.values(), len(self._schedule_worker))
 
     # --- the user's commands -----------------------------------------------
 
     def pause_trial(self, number: int) -> None:
-        """Give a trial no further unit until it is continued; the one that runs ends first.
+        """Pause a trial after the unit that runs, until :meth:`continue_trial`.
 
         Raises
         ------
@@ -217,10 +211,10 @@ class Coordinator:
         whole.held = True
         for trial in trials:
             self._trials.hold(trial)
-            self._settle(trial)
+            self._apply_commands(trial)
 
     def continue_trial(self, number: int) -> None:
-        """Let a trial go on that was paused by :meth:`pause_trial`.
+        """Continue a trial that was paused by :meth:`pause_trial`.
 
         Raises
         ------
@@ -247,10 +241,10 @@ class Coordinator:
         for trial in trials:
             trial.stopping = True
             self._trials.hold(trial)
-            self._settle(trial)
+            self._apply_commands(trial)
 
     def cancel_units(self) -> None:
-        """Have the units in flight end at their next batch, where the executor can."""
+        """End the units in flight at their next batch, if the executor can."""
         cancel = getattr(self.executor, "cancel", None)
         if cancel is not None:
             for worker in list(self._in_flight):
@@ -258,44 +252,44 @@ class Coordinator:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the run ends with work left: by time, or by a command."""
-        return self.out_of_time or self._remote.stopping
+        """Whether the run ends with work left, by its time limit or a command."""
+        return self.out_of_time or self._commands.stopping
 
-    def _obey(self) -> None:
+    def _take_commands(self) -> None:
         """Carry out the commands that have arrived."""
-        self._remote.obey(self)
-        if self._remote.paused != self._meter.paused:
-            self._meter.paused = self._remote.paused
-            self.store.set_meta("paused", self._remote.paused)
+        self._commands.carry_out(self)
+        if self._commands.paused != self._overview.paused:
+            self._overview.paused = self._commands.paused
+            self.store.set_meta("paused", self._commands.paused)
 
     def _note_command(self, text: str) -> None:
         self.store.add_event(self._now(), "command", text)
 
-    def _rest(self) -> bool:
-        """Wait where only a command, or whoever the searcher listens to, lets the run go on.
+    def _wait_to_resume(self) -> bool:
+        """Wait if only a command, or something outside that the searcher awaits, resumes the run.
 
-        False where nothing is left to do.
+        Return False if nothing is left to do.
         """
         known = self._trials.by_number.values()
         trials = [trial for trial in known if trial.record.status not in ENDED]
         rests = any(trial.held and not trial.asleep for trial in trials)
-        if self._remote.paused and (trials or not self._loop.is_exhausted):
+        if self._commands.paused and (trials or not self._loop.is_exhausted):
             rests = True
-        waits = getattr(self._loop.searcher, "waits", False) and not self._loop.is_exhausted
+        waits = self._loop.searcher.waits and not self._loop.is_exhausted
         if rests or waits:
-            self.store.flush()  # whoever is told of the rest finds it in the store
-            self._meter.rest(self.trials.values(), len(self._schedule_worker))
+            self.store.flush()  # readers of the display find its state in the store
+            self._overview.show_waiting(self.trials.values(), len(self._schedule_worker))
             before = self._now()
-            if waits:  # which ends the executor's wait
-                for event in self.executor.wait(self._patience()):
-                    self._hear(event)
+            if waits:  # the searcher's news ends the executor's wait
+                for event in self.executor.wait(self._wait_seconds()):
+                    self._handle(event)
             else:
-                time.sleep(self._patience())
-            self._meter.rested += self._now() - before
+                time.sleep(self._wait_seconds())
+            self._overview.waited += self._now() - before
         return rests or waits
 
-    def _settle(self, trial: LiveTrial) -> None:
-        """Do what the user wants of a trial, unless a unit of it runs."""
+    def _apply_commands(self, trial: LiveTrial) -> None:
+        """Stop or pause a trial as the user wants, unless a unit of it runs."""
         if trial.worker is not None or trial.unkept or trial.record.status in ENDED:
             return
         if trial.stopping:
@@ -303,48 +297,48 @@ class Coordinator:
         elif trial.held and trial.record.status != "paused":
             self._trials.set_status(trial, "paused")
 
-    def _go_on(self, restored: Restored) -> None:
-        """Take up a run where another process has left it."""
-        self._loop.restore(restored.loop, restored.said)
+    def _resume_run(self, restored: RestoredRun) -> None:
+        """Continue a run where an earlier process left it."""
+        self._loop.restore(restored.loop, restored.decision_count)
         for number, epochs in restored.lost.items():
             trial = self._trials.by_number[number]
-            seconds = trial.epoch_seconds  # of the epoch in progress, after these
+            seconds = trial.epoch_seconds  # of the epoch in progress, not of these
             for epoch in epochs:
                 if trial.record.status not in ENDED:
-                    self._add_epoch(trial, epoch)
+                    self._add_epoch(trial, epoch, report=False)
             trial.epoch_seconds = seconds
         if self._folded is not None:
             self._folded.take_up()
         self._loop.arrive_again()
         for trial in list(self._trials.by_number.values()):
             if asks_to_stop(trial.record.raised):
-                self._stop_others(trial)
+                self._stop_siblings(trial)
 
     # --- the searcher ----------------------------------------------------
 
-    def _advance(self) -> bool:
-        """Let the searcher hear and decide; False if it had nothing to say."""
-        news = self._loop.advance(ask=not self.is_stopped)
+    def _advance_searcher(self) -> bool:
+        """Report to the searcher and ask it for trials; False if there was nothing to do."""
+        advanced = self._loop.advance(ask=not self.is_stopped)
         first = [self.trials[n] for n in range(min(ALIKE_FAILURES, len(self.trials)))]
-        # Not again where they had failed before the run was resumed.
+        # Not again if they had failed before the run was resumed.
         new = self._restored is None or any(trial.started for trial in first)
-        if new and not getattr(self._loop.searcher, "expects_failures", False):
+        if new and not self._loop.searcher.expects_failures:
             raise_if_alike([trial.record for trial in first])
         for number in self._searched.forget_ended(self._loop.rounds.expects):
             self._growth.forget(number)
-        return news
+        return advanced
 
     # --- dispatching -----------------------------------------------------
 
-    def _dispatch(self) -> None:
-        while not (self.is_stopped or self._remote.paused):
+    def _dispatch_units(self) -> None:
+        while not (self.is_stopped or self._commands.paused):
             command = self._schedule.next(self._now())
             if command is None:
                 return
             if command[0] == "load":
                 assert self._places is not None, "shards are shared: there is nothing to load"
                 self._places.load(self._executor_worker[command[1]], command[2])
-                self._place()
+                self._update_holders()
                 continue
             _, worker, trial_number, epoch, step, shard, attempt = command
             trial = self._trials.by_number[trial_number]
@@ -367,22 +361,22 @@ class Coordinator:
                 ended=self._trials.ended_for(number),
             )
             trial.dispatches += 1
-            self._meter.unit_begins()
+            self._overview.unit_begins()
             self._in_flight[number] = task
             self.executor.submit(number, task)
 
-    def _join(self, worker: int) -> None:
+    def _add_worker(self, worker: int) -> None:
         ours = self._schedule.add_worker(self._now())
         self._schedule_worker[worker] = ours
         self._executor_worker[ours] = worker
-        self._place()
+        self._update_holders()
 
-    def _place(self) -> None:
-        """Tell the scheduler which workers hold which shards, where not all hold all."""
+    def _update_holders(self) -> None:
+        """Tell the scheduler which workers hold which shards, unless all hold all."""
         holders = None if self._places is None else self._places.holders()
         for shard, workers in (holders or {}).items():
             there = [self._schedule_worker[w] for w in workers if w in self._schedule_worker]
-            if there:  # else the scheduler knows as much, or will when a loss is heard of
+            if there:  # else the scheduler knows it, or learns of it with the lost worker
                 self._schedule.set_holders(shard, there)
 
     # --- events ----------------------------------------------------------
@@ -390,15 +384,15 @@ class Coordinator:
     def _unit_done(self, event: UnitDone) -> None:
         task = event.task
         trial = self._trials.by_number[task.trial]
-        self._release(event.worker)
+        del self._in_flight[event.worker]
         self._schedule.unit_done(self._schedule_worker[event.worker], self._now())
-        self._forget(event.worker, event.dropped)
+        self._forget_live_models(event.worker, event.dropped)
         trial.position += 1
         trial.origin = None
         trial.epoch_seconds += event.seconds
         if task.step < self.context.train.num_shards and event.seconds > 0:
             trial.rows_per_second = event.rows / event.seconds
-        self._meter.unit_done(event.seconds)
+        self._overview.unit_done(event.seconds)
         self.store.add_unit(
             trial=task.trial,
             epoch=task.epoch,
@@ -423,12 +417,12 @@ class Coordinator:
         means = {name: s / w for name, (s, w) in event.sums.items() if w}
         self._hooks.tell_of(trial.record, "on_unit_end", means)
         if event.metrics is not None and event.is_kept:
-            self._epoch_done(trial, event)
+            self._add_epoch(trial, _epoch_of(trial, event))
         elif event.metrics is not None:
             self._unkept[task.trial] = event
             self._trials.await_state(trial, True)
         trial.worker = None
-        self._settle(trial)
+        self._apply_commands(trial)
 
     def _watch_memory(self, event: UnitDone) -> None:
         """Name a trial whose epochs each leave more memory behind; see `cerebro.worker.growth`."""
@@ -441,7 +435,7 @@ class Coordinator:
                 warnings.warn(text, stacklevel=2)
 
     def _note_not_exact(self, trial: LiveTrial, operations: Sequence[str]) -> None:
-        """Mark a trial whose states may be others another time, with the operation's name."""
+        """Record that a trial used a non-deterministic operation."""
         for name in operations:
             if name not in trial.not_exact:
                 trial.not_exact.add(name)
@@ -454,7 +448,7 @@ class Coordinator:
                 )
 
     def _note_moved(self, why: str) -> None:
-        """Warn, once in a run, of a GPU that PyTorch moves batches to; each reason is an event."""
+        """Warn once a run that PyTorch moves batches to a GPU; record each reason."""
         if not why or why in self._moved:
             return
         self._moved.add(why)
@@ -462,49 +456,30 @@ class Coordinator:
         if len(self._moved) == 1:
             warnings.warn(depots.moving(why), stacklevel=2)
 
-    def hear_warnings(self, warned: Sequence[Warned]) -> None:
-        """Show and record what the first configuration, which is trial 0's, warns of when tried."""
+    def note_first_warnings(self, warned: Sequence[Warned]) -> None:
+        """Show and record the warnings of the dry run, whose configuration is that of trial 0."""
         for each in warned:
             self.store.add_event(self._now(), EVENT, str(each))
-        self._shown.show(warned, self._named(0))
+        self._shown_warnings.show(warned, self._name_of(0))
 
     def _note_warnings(self, trial: LiveTrial, warned: Sequence[Warned]) -> None:
-        """Record what a trial warns of, and show what no other has warned of before."""
+        """Record a trial's warnings, and show those that no other trial has raised."""
         number = trial.record.number
         for each in warned:
-            if each not in trial.warned:  # on another worker
+            if each not in trial.warned:  # it may have been raised on another worker
                 trial.warned.add(each)
                 self.store.add_event(self._now(), EVENT, str(each), number)
-        self._shown.show(warned, self._named(number))
+        self._shown_warnings.show(warned, self._name_of(number))
 
-    def _named(self, number: int) -> str:
-        """What the user calls a trial, which with folds is one of a configuration's."""
+    def _name_of(self, number: int) -> str:
+        """Return the user's name for a trial, which with folds is a fold of a configuration."""
         folds = self.settings.folds
         if folds is None:
             return f"trial {number}"
         return f"trial {number // len(folds)}, fold {number % len(folds)}"
 
-    def _epoch_done(self, trial: LiveTrial, event: UnitDone) -> None:
-        assert event.metrics is not None and event.state_hash is not None
-        epoch = EpochRecord(
-            event.task.epoch, event.metrics, trial.epoch_seconds, event.state_hash, event.state_file
-        )
-        if self._add_epoch(trial, epoch):
-            self._tell_searcher(trial)
-
-    def _tell_searcher(self, trial: LiveTrial) -> None:
-        """Let the searcher know that a trial has finished an epoch, or ended without it."""
-        told = trial if self._folded is None else self._folded.hear(trial)
-        if told is None:  # other folds are still to do so
-            return
-        if told.record.status not in ENDED:
-            epoch = told.record.epochs[-1]
-            self._loop.epoch_done(told, epoch.epoch, epoch.metrics)
-        elif not told.asleep:
-            self._loop.ended(told)
-
-    def _add_epoch(self, trial: LiveTrial, epoch: EpochRecord) -> bool:
-        """Record a finished epoch; False if it lacks what ranks trials, which fails its trial."""
+    def _add_epoch(self, trial: LiveTrial, epoch: EpochRecord, *, report: bool = True) -> None:
+        """Record a finished epoch; one without the metric that ranks trials fails its trial."""
         missing = missing_metric(
             self.settings.metric, epoch.metrics, validated=self.context.validates
         )
@@ -514,7 +489,7 @@ class Coordinator:
             self._trials.states.discard(epoch.state_file, epoch.state_hash)
             since = f"epoch {epoch.epoch}, unlike before: " if trial.record.epochs else ""
             self._end_trial(trial, "failed", since + missing)
-            return False
+            return
         before = trial.expected.pop(epoch.epoch, epoch.state_hash)
         if before != epoch.state_hash:
             text = f"epoch {epoch.epoch} was trained again and gave another state than at first"
@@ -523,22 +498,34 @@ class Coordinator:
         trial.lost_states = 0
         self._trials.add_epoch(trial, epoch)
         self._note_not_finite(trial, epoch.epoch)
-        return True
+        if report:
+            self._report(trial)
+
+    def _report(self, trial: LiveTrial) -> None:
+        """Report to the searcher that a trial has finished an epoch, or ended without it."""
+        reported = trial if self._folded is None else self._folded.hear(trial)
+        if reported is None:  # other folds are still in the epoch
+            return
+        if reported.record.status not in ENDED:
+            epoch = reported.record.epochs[-1]
+            self._loop.epoch_done(reported, epoch.epoch, epoch.metrics)
+        elif not reported.asleep:
+            self._loop.ended(reported)
 
     def _note_not_finite(self, trial: LiveTrial, epoch: int) -> None:
-        """Record the first epoch whose validation gave no finite number; training goes on."""
-        said = not_finite(trial.record.epochs[-1].metrics)
-        if said and not trial.not_finite:
+        """Record a trial's first epoch with a validation metric that is not finite."""
+        found = not_finite(trial.record.epochs[-1].metrics)
+        if found and not trial.not_finite:
             trial.not_finite = True
-            text = f"trial {trial.record.number}, epoch {epoch}: {said}"
+            text = f"trial {trial.record.number}, epoch {epoch}: {found}"
             self.store.add_event(self._now(), "not finite", text, trial.record.number)
 
     def _unit_failed(self, event: UnitFailed) -> None:
         trial = self._trials.by_number[event.task.trial]
         worker = self._schedule_worker[event.worker]
-        self._release(event.worker)
+        del self._in_flight[event.worker]
         self._schedule.unit_failed(worker, self._now())
-        self._forget(event.worker, event.dropped)
+        self._forget_live_models(event.worker, event.dropped)
         trial.worker = None
         self._note_warnings(trial, event.warned)
         if event.kind == "data":
@@ -546,40 +533,40 @@ class Coordinator:
         if event.kind == "storage":
             raise OSError(event.message)
         if event.kind == "cancelled":
-            self._settle(trial)
+            self._apply_commands(trial)
             return
         raised = Raised(event.bases, event.place)
         if asks_to_stop(raised):
             self._trials.end(trial, "stopped", event.message, event.traceback, raised)
-            self._stop_others(trial)
-            self._tell_searcher(trial)
+            self._stop_siblings(trial)
+            self._report(trial)
             return
         status: Status = "diverged" if event.kind == "diverged" else "failed"
         self._end_trial(trial, status, event.message, event.traceback, raised)
 
-    def _stop_others(self, trial: LiveTrial) -> None:
+    def _stop_siblings(self, trial: LiveTrial) -> None:
         """End the other folds of a fold that asked to be stopped."""
         if self._folded is None:
             return
         for other in self._folded.siblings(trial):
             other.stopping = True
             self._trials.hold(other)
-            self._settle(other)
+            self._apply_commands(other)
 
-    def _hear_of_machines(
+    def _handle_cluster_event(
         self, event: WorkerJoined | ShardsPlaced | StateKept | StateLost | Note
     ) -> None:
-        """What only executors tell that have other machines than this one."""
+        """Handle events that only multi-machine executors send."""
         if isinstance(event, WorkerJoined):
             self.store.add_event(self._now(), "worker joined", f"worker {event.worker}")
-            self._warm(event.worker)
+            self._warm_up(event.worker)
         elif isinstance(event, ShardsPlaced):
-            self._place()
+            self._update_holders()
         elif isinstance(event, StateKept):
             trial = self._trials.by_number[event.trial]
-            self._epoch_done(trial, self._unkept.pop(event.trial))
+            self._add_epoch(trial, _epoch_of(trial, self._unkept.pop(event.trial)))
             self._trials.await_state(trial, False)
-            self._settle(trial)
+            self._apply_commands(trial)
         elif isinstance(event, StateLost):
             self._state_lost(event)
         else:
@@ -590,7 +577,7 @@ class Coordinator:
         trial = self._trials.by_number[event.trial]
         if event.worker is not None:
             worker = self._schedule_worker[event.worker]
-            self._release(event.worker)
+            del self._in_flight[event.worker]
             self._schedule.unit_failed(worker, self._now())
             trial.worker = None
         self._unkept.pop(event.trial, None)
@@ -605,11 +592,11 @@ class Coordinator:
         lost = before - trial.position
         text = f"{event.reason}; {lost} unit(s) of trial {event.trial} are trained again"
         self.store.add_event(self._now(), "state lost", text, event.trial)
-        self._settle(trial)
+        self._apply_commands(trial)
 
     def _awaits_worker(self) -> bool:
-        """Whether there are units to run, and a worker that will soon be there for them."""
-        halted = self.is_stopped or self._remote.paused
+        """Whether there are units to run, and a worker that will soon be ready for them."""
+        halted = self.is_stopped or self._commands.paused
         return bool(self._warming) and not halted and not self._schedule.finished
 
     def _worker_lost(self, event: WorkerLost) -> None:
@@ -621,7 +608,7 @@ class Coordinator:
             self._schedule.remove_worker(ours, self._now())
         self._trials.forget_worker(event.worker)
         if event.signal == signal.SIGBUS:
-            # It touched the mapping of a file that was cut: the trial is not to blame.
+            # It read from the mapping of a truncated file: the trial is not to blame.
             self.context.check_files()
         verdict = self._lost_workers.add(event, task)
         number = None if task is None else task.trial
@@ -631,20 +618,20 @@ class Coordinator:
             trial.worker = None
             if verdict.error is not None:
                 self._end_trial(trial, "failed", verdict.error)
-            self._settle(trial)
-        self._replace(event)
+            self._apply_commands(trial)
+        self._replace_worker(event)
 
-    def _replace(self, lost: WorkerLost) -> None:
-        """Start a worker in place of a lost one, or go on with those that are left."""
+    def _replace_worker(self, lost: WorkerLost) -> None:
+        """Start a worker in place of a lost one, or continue with those that are left."""
         cause = lost.reason
         if self._lost_workers.may_replace:
             try:
                 worker = self.executor.replace(lost.worker)
                 if self._places is None:
-                    # Until it can begin, its predecessor's unit is better off with another one.
-                    self._warm(worker)
-                else:  # to wait for it is quicker than to load its shards elsewhere
-                    self._join(worker)
+                    # Until it is ready, its predecessor's unit is better off on another worker.
+                    self._warm_up(worker)
+                else:  # waiting for it is quicker than loading its shards elsewhere
+                    self._add_worker(worker)
                 return
             except WorkerError as error:
                 cause = text_of(error)
@@ -654,15 +641,12 @@ class Coordinator:
         self.store.add_event(self._now(), "worker not replaced", text)
         warnings.warn(text, stacklevel=2)
 
-    def _warm(self, worker: int) -> None:
-        """Have a new worker import what units will need, before it is given any."""
+    def _warm_up(self, worker: int) -> None:
+        """Have a new worker import the libraries that units need before it gets any."""
         self.executor.submit(worker, WarmTask(tuple(sorted(self._libraries))))
         self._warming.add(worker)
 
-    def _release(self, worker: int) -> None:
-        del self._in_flight[worker]
-
-    def _forget(self, worker: int, dropped: Sequence[int]) -> None:
+    def _forget_live_models(self, worker: int, dropped: Sequence[int]) -> None:
         for number in dropped:
             trial = self._trials.by_number.get(number)
             if trial is not None and trial.scheduled:
@@ -678,9 +662,9 @@ class Coordinator:
         traceback: str = "",
         raised: Raised = NOTHING_RAISED,
     ) -> None:
-        """End a trial without asking the searcher, who is told the worst."""
+        """End a trial without asking the searcher, which gets the worst metric reported."""
         self._trials.end(trial, status, error, traceback, raised)
-        self._tell_searcher(trial)
+        self._report(trial)
 
     def end_open_trials(self) -> None:
         """Mark the trials that the run leaves unfinished as stopped."""
@@ -693,49 +677,46 @@ class Coordinator:
 
     def _check_time(self) -> None:
         limit = self.settings.time_limit
-        if limit is not None and not self.out_of_time and self._own_seconds() >= limit:
+        if limit is not None and not self.out_of_time and self._seconds_here() >= limit:
             self.out_of_time = True
             self.store.add_event(self._now(), "time limit", f"{limit} seconds are over")
 
-    def _patience(self) -> float:
-        """How long to wait for events: until something else is due."""
+    def _wait_seconds(self) -> float:
+        """Return how long to wait for events: until something else is due."""
         limit = self.settings.time_limit
-        left = None if limit is None or self.out_of_time else max(0.0, limit - self._own_seconds())
-        return self._remote.patience(left)
+        left = None if limit is None or self.out_of_time else max(0.0, limit - self._seconds_here())
+        return self._commands.wait_seconds(left)
 
-    def _own_seconds(self) -> float:
-        """Seconds that this process has been at it; the run's clock may be older."""
+    def _seconds_here(self) -> float:
+        """Seconds that this process has trained the run."""
         return time.perf_counter() - self._begun
 
     def _make_trials(self, searcher: Searcher) -> LiveTrials:
         return LiveTrials(
-            *(self.settings, self.context, self.store, self._schedule, self._meter),
-            *(self._meter.ended, self._hooks.tell_of),
+            *(self.settings, self.context, self.store, self._schedule, self._overview),
+            *(self._overview.ended, self._hooks.tell_of),
             stepwise=searcher.adaptive,
             expected=self._expected(searcher),
-            pinned=getattr(searcher, "pinned", ()),
+            pinned=searcher.pinned,
         )
 
     def _make_folded(self, searcher: Searcher) -> FoldedTrials | None:
         if self.settings.folds is None:
             return None
         return FoldedTrials(
-            *(self.settings, self.context, self.store, self._schedule, self._meter, self._hooks),
+            *(self.settings, self.context, self.store, self._schedule, self._overview, self._hooks),
             expected=self._expected(searcher),
-            pinned=getattr(searcher, "pinned", ()),
+            pinned=searcher.pinned,
         )
 
     def _expected(self, searcher: Searcher) -> int | None:
         """The number of trials, if it is known before the searcher has suggested them all."""
         return None if searcher.adaptive else expected_trials(searcher, self.settings.n_trials)
 
-    def _make_schedule(self) -> _core.Schedule:
-        train, validation = self.context.views(0)
-        return _core.Schedule(
-            shards=[float(rows) for rows in train.shard_rows()],
-            exclusive=self._places is not None,
-            stagger=self.context.stagger,
-            # Evaluating a row costs about a third of training on it.
-            eval_cost=0.0 if validation is None else validation.num_rows / 3,
-            live_models=self.context.live_models or 8,
-        )
+
+def _epoch_of(trial: LiveTrial, last: UnitDone) -> EpochRecord:
+    """Return the record of an epoch whose last unit is done."""
+    assert last.metrics is not None and last.state_hash is not None
+    return EpochRecord(
+        last.task.epoch, last.metrics, trial.epoch_seconds, last.state_hash, last.state_file
+    )

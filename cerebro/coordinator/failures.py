@@ -94,15 +94,15 @@ def worst(mode: str) -> float:
     return math.inf if mode == "min" else -math.inf
 
 
-def as_told(metrics: Mapping[str, float], metric: str, mode: str) -> dict[str, float]:
-    """Return metrics as they are reported to a searcher: NaN becomes the worst value.
+def comparable(metrics: Mapping[str, float], metric: str, mode: str) -> dict[str, float]:
+    """Return metrics as searchers receive them: NaN becomes the worst in the one that ranks trials.
 
     A searcher that sorts by NaN would sort arbitrarily. Only the metric that ranks trials matters.
     """
-    told = dict(metrics)
-    if math.isnan(told.get(metric, 0.0)):
-        told[metric] = worst(mode)
-    return told
+    reported = dict(metrics)
+    if math.isnan(reported.get(metric, 0.0)):
+        reported[metric] = worst(mode)
+    return reported
 
 
 def not_finite(metrics: Mapping[str, float]) -> str:

@@ -16,14 +16,22 @@ from typing import Any
 
 import cerebro._core as _core
 from cerebro.coordinator.callbacks import Hooks
-from cerebro.coordinator.overview import EndedTrials, Meter
+from cerebro.coordinator.overview import EndedTrials, Overview
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.coordinator.trial_table import TrialTable
 from cerebro.coordinator.trials import LiveTrials
 from cerebro.report.snapshot import TrialRow
-from cerebro.run.records import ENDED, Status, TrialRecord, configuration, failed_fold, update
+from cerebro.run.records import (
+    ENDED,
+    Ranking,
+    Status,
+    TrialRecord,
+    configuration,
+    failed_fold,
+    update,
+)
 from cerebro.run.settings import Settings
-from cerebro.run.store import Answers, Store
+from cerebro.run.store import LastDecision, Store
 from cerebro.searchers.base import Suggestion
 from cerebro.worker.messages import RunContext
 
@@ -34,13 +42,13 @@ class FoldedTrial(LiveTrial):
 
     folds: list[LiveTrial] = field(default_factory=list)
 
-    def row(self, settings: Settings) -> TrialRow:
+    def row(self, by: Ranking) -> TrialRow:
         update(self.record)
         running = [fold for fold in self.folds if fold.worker is not None]
         self.worker = running[0].worker if running else None
         speeds = [fold.rows_per_second for fold in self.folds if fold.rows_per_second is not None]
         self.rows_per_second = sum(speeds) / len(speeds) if speeds else None
-        return super().row(settings)
+        return super().row(by)
 
 
 class FoldedTrials(TrialTable[FoldedTrial]):
@@ -60,19 +68,19 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         context: RunContext,
         store: Store,
         schedule: _core.Schedule,
-        meter: Meter,
+        overview: Overview,
         hooks: Hooks,
         *,
         expected: int | None = None,
         pinned: Collection[tuple[int, int]] = (),
     ) -> None:
-        super().__init__(meter.ended)
+        super().__init__(overview.ended)
         self._settings = settings
         self._hooks = hooks
         self._each = settings.trials_each
         self.folds = LiveTrials(
-            *(settings, context, store, schedule, meter),
-            *(EndedTrials.of(settings), self._tell_of_fold),
+            *(settings, context, store, schedule, overview),
+            *(EndedTrials(settings.ranking), self._tell_of_fold),
             stepwise=True,
             expected=None if expected is None else expected * settings.trials_each,
             best_epoch=self._best_epoch,
@@ -160,7 +168,7 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         trial = self.by_number.get(fold.record.number // self._each)
         return [] if trial is None else self._trained(trial)
 
-    def restore(self, folds: Sequence[LiveTrial], answers: Mapping[int, Answers]) -> None:
+    def restore(self, folds: Sequence[LiveTrial], answers: Mapping[int, LastDecision]) -> None:
         """Take over the trials of an earlier process; `answers` are by configuration."""
         each = self._each
         spread = {
@@ -173,7 +181,7 @@ class FoldedTrials(TrialTable[FoldedTrial]):
             trial = self._take(folds[first : first + each])
             trial.reported, trial.asleep = folds[first].reported, folds[first].asleep
             if trial.record.status in ENDED:
-                self.ended.add(trial.record, trial.row(self._settings))
+                self.ended.add(trial.record, trial.row(self._settings.ranking))
             elif any(fold.history for fold in trial.folds):  # else early stopping starts anew
                 trial.history = [epoch.to_history() for epoch in trial.record.epochs]
 
@@ -238,7 +246,7 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         return [fold for fold in self._folds(trial) if fold.record.status not in ENDED]
 
     def _note_end(self, trial: LiveTrial) -> None:
-        self.ended.add(trial.record, trial.row(self._settings))
+        self.ended.add(trial.record, trial.row(self._settings.ranking))
         self._hooks.tell_of(trial.record, "on_trial_end")
 
     def _best_epoch(self, record: TrialRecord) -> int | None:

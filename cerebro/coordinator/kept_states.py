@@ -42,7 +42,7 @@ class KeptStates:
         self._best_epoch = best_epoch or self._own_best
         self._pinned = pinned
 
-    def add(self, record: TrialRecord, epoch: EpochRecord, told: int | None = None) -> None:
+    def add_epoch(self, record: TrialRecord, epoch: EpochRecord, told: int | None = None) -> None:
         """Record a finished epoch; publish its state and retire others.
 
         The state of epoch `told`, the last that was reported to the searcher, stays too: a

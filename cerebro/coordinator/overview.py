@@ -1,7 +1,7 @@
-"""How far a run is, how busy its workers are, and which ended trials are worth showing.
+"""Track a run's progress, how busy its workers are, and the ended trials worth showing.
 
-The store has everything about them. A run of 100,000 trials must not keep 100,000
-configurations and histories in memory to count them.
+The store has all about ended trials. A run of 100,000 trials must not keep 100,000 configurations
+and histories in memory to count them.
 """
 
 from __future__ import annotations
@@ -10,53 +10,58 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.report import format as fmt
 from cerebro.report.progress import Silent
 from cerebro.report.snapshot import Snapshot, TrialRow
-from cerebro.run.records import ENDED, Status, TrialRecord, best_score
-from cerebro.run.settings import Settings
+from cerebro.run.records import ENDED, Ranking, Status, TrialRecord, best_score
 
 PROGRESS_SECONDS = 0.25
 
 PROGRESS_SPACING = 50
-"""Progress takes at most about one part in so many of the coordinator's time."""
+"""Displays take at most about one part in this many of the coordinator's time."""
 
 
-class Meter:
+class Overview:
     """Counts work and shows it, at most a few times a second.
 
     Parameters
     ----------
-    settings
-        The search's.
+    ranking
+        What ranks trials.
+    folder
+        The run's, which displays name.
     progress
         The display.
     now
         Seconds since the run's start.
     """
 
-    def __init__(self, settings: Settings, progress: Any, now: Callable[[], float]) -> None:
-        self._settings = settings
+    def __init__(
+        self, ranking: Ranking, folder: Path, progress: Any, now: Callable[[], float]
+    ) -> None:
+        self._ranking = ranking
+        self._folder = folder
         self._progress = progress
         self._now = now
         self._next_show = 0.0
-        self.ended = EndedTrials.of(settings)
+        self.ended = EndedTrials(ranking)
         self.first_unit: float | None = None
         """When the first unit was dispatched."""
         self.busy_seconds = 0.0
         self.units_done = 0
         self.units_planned = 0
         self.units_to_come = 0
-        """Of trials that the searcher has not been asked for yet."""
+        """Of trials that are still to be suggested."""
         self.paused = False
-        """Whether the run was told to pause."""
-        self.rested = 0.0
-        """Seconds in which the run waited to be told to go on."""
+        """Whether a command has paused the run."""
+        self.waited = 0.0
+        """Seconds in which the run waited to be resumed."""
         self.units_done_before = 0
-        """By earlier processes: work that counts as done, but not in this one's time."""
+        """Units that earlier processes have done: they do not count as this one's work."""
 
     def unit_begins(self) -> None:
         if self.first_unit is None:
@@ -72,7 +77,7 @@ class Meter:
         self.ended.shown()
 
     def show(self, trials: Iterable[LiveTrial], workers: int) -> None:
-        """Show the run as it is, unless that was done just now."""
+        """Show the run, unless it was shown just now."""
         if isinstance(self._progress, Silent):
             self.ended.shown()
             return
@@ -80,32 +85,31 @@ class Meter:
         if before >= self._next_show:
             self._progress.update(self.snapshot(trials, workers))
             self.ended.shown()
-            # With thousands of trials a picture takes a while: it is drawn less often then.
+            # With thousands of trials drawing takes a while: it happens less often then.
             after = self._now()
             self._next_show = after + max(PROGRESS_SECONDS, PROGRESS_SPACING * (after - before))
 
-    def rest(self, trials: Iterable[LiveTrial], workers: int) -> None:
-        """Show a run in which nothing happens until it is told to go on."""
+    def show_waiting(self, trials: Iterable[LiveTrial], workers: int) -> None:
+        """Show a run in which nothing happens until a command or the searcher resumes it."""
         self._progress.update(self.snapshot(trials, workers))
 
     def snapshot(self, trials: Iterable[LiveTrial], workers: int) -> Snapshot:
-        """What progress displays draw."""
+        """Return what progress displays draw."""
         ended = self.ended
         live = [trial for trial in trials if trial.record.number not in ended]
         rows = sorted(
-            [*ended.rows(), *(t.row(self._settings) for t in live)], key=lambda row: row.number
+            [*ended.rows(), *(t.row(self._ranking) for t in live)], key=lambda row: row.number
         )
         seconds = self._now()
         before = self.units_done_before
         planned = self.units_planned + self.units_to_come
         share = min(1.0, (before + self.units_done) / max(1, planned))
         own = min(1.0, self.units_done / max(1, planned - before))
-        # Workers' start-up and rests count neither as work nor as idleness.
+        # Neither the workers' start-up nor waiting counts as idle time.
         training = 0.0
         if self.first_unit is not None:
-            training = max(0.0, seconds - self.first_unit - self.rested)
+            training = max(0.0, seconds - self.first_unit - self.waited)
         capacity = training * max(1, workers)
-        settings = self._settings
         return Snapshot(
             trials=rows,
             share_done=share,
@@ -114,25 +118,21 @@ class Meter:
             busy=min(1.0, self.busy_seconds / capacity) if capacity > 0 else 0.0,
             workers=workers,
             best=self._best([trial.record for trial in live]),
-            metric=settings.metric,
-            mode=settings.mode,
-            path=str(settings.folder),
+            metric=self._ranking.metric,
+            mode=self._ranking.mode,
+            path=str(self._folder),
             paused=self.paused,
             more=ended.counts_without(rows),
         )
 
     def _best(self, live: list[TrialRecord]) -> int | None:
-        """Number of the best trial, ended or not; of equals the lowest."""
-        settings = self._settings
-        found = (
-            self.ended.leader,
-            best_score(live, settings.metric, settings.mode, settings.select),
-        )
+        """Return the number of the best trial, ended or not; of equals the lowest."""
+        found = self.ended.leader, best_score(live, self._ranking)
         return min((entry for entry in found if entry is not None), default=(0.0, None))[1]
 
 
 KEPT_ROWS = 12
-"""As many of the best as a display shows at most."""
+"""The best trials kept for display; no display shows more."""
 
 
 class EndedTrials:
@@ -140,42 +140,35 @@ class EndedTrials:
 
     Parameters
     ----------
-    metric, mode, select
-        What ranks trials, as for `cerebro.search`.
+    ranking
+        What ranks trials.
     """
 
-    def __init__(self, metric: str, mode: str, select: str) -> None:
+    def __init__(self, ranking: Ranking) -> None:
         self.counts: Counter[str] = Counter()
-        """How many ended with which status."""
+        """The number of ended trials by status."""
         self.first_failure: str | None = None
-        """Why the first trial ended that did not succeed."""
+        """Why the first unsuccessful trial ended."""
         self.leader: tuple[float, int] | None = None
-        """The best of them: its metric as a number to minimise, and its number."""
-        self._metric = metric
-        self._mode = mode
-        self._select = select
-        self._status = bytearray()  # by number: 1 + the place in ENDED; 0: has not ended
+        """The best of them: its metric as a number to minimize, and its number."""
+        self._ranking = ranking
+        self._status = bytearray()  # by number: 1 + the index in ENDED; 0: has not ended
         self._leader_row: TrialRow | None = None
         self._best: list[tuple[float, int, TrialRow]] = []  # a heap, the worst first
-        self._news: list[TrialRow] = []
-
-    @classmethod
-    def of(cls, settings: Settings) -> EndedTrials:
-        """For the trials of a search."""
-        return cls(settings.metric, settings.mode, settings.select)
+        self._unshown: list[TrialRow] = []
 
     def add(self, record: TrialRecord, row: TrialRow) -> None:
-        """A trial has ended."""
+        """Add a trial that has ended."""
         number = record.number
         self._status.extend(bytes(max(0, number + 1 - len(self._status))))
         self._status[number] = 1 + ENDED.index(record.status)
         self.counts[record.status] += 1
         if record.status in ("failed", "diverged") and self.first_failure is None:
             self.first_failure = record.error or ""
-        rank = best_score([record], self._metric, self._mode, self._select)
+        rank = best_score([record], self._ranking)
         if rank is not None and (self.leader is None or rank < self.leader):
             self.leader, self._leader_row = rank, row
-        self._news.append(row)
+        self._unshown.append(row)
         # Of equals the lowest number is the better one: it leaves the heap last.
         entry = (-self._shown_rank(row), -number, row)
         if len(self._best) < KEPT_ROWS:
@@ -184,7 +177,7 @@ class EndedTrials:
             heapq.heappushpop(self._best, entry)
 
     def status_of(self, number: int) -> Status | None:
-        """How a trial ended; None if it has not."""
+        """Return the status that a trial ended with; None if it has not ended."""
         code = self._status[number] if 0 <= number < len(self._status) else 0
         return ENDED[code - 1] if code else None
 
@@ -195,24 +188,24 @@ class EndedTrials:
         return self.counts.total()
 
     def rows(self) -> list[TrialRow]:
-        """The best, and those that ended since :meth:`shown`, by number."""
+        """Return the rows of the best, and of those that ended since :meth:`shown`, by number."""
         chosen = {row.number: row for _, _, row in self._best}
-        chosen.update((row.number, row) for row in self._news)
+        chosen.update((row.number, row) for row in self._unshown)
         if self._leader_row is not None:
             chosen[self._leader_row.number] = self._leader_row
         return [chosen[number] for number in sorted(chosen)]
 
     def counts_without(self, rows: Iterable[TrialRow]) -> Counter[str]:
-        """How many ended with which status, without those that have a row."""
+        """Count the ended trials that have no row, by status."""
         return self.counts - Counter(row.status for row in rows if row.number in self)
 
     def shown(self) -> None:
-        """Those that have ended are no news any more."""
-        self._news.clear()
+        """Note that displays have shown all trials that ended so far."""
+        self._unshown.clear()
 
     def _shown_rank(self, row: TrialRow) -> float:
-        """What displays sort by."""
-        value = fmt.metric_value(row.metrics, self._metric)
+        """Return the number that displays sort by."""
+        value = fmt.metric_value(row.metrics, self._ranking.metric)
         if value is None or not math.isfinite(value):
             return math.inf
-        return -value if self._mode == "max" else value
+        return -value if self._ranking.mode == "max" else value

@@ -31,7 +31,7 @@ from cerebro.coordinator.trial import LiveTrial
 from cerebro.errors import CorruptDataError
 from cerebro.machine.files import read_bytes
 from cerebro.results.saved_run import SavedRun
-from cerebro.run.folder import Opened, claim_state_dir, make_folders
+from cerebro.run.folder import OwnedRun, claim_state_dir, make_folders
 from cerebro.run.owner import Owner
 from cerebro.run.records import EpochRecord, TrialRecord
 from cerebro.run.settings import Settings
@@ -50,11 +50,11 @@ from cerebro.run.states import (
     write_unpublished,
 )
 from cerebro.run.store import (
-    Answers,
+    LastDecision,
     Store,
-    count_said,
-    read_answers,
+    count_decisions,
     read_clock,
+    read_last_decisions,
     read_unit_seconds,
     reader,
 )
@@ -79,16 +79,16 @@ class ResumePoint:
 
 
 @dataclass
-class Restored:
+class RestoredRun:
     """The state of a run, from which a coordinator resumes it."""
 
     seconds: float
     """The time on the run's clock."""
     loop: dict[str, Any] | None
     """The search loop's own record, stored beside the searcher's state."""
-    answers: dict[int, Answers]
+    decisions: dict[int, LastDecision]
     """The searcher's last decision on each trial."""
-    said: int = 0
+    decision_count: int = 0
     """The number of all its decisions and suggestions."""
     partly: bool = False
     """Whether open trials may be left that are not resumed."""
@@ -313,7 +313,7 @@ def _file_of(epoch: EpochRecord) -> str:
 
 
 @dataclass(frozen=True)
-class Wish:
+class ResumeRequest:
     """The trials of a run to resume, and their target epochs."""
 
     epochs: int | None = None
@@ -336,25 +336,32 @@ class Wish:
         return record.is_open
 
 
+@dataclass(frozen=True)
+class Previous:
+    """A run as an earlier process left it, which this process is to resume."""
+
+    saved: SavedRun
+    owner: Owner
+    request: ResumeRequest
+    differences: Sequence[str]
+    """Differences between this environment and the one that the run began in."""
+
+
 def open_again(
-    saved: SavedRun,
-    owner: Owner,
-    settings: Settings,
-    context: RunContext,
-    wish: Wish,
-    differences: Sequence[str],
-) -> tuple[Opened, Restored]:
+    previous: Previous, settings: Settings, context: RunContext
+) -> tuple[OwnedRun, RestoredRun]:
     """Open the store for writing and find the position of every trial."""
+    saved, owner = previous.saved, previous.owner
     run_id = saved.meta.get("id") or uuid.uuid4().hex
     make_folders(settings)
     claim_state_dir(settings, run_id)
     store = Store.open(saved.folder)
     try:
-        restored = restore(saved, store, settings, context, wish)
+        restored = restore(saved, store, context, previous.request)
         process = owner.process
         text = f"by {process}, with {settings.workers} workers"
         with store.group():
-            store.add_event(restored.seconds, "resumed", "; ".join([text, *differences]))
+            store.add_event(restored.seconds, "resumed", "; ".join([text, *previous.differences]))
             for key, value in (
                 ("id", run_id),
                 ("status", "running"),
@@ -368,12 +375,12 @@ def open_again(
     except BaseException:
         store.close()
         raise
-    return Opened(owner, store), restored
+    return OwnedRun(owner, store), restored
 
 
 def restore(
-    saved: SavedRun, store: Store, settings: Settings, context: RunContext, wish: Wish
-) -> Restored:
+    saved: SavedRun, store: Store, context: RunContext, request: ResumeRequest
+) -> RestoredRun:
     """Restore all trials: those that are resumed at their positions, the others unchanged."""
     with reader(saved.folder) as connection:
         clock = read_clock(connection)
@@ -383,25 +390,26 @@ def restore(
             context.units_per_epoch,
             read_unit_seconds(connection),
         )
-        restored = Restored(
+        restored = RestoredRun(
             seconds=clock,
             loop=saved.meta.get("search_loop"),
-            answers=read_answers(connection),
-            partly=wish.trials is not None and not _has_suggested_all(saved),
-            said=count_said(connection),
+            decisions=read_last_decisions(connection),
+            partly=request.trials is not None and not _has_suggested_all(saved),
+            decision_count=count_decisions(connection),
         )
     before = saved.settings["epochs"]
     restorer.clear_unknown(len(saved.records))
     with store.group():
         for record in saved.records:
-            if (wish.trials is None and record.is_open) or wish.includes(record):
-                answer = restored.answers.get(record.number // wish.trials_each, Answers())
-                reported = answer.reported if restored.answers else None
-                trial, lost = _reopen(record, store, restorer, wish, before, reported)
+            if (request.trials is None and record.is_open) or request.includes(record):
+                number = record.number // request.trials_each
+                last = restored.decisions.get(number, LastDecision())
+                reported = last.reported if restored.decisions else None
+                trial, lost = _reopen(record, store, restorer, request, before, reported)
                 restored.lost[record.number] = lost
             else:
                 trial = _rest(record, store, restorer)
-                if settings.epochs != before:
+                if context.epochs != before:
                     _remember_epochs(record, store, before)
             restored.trials.append(trial)
     saved.forget_trials()
@@ -418,20 +426,20 @@ def _reopen(
     record: TrialRecord,
     store: Store,
     restorer: Restorer,
-    wish: Wish,
+    request: ResumeRequest,
     before: int,
     reported: int | None,
 ) -> tuple[LiveTrial, list[EpochRecord]]:
     """Resume a trial; return it, and its finished epochs without a row."""
-    if wish.epochs is not None and wish.epochs > record.target_epochs:
-        record.target_epochs = wish.epochs
-        store.set_epochs(record.number, wish.epochs)
+    if request.epochs is not None and request.epochs > record.target_epochs:
+        record.target_epochs = request.epochs
+        store.set_epochs(record.number, request.epochs)
     recorded = {epoch.epoch: epoch.state_hash for epoch in record.epochs}
     point = restorer.resume_point(record, reported)
     info_epochs = record.info_epochs(point.position, before)
-    if wish.epochs is not None and wish.epochs != info_epochs:
+    if request.epochs is not None and request.epochs != info_epochs:
         _remember_epochs(record, store, before)
-        info_epochs = wish.epochs
+        info_epochs = request.epochs
         record.extensions += ((point.position, info_epochs),)
         store.add_extension(record.number, point.position, info_epochs)
     # The user wants it to continue: a rule that had stopped it starts afresh.

@@ -1,12 +1,11 @@
-"""Is there room for a run's states? Asked once, when the size of a state is known.
+"""Check once, when the size of a state is known, that the disk has room for a run's states.
 
-A run writes states in two places. Every trial that has begun and not ended has
-two slots in ``state_dir``. The run's folder gets a state per finished epoch, of
-which `keep` says how many stay; one per trial always does. What is in flight, not
-yet synced or not yet deleted, comes on top.
+A run writes states in two places. Every trial that has begun and not ended has two slots in
+``state_dir``. The run's folder gets a state per finished epoch, of which `keep` says how many
+stay; at least one per trial does. States that are not yet synced or not yet deleted come on top.
 
-Two estimates: what is needed at least, and what is likely. A run that cannot fit
-is refused before anything is trained; one that may not is told so.
+There are two estimates, the least and the likely need. A run that cannot fit is refused before
+anything is trained; for one that may not fit there is a warning.
 """
 
 from __future__ import annotations
@@ -18,9 +17,10 @@ from pathlib import Path
 from cerebro.errors import InputError
 from cerebro.machine.files import device_of, free_bytes, is_memory
 from cerebro.run.settings import Settings
+from cerebro.searchers.base import Searcher, expected_trials
 
 TAIL = 3
-"""Trials of a worker that are under way at the end of a run, where all run side by side."""
+"""Trials per worker that are under way at the end of a run in which all run side by side."""
 
 
 @dataclass(frozen=True)
@@ -35,17 +35,17 @@ class Demand:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What the room for states depends on.
+class StateDemand:
+    """The numbers that a run's need of room for states depends on.
 
     Parameters
     ----------
     state_bytes
         Size of a trial's state.
     trials
-        How many there will be, or None if only time says.
+        Their number, or None if only the time limit decides it.
     live
-        How many trials may have slots at a time, at most, as far as the search says.
+        The most trials that may have slots at a time, as far as the search determines it.
     workers, epochs, keep
         As for `cerebro.search`.
     may_end_early
@@ -61,12 +61,12 @@ class Plan:
     may_end_early: bool
 
     def slots(self) -> Demand:
-        """Two slots for every trial that is under way."""
+        """Return the demand of slots: two for every trial that is under way."""
         least = min(self.workers, self.trials or self.workers)
         return Demand(2 * least * self.state_bytes, 2 * max(least, self.live) * self.state_bytes)
 
     def kept(self) -> Demand:
-        """The states that stay, and those in flight."""
+        """Return the demand of kept states, and of those in flight."""
         trials = self.trials or 1
         epochs = 1 if self.may_end_early else self.epochs
         least = {"all": epochs, "best": 1, "last": 1}[self.keep]
@@ -80,7 +80,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Place:
-    """A folder, what it must hold, what with ``keep="last"``, and what else helps."""
+    """A folder, the demand on it, the demand with ``keep="last"``, and what else helps."""
 
     folder: Path
     needs: Demand
@@ -88,33 +88,7 @@ class _Place:
     cure: str
 
 
-def plan_of(settings: Settings, state_bytes: int, *, trials: int | None, adaptive: bool) -> Plan:
-    """What a search needs.
-
-    Parameters
-    ----------
-    trials
-        How many there will be, or None if that is not known.
-    adaptive
-        Whether the searcher may pause trials, which keep their slots.
-    """
-    workers = max(1, settings.workers)
-    each = settings.trials_each
-    trials = None if trials is None else trials * each
-    tail = TAIL * workers * each
-    live = (trials or settings.width * each) if adaptive else min(trials or tail, tail)
-    return Plan(
-        state_bytes,
-        trials,
-        live,
-        workers,
-        settings.epochs,
-        settings.keep,
-        adaptive or settings.stop is not None,
-    )
-
-
-def check_room(settings: Settings, plan: Plan) -> None:
+def check_room(settings: Settings, searcher: Searcher, state_bytes: int) -> None:
     """Refuse a run whose states cannot fit; warn of one whose states may not.
 
     Raises
@@ -122,9 +96,10 @@ def check_room(settings: Settings, plan: Plan) -> None:
     InputError
         Naming the folder, what is needed and free there, and what to do.
     """
+    plan = _demand(settings, searcher, state_bytes)
     states, slots = settings.folder / "states", settings.state_dir
     thrifty = replace(plan, keep="last").kept()
-    # Where demands are together, so are the cures.
+    # On one disk the demands add up, and both cures help.
     places = [
         _Place(states, plan.kept(), thrifty, "choose a run= on a larger disk"),
         _Place(slots, plan.slots(), plan.slots(), "choose a larger state_dir="),
@@ -144,7 +119,27 @@ def check_room(settings: Settings, plan: Plan) -> None:
             warnings.warn(text, stacklevel=2)
 
 
-def _text(plan: Plan, place: _Place, free: int, needs: str, needed: int, spared: bool) -> str:
+def _demand(settings: Settings, searcher: Searcher, state_bytes: int) -> StateDemand:
+    expected = expected_trials(searcher, settings.n_trials)
+    each, workers = settings.trials_each, max(1, settings.workers)
+    trials = None if expected is None else expected * each
+    tail = TAIL * workers * each
+    # Trials that an adaptive searcher pauses keep their slots.
+    live = (trials or settings.width * each) if searcher.adaptive else min(trials or tail, tail)
+    return StateDemand(
+        state_bytes,
+        trials,
+        live,
+        workers,
+        settings.epochs,
+        settings.keep,
+        searcher.adaptive or settings.stop is not None,
+    )
+
+
+def _text(
+    plan: StateDemand, place: _Place, free: int, needs: str, needed: int, spared: bool
+) -> str:
     trials = "time alone says how many trials" if plan.trials is None else f"{plan.trials} trials"
     kind = " of memory, which is the disk there," if is_memory(place.folder) else ""
     keep = ", keep fewer states with keep='last'" if spared else ""

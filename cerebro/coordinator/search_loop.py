@@ -1,39 +1,112 @@
-"""The conversation with the searcher: what is asked, what is told, what is recorded.
+"""The search loop: asks the searcher for trials, reports their epochs, carries out its decisions.
 
-Everything that the searcher says in one go (answers to reports, suggestions) becomes one
-group of rows in the store together with the searcher's own state, so that a run that
-is resumed finds them all or none.
+There is one, for searches that train (`cerebro.coordinator.coordinator`) and for those in which
+nothing is trained (`cerebro.coordinator.simulated_trials`): what differs is behind the protocols
+`Trials` and `Record`.
+
+The searcher's decisions and suggestions of one pass become one group of rows in the store,
+together with its own state, so that a resumed run finds all of them or none.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
 from cerebro.coordinator.callbacks import Hooks
-from cerebro.coordinator.failures import as_told, worst
-from cerebro.coordinator.folds import FoldedTrials
+from cerebro.coordinator.failures import comparable, worst
 from cerebro.coordinator.rounds import Report, Rounds
-from cerebro.coordinator.searcher_record import Notes
+from cerebro.coordinator.searcher_record import StateSaving
 from cerebro.coordinator.trial import LiveTrial
-from cerebro.coordinator.trials import LiveTrials
 from cerebro.errors import InputError
-from cerebro.run.records import ENDED
-from cerebro.run.settings import Settings
-from cerebro.run.store import Store
+from cerebro.run.records import ENDED, Status
 from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion, suggestion_problem
+from cerebro.searchers.stopping import EarlyStopping
 
 TIMED_WIDTH = 64
 ADVANCE = 1000
-"""Trials that wait, where nothing depends on how they do. All are known when there are no
-more of them, which is when it matters which one comes last."""
+"""Trials that wait, where no decision depends on them. When no more come all are known, which
+is when it matters which one is last."""
 MAX_STEPS = 1000
-"""Before the coordinator looks at the clock again: of the suggestions all may be bad."""
+"""Before the coordinator looks at the clock again: every suggestion may be invalid."""
+
+
+class Trials(Protocol):
+    """What the loop asks of a search's trials: `LiveTrials`, `FoldedTrials`, `SimulatedTrials`."""
+
+    @property
+    def by_number(self) -> Mapping[int, LiveTrial]:
+        """All that are not forgotten."""
+
+    def add(self, suggestion: Suggestion) -> LiveTrial:
+        """Add a new trial or a clone; one that cannot be trained has failed already."""
+
+    def go_on(self, trial: LiveTrial) -> None:
+        """Let a trial train its next epoch."""
+
+    def pause(self, trial: LiveTrial) -> None:
+        """Pause a trial until the searcher resumes it."""
+
+    def shelve(self, trial: LiveTrial) -> None:
+        """Free what a paused trial holds."""
+
+    def resume(self, trial: LiveTrial, epochs: int) -> None:
+        """Let a paused trial train until `epochs` are done."""
+
+    def wake(self, trial: LiveTrial) -> None:
+        """Note that the searcher pauses a trial no longer."""
+
+    def end(self, trial: LiveTrial, status: Status) -> None:
+        """End a trial for good."""
+
+    def status_of(self, number: Any) -> Status | None:
+        """Return a trial's status, also of a forgotten one; None if there is no such trial."""
+
+    def recall(self, number: int) -> LiveTrial | None:
+        """Return a trial, also a forgotten one; None if there is no such trial."""
+
+
+class Record(Protocol):
+    """Where the loop records what the searcher decides: a run's `Store`, or memory."""
+
+    def group(self) -> AbstractContextManager[None]:
+        """Record everything in the block together, or none of it."""
+
+    def set_meta(self, key: str, value: Any) -> int:
+        """Record a value under a name; return its size in characters."""
+
+    def add_decision(
+        self, round: int, trial: int, epoch: int, decision: str, epochs: int | None, /
+    ) -> None:
+        """Record a decision or a suggestion of an adaptive searcher."""
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """The part of a search's settings that shapes its loop; see `cerebro.search`."""
+
+    metric: str
+    mode: str
+    epochs: int
+    n_trials: int | None
+    searcher_name: str
+    width: int
+    asynchronous: bool = False
+    stagger: bool = True
+    time_limit: float | None = None
+    stop: EarlyStopping | None = None
+
+    @classmethod
+    def of(cls, settings: Any) -> LoopSettings:
+        """Take them from the settings of a run."""
+        return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
 
 
 class SearchLoop:
-    """Asks a searcher for trials and tells it how they do.
+    """Asks a searcher for trials and reports their epochs to it.
 
     Parameters
     ----------
@@ -43,99 +116,101 @@ class SearchLoop:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: LoopSettings,
         searcher: Searcher,
-        store: Store,
+        record: Record,
         hooks: Hooks,
-        trials: LiveTrials | FoldedTrials,
-        first: Suggestion | None,
+        trials: Trials,
+        first: Suggestion | None = None,
     ) -> None:
         self.searcher = searcher
         self.rounds = Rounds(ordered=searcher.adaptive and not settings.asynchronous)
         self.is_exhausted = False
-        """Nothing is asked any more."""
+        """Whether the searcher will not be asked again."""
         self._settings = settings
-        self._store = store
+        self._record = record
         self._hooks = hooks
         self._trials = trials
         self._first = first
-        self._fresh = 0  # trials that are no clones
-        self._news = False
-        self._exact = bool(getattr(searcher, "exact_metrics", False))
-        self._notes = Notes(searcher)
-        self._standing: set[int] = set()  # trials that ended early and are reported on
+        self._fresh = 0  # trials that are not clones
+        self._changed = False
+        self._saving = StateSaving(searcher)
+        self._ended_early: set[int] = set()  # trials that the searcher still receives reports of
 
-    # --- what the coordinator says ---------------------------------------
+    # --- events of the run -----------------------------------------------
 
     def epoch_done(self, trial: LiveTrial, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Take the report of a finished epoch, unless the epoch was trained again."""
+        """Take the metrics of an epoch that a trial has finished, unless it was trained again."""
         if epoch <= trial.reported:
             return
         self.rounds.arrive(Report(trial.record.number, epoch, metrics))
 
     def ended(self, trial: LiveTrial) -> None:
-        """A trial failed, diverged or was stopped by the user: the searcher is told the worst.
+        """Report the worst possible metric of a trial that failed, diverged or was stopped.
 
-        So that a searcher that listens turns away from it.
+        So an adaptive searcher avoids it.
         """
-        metrics = {} if self._exact else {self._settings.metric: worst(self._settings.mode)}
+        exact = self.searcher.exact_metrics
+        metrics = {} if exact else {self._settings.metric: worst(self._settings.mode)}
         record = trial.record
         self.rounds.arrive(Report(record.number, record.done, metrics, ended=True))
 
-    def advance(self, *, ask: bool = True) -> bool:
-        """Tell what it is time to tell, and ask for what there is room for.
+    def advance(self, *, ask: bool = True, max_steps: int = MAX_STEPS) -> bool:
+        """Deliver the reports that are due, and ask for as many trials as there is room for.
 
         Parameters
         ----------
         ask
-            False: nothing new is begun any more.
+            False: begin no further trial.
+        max_steps
+            Reports and rounds of suggestions, at most.
 
         Returns
         -------
         bool
-            Whether anything was told or asked.
+            Whether the searcher decided or suggested anything.
         """
-        with self._hooks.later(), self._store.group():
-            self._news = False
-            self._shelve()
-            for _ in range(MAX_STEPS):
+        with self._hooks.later(), self._record.group():
+            self._changed = False
+            self._shelve_paused()
+            for _ in range(max_steps):
                 if not self._step(ask):
                     break
-            if self._news and getattr(self.searcher, "is_recorded", True):
-                self._store.set_meta("search_loop", self.state_dict())
-                if self._notes.are_due:
-                    self._write_down()
-        return self._news
+            if self._changed and self.searcher.is_recorded:
+                self._record.set_meta("search_loop", self.state_dict())
+                if self._saving.is_due:
+                    self._save_searcher()
+        return self._changed
 
     def finish(self) -> None:
-        """Nothing more is said: what the searcher has come to is on record as it is."""
-        if getattr(self.searcher, "is_recorded", True) and not self._notes.are_complete:
-            with self._store.group():
-                self._write_down()
+        """Save the searcher's final state, unless that has been done."""
+        if self.searcher.is_recorded and not self._saving.is_complete:
+            with self._record.group():
+                self._save_searcher()
 
-    def _write_down(self) -> None:
-        """Record the searcher's state, and what had been said by then."""
+    def _save_searcher(self) -> None:
+        """Record the searcher's state, and how many decisions it includes."""
         try:
-            size = self._store.set_meta("searcher", self.searcher.state_dict())
+            size = self._record.set_meta("searcher", self.searcher.state_dict())
         except InputError as error:
             raise InputError(
                 f"the searcher {self._settings.searcher_name}: state_dict() must return JSON: "
                 f"{error}"
             ) from error
-        self._store.set_meta("searcher_said", self._notes.said)
-        self._notes.written(size)
+        self._record.set_meta("searcher_said", self._saving.decisions)
+        self._saving.saved(size)
 
     # --- a resumed run ---------------------------------------------------
 
-    def restore(self, state: Mapping[str, Any] | None, said: int) -> None:
-        """Go on from :meth:`state_dict`; None: the searcher had not been asked yet.
+    def restore(self, state: Mapping[str, Any] | None, decisions: int) -> None:
+        """Continue from :meth:`state_dict`; None: the searcher had not been asked yet.
 
         Parameters
         ----------
-        said
-            How many answers and suggestions are on record.
+        decisions
+            How many decisions and suggestions are stored.
         """
-        self._notes = Notes(self.searcher, said)
+        self._saving = StateSaving(self.searcher, decisions)
         if state is not None:
             self._fresh = int(state["fresh"])
             # With more trials than before there may be something to ask for again.
@@ -145,7 +220,7 @@ class SearchLoop:
                 self.rounds.load_state_dict(state)
 
     def arrive_again(self) -> None:
-        """Let the reports arrive that the searcher has not answered, as far as is on record."""
+        """Take again the stored epochs that the searcher has not decided on."""
         for number, trial in self._trials.by_number.items():
             record = trial.record
             if self.searcher.adaptive:
@@ -157,31 +232,31 @@ class SearchLoop:
                     self.epoch_done(trial, record.epochs[-1].epoch, record.epochs[-1].metrics)
 
     def _arrive_again(self, trial: LiveTrial) -> None:
-        """The same for one trial, which is to report."""
+        """Take again the next epoch of a trial that is to report, if it is stored."""
         record = trial.record
         due = [epoch for epoch in record.epochs if epoch.epoch == trial.reported + 1]
         if due:
             self.epoch_done(trial, due[0].epoch, due[0].metrics)
         elif record.status == "stopped" and self._stops_early(trial):
-            self._standing.add(record.number)
+            self._ended_early.add(record.number)
             metrics = record.epochs[-1].metrics
             self.rounds.arrive(Report(record.number, trial.reported + 1, metrics))
         elif record.status in ENDED:
             self.ended(trial)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return, as JSON, what is to be known beside the searcher's own state."""
+        """Return, as JSON, what a resumed run needs beside the searcher's own state."""
         state = {"fresh": self._fresh, "is_exhausted": self.is_exhausted}
-        # To a searcher that does not listen every trial that has not ended is a member.
+        # Unless the searcher is adaptive, every trial that has not ended is a member.
         return state | self.rounds.state_dict() if self.searcher.adaptive else state
 
-    # --- telling ---------------------------------------------------------
+    # --- reports ---------------------------------------------------------
 
     def _step(self, ask: bool) -> bool:
         report = self.rounds.take()
         if report is not None:
             self._deliver(report)
-            self._drop()
+            self._end_dropped()
             return True
         if not self.rounds.is_over or not ask:
             return False
@@ -193,10 +268,10 @@ class SearchLoop:
         record = trial.record
         decision = self._report(report)
         trial.reported = report.epoch
-        self._standing.discard(record.number)
+        self._ended_early.discard(record.number)
         if report.ended:
             return
-        over = record.status in ENDED  # early, of itself: it only stands for what it was
+        over = record.status in ENDED  # early: its last metrics are reported again
         if decision is Decision.PAUSE:
             trial.asleep = True
             if not over:
@@ -208,17 +283,16 @@ class SearchLoop:
         elif over or self._stops_early(trial):
             if not over:
                 self._trials.end(trial, "stopped")
-            self._stand(trial)
+            self._report_again(trial)
         else:
             self._trials.go_on(trial)
             self.rounds.join(record.number)
             if self.searcher.adaptive:
                 self._arrive_again(trial)  # of a resumed run: it may have trained on
 
-    def _drop(self) -> None:
-        """End paused trials that the searcher says it will not resume: their slots are freed."""
-        dropped = getattr(self.searcher, "dropped", None)
-        numbers = dropped() if callable(dropped) else []
+    def _end_dropped(self) -> None:
+        """End paused trials that the searcher will not resume, which frees their slots."""
+        numbers: Any = self.searcher.dropped()
         if not isinstance(numbers, (list, tuple)):
             raise InputError(
                 f"the searcher {self._settings.searcher_name}: dropped() must return a list of "
@@ -235,24 +309,23 @@ class SearchLoop:
             if trial.record.status not in ENDED:
                 self._trials.end(trial, "stopped")
 
-    def _shelve(self) -> None:
-        """Free what paused trials hold that the searcher says it will not resume soon."""
-        shelved = getattr(self.searcher, "shelved", None)
-        for number in shelved() if callable(shelved) else ():
+    def _shelve_paused(self) -> None:
+        """Free what paused trials hold that the searcher will not resume soon."""
+        for number in self.searcher.shelved():
             trial = self._trials.by_number.get(number)
             if trial is not None and trial.asleep:
                 self._trials.shelve(trial)
 
-    def _stand(self, trial: LiveTrial) -> None:
-        """Report a trial's last metrics for an epoch that it, stopped early, no longer trains.
+    def _report_again(self, trial: LiveTrial) -> None:
+        """Report the last metrics of a trial that was stopped early for its next epoch.
 
-        A searcher that compares trials would else wait for it for ever.
+        Otherwise a searcher that compares trials would wait for it forever.
         """
         if not self.searcher.adaptive:
             return
         record = trial.record
         metrics = record.epochs[-1].metrics
-        self._standing.add(record.number)
+        self._ended_early.add(record.number)
         self.rounds.join(record.number)
         self.rounds.arrive(Report(record.number, trial.reported + 1, metrics))
 
@@ -261,20 +334,20 @@ class SearchLoop:
         return rule is not None and rule.should_stop(trial.history)
 
     def _report(self, report: Report) -> Decision:
-        told = report.metrics
-        if not self._exact:
-            told = as_told(told, self._settings.metric, self._settings.mode)
-        decision = self.searcher.report(report.trial, report.epoch, told)
+        metrics = report.metrics
+        if not self.searcher.exact_metrics:
+            metrics = comparable(metrics, self._settings.metric, self._settings.mode)
+        decision = self.searcher.report(report.trial, report.epoch, metrics)
         if not isinstance(decision, Decision):
             raise InputError(
                 f"the searcher {self._settings.searcher_name} answered {decision!r} to the report "
                 f"of trial {report.trial}, epoch {report.epoch}: report() must return a Decision"
             )
-        if self.searcher.adaptive:  # else it does not matter what it hears
-            self._note(report.trial, report.epoch, decision.value, None)
+        if self.searcher.adaptive:  # else the reports do not matter
+            self._add_decision(report.trial, report.epoch, decision.value, None)
         return decision
 
-    # --- asking ----------------------------------------------------------
+    # --- suggestions ----------------------------------------------------------
 
     def _ask(self) -> bool:
         """Take suggestions while there is room; False if the searcher has none now."""
@@ -309,13 +382,13 @@ class SearchLoop:
         if record.status in ENDED:
             self.ended(trial)
         kind = "begin" if record.parent is None else "clone"
-        self._note(record.number, record.first_epoch, kind, record.target_epochs)
+        self._add_decision(record.number, record.first_epoch, kind, record.target_epochs)
 
     def _resume(self, trial: LiveTrial, suggestion: Suggestion) -> None:
         record = trial.record
         epochs = suggestion.epochs or self._settings.epochs
         self._trials.wake(trial)
-        self._note(record.number, trial.reported + 1, "resume", epochs)
+        self._add_decision(record.number, trial.reported + 1, "resume", epochs)
         if record.status not in ENDED:
             self._trials.resume(trial, epochs)
             self.rounds.join(record.number)
@@ -325,10 +398,10 @@ class SearchLoop:
             self.ended(trial)
         else:
             record.target_epochs = epochs
-            self._stand(trial)
+            self._report_again(trial)
 
     def _check(self, suggestion: Any) -> None:
-        """Raise InputError if the searcher says what cannot be done."""
+        """Raise InputError if a suggestion cannot be carried out."""
         problem = self._problem(suggestion)
         if problem is not None:
             raise InputError(f"the searcher {self._settings.searcher_name} {problem}")
@@ -377,14 +450,14 @@ class SearchLoop:
             )
         return None
 
-    def _note(self, trial: int, epoch: int, decision: str, epochs: int | None) -> None:
-        self._news = True
+    def _add_decision(self, trial: int, epoch: int, decision: str, epochs: int | None) -> None:
+        self._changed = True
         if self.searcher.adaptive:
-            self._notes.said += 1
-            self._store.add_decision(self.rounds.number, trial, epoch, decision, epochs)
+            self._saving.decisions += 1
+            self._record.add_decision(self.rounds.number, trial, epoch, decision, epochs)
 
     def _width(self) -> int:
-        """Trials live at a time: a searcher that listens gets `width`, others some in advance."""
+        """How many trials are live at a time: `width` if adaptive, else some in advance."""
         if self.searcher.adaptive:
             return self._settings.width
         # A search that only time ends must not be asked for all its trials at once.
@@ -395,11 +468,11 @@ class SearchLoop:
         return ADVANCE if self._settings.stagger else sys.maxsize
 
     def _live(self) -> int:
-        """Trials that train, or wait to be told how they go on."""
-        return self.rounds.live - len(self._standing)
+        """How many trials train, or wait for a decision."""
+        return self.rounds.live - len(self._ended_early)
 
     def _exhaust(self) -> None:
-        self.is_exhausted = self._news = True
+        self.is_exhausted = self._changed = True
 
     def _is_fresh(self, suggestion: Suggestion) -> bool:
         return suggestion.trial is None and suggestion.parent is None

@@ -1,17 +1,17 @@
-"""What is on record of a searcher: how to make it again, its state, and what was reported since.
+"""The stored part of a searcher: how to make it again, its state, and its decisions since.
 
 A run keeps no code: of a searcher it records the class and the arguments that made it,
-which are attributes of the same names, as in scikit-learn. What it has learnt since is
+which are attributes of the same names, as in scikit-learn. What it has learned since is
 its `state_dict`.
 
-What a searcher says is on record with every answer. Its own state grows with its trials: written
-down as often, it would soon cost more than all else. So it is written down when as much
-has been said since as it is large, which makes the cost of all of it together proportional to the
-conversation. A run that is resumed gives the searcher its last state and tells it again
-what it was told since; it must say the same again, as every searcher does that depends on its
-seed and what it hears alone. One that does not (``repeatable = False``) is written down always.
+Every decision is stored at once. The state grows with the trials: saved as often, it would soon
+cost more than everything else. So it is saved when the decisions since the last save are as long
+as the state was then, which makes the total cost proportional to the number of decisions. When a
+run is resumed, the searcher loads its last state and receives again what was reported since; it
+must decide the same again, as every searcher does that depends on its seed and its reports alone.
+One that does not (``repeatable = False``) is saved with every decision.
 
-No file and no run: `cerebro.search_loop` writes, `cerebro.resume` reads.
+No file and no run: `cerebro.coordinator.search_loop` writes, `cerebro.api.resume` reads.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cerebro.coordinator.failures import as_told, worst
+from cerebro.coordinator.failures import comparable, worst
 from cerebro.errors import InputError
 from cerebro.machine.guard import finding
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.records import TrialRecord
 from cerebro.run.settings import Settings
-from cerebro.run.store import read_said, reader
+from cerebro.run.store import read_decisions, reader
 from cerebro.run.store.encoding import decode, encode
-from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion
+from cerebro.searchers.base import DONE, Decision, Searcher, Suggested, Suggestion
 from cerebro.searchers.stopping import EarlyStopping
 
 
 def describe(searcher: Searcher) -> dict[str, Any]:
     """Return ``class``, ``parameters`` and ``adaptive``, as JSON.
 
-    ``parameters`` is None where they are not known: the searcher has then to be given
-    again by whoever resumes the run.
+    ``parameters`` is None where they are not known: to resume the run, the user then has to
+    pass the searcher again.
     """
     kind = type(searcher)
     return {
@@ -54,7 +54,7 @@ def _parameters(searcher: Searcher) -> dict[str, Any] | None:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             return None
         for attribute in (name, f"_{name}"):
-            if hasattr(searcher, attribute):
+            if _has(searcher, attribute):
                 values[name] = getattr(searcher, attribute)
                 break
         else:
@@ -64,6 +64,12 @@ def _parameters(searcher: Searcher) -> dict[str, Any] | None:
     except InputError:
         return None
     return known if known == values else None
+
+
+def _has(searcher: Searcher, name: str) -> bool:
+    """Whether a searcher has an attribute that is not a default of the base class."""
+    is_default = name in vars(Searcher) and name not in getattr(searcher, "__dict__", ())
+    return hasattr(searcher, name) and not is_default
 
 
 def is_describable(description: Mapping[str, Any] | None) -> bool:
@@ -90,25 +96,22 @@ def make_again(description: dict[str, Any]) -> Searcher | None:
         return None
 
 
-class NoSearcher:
-    """Suggests nothing and lets every trial train to its end.
+class NoSearcher(Searcher):
+    """Suggests nothing and lets every trial train to its end; its state is not recorded.
 
-    In the place of a searcher that has nothing to say: where only some trials of a run go on,
-    and where all have been suggested. Of what it knows nothing is recorded.
+    It takes the place of a searcher that has nothing left to decide: where only some trials of a
+    run are resumed, or where all have been suggested.
     """
 
     adaptive = False
     is_recorded = False
     total = 0
 
-    def setup(self, space: Any, **arguments: Any) -> None:
-        """Do nothing."""
-
-    def suggest(self) -> Any:
+    def suggest(self) -> Suggested:
         """Return `DONE`."""
         return DONE
 
-    def report(self, trial: int, epoch: int, metrics: Any) -> Decision:
+    def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
         """Return CONTINUE."""
         return Decision.CONTINUE
 
@@ -116,55 +119,55 @@ class NoSearcher:
         """Return nothing."""
         return {}
 
-    def load_state_dict(self, state: Any) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Do nothing."""
 
 
-ANSWERS = tuple(decision.value for decision in Decision)
-"""What is said of an epoch; all else is a suggestion: ``begin``, ``clone``, ``resume``."""
+OF_REPORTS = tuple(decision.value for decision in Decision)
+"""Decisions on a reported epoch; all others are suggestions: ``begin``, ``clone``, ``resume``."""
 
 SMALL_STATE = 1024
-"""Characters of a state that is written down whenever something was said."""
+"""Characters of a state that is saved with every decision."""
 
-CHARACTERS_PER_WORD = 256
-"""Of a larger one, for each answer or suggestion since it was written down last."""
+CHARACTERS_PER_DECISION = 256
+"""Of a larger state, for each decision or suggestion since it was saved last."""
 
 
-class Notes:
-    """Says when a searcher's state is to be written down.
+class StateSaving:
+    """Decides when a searcher's state is saved.
 
     Parameters
     ----------
-    said
-        How many answers and suggestions are on record.
+    decisions
+        How many decisions and suggestions are stored.
     """
 
-    def __init__(self, searcher: Searcher, said: int = 0) -> None:
-        self.said = said
-        self._always = not searcher.adaptive or not getattr(searcher, "repeatable", True)
-        self._written: int | None = None  # what had been said then; None: not by this process
+    def __init__(self, searcher: Searcher, decisions: int = 0) -> None:
+        self.decisions = decisions
+        self._always = not searcher.adaptive or not searcher.repeatable
+        self._saved: int | None = None  # decisions by then; None: not saved by this process
         self._size = 0
 
     @property
-    def are_due(self) -> bool:
-        """Whether enough has been said since."""
-        if self._always or self._written is None or self._size <= SMALL_STATE:
+    def is_due(self) -> bool:
+        """Whether enough has been decided since the last save."""
+        if self._always or self._saved is None or self._size <= SMALL_STATE:
             return True
-        return (self.said - self._written) * CHARACTERS_PER_WORD >= self._size
+        return (self.decisions - self._saved) * CHARACTERS_PER_DECISION >= self._size
 
     @property
-    def are_complete(self) -> bool:
-        """Whether nothing has been said since."""
-        return self.said == self._written
+    def is_complete(self) -> bool:
+        """Whether nothing has been decided since the last save."""
+        return self.decisions == self._saved
 
-    def written(self, size: int) -> None:
-        """The state was written down: so many characters."""
-        self._written, self._size = self.said, size
+    def saved(self, size: int) -> None:
+        """Note that a state of so many characters has just been saved."""
+        self._saved, self._size = self.decisions, size
 
 
 @dataclass(frozen=True)
-class Word:
-    """An answer or a suggestion, as it is on record."""
+class StoredDecision:
+    """A decision or a suggestion, as it is stored."""
 
     trial: int
     epoch: int
@@ -173,113 +176,112 @@ class Word:
     """Of a suggestion: until how many epochs are done."""
 
     def __str__(self) -> str:
-        if self.kind in ANSWERS:
+        if self.kind in OF_REPORTS:
             return f"{self.kind} (trial {self.trial}, epoch {self.epoch})"
         return f"{self.kind} trial {self.trial} until {self.epochs} epochs are done"
 
 
-def catch_up(
+def replay_decisions(
     searcher: Searcher,
-    words: Iterable[Word],
+    decisions: Iterable[StoredDecision],
     *,
-    told: Callable[[int, int], Mapping[str, float]],
+    reported: Callable[[int, int], Mapping[str, float]],
     config_of: Callable[[int], Mapping[str, Any]],
     epochs: int,
 ) -> None:
-    """Tell a searcher again what it was told, and check that it says what it said.
+    """Report to a searcher again what was reported, and check that it decides the same.
 
     Parameters
     ----------
-    told
-        What it was told of a trial's epoch.
+    reported
+        Returns the metrics that were reported of a trial's epoch.
     config_of
-        The configuration of a trial, as it is on record.
+        Returns the stored configuration of a trial.
     epochs
         Those of the search.
 
     Raises
     ------
     InputError
-        If it says something else.
+        If it decides otherwise.
     """
-    for word in words:
-        if word.kind in ANSWERS:
-            said: Any = searcher.report(word.trial, word.epoch, told(word.trial, word.epoch))
-            same = isinstance(said, Decision) and said.value == word.kind
-            dropped = getattr(searcher, "dropped", None)
-            if callable(dropped):
-                dropped()  # which has been carried out
+    for stored in decisions:
+        if stored.kind in OF_REPORTS:
+            metrics = reported(stored.trial, stored.epoch)
+            now: Any = searcher.report(stored.trial, stored.epoch, metrics)
+            same = isinstance(now, Decision) and now.value == stored.kind
+            searcher.dropped()  # these trials have ended
         else:
-            said = searcher.suggest()
-            same = isinstance(said, Suggestion) and _is(said, word, config_of, epochs)
+            now = searcher.suggest()
+            same = isinstance(now, Suggestion) and _is_same(now, stored, config_of, epochs)
         if not same:
             raise InputError(
                 f"the searcher {type(searcher).__name__} does not say again what is on record: "
-                f"it said {word}, and now {said!r}; it must depend on its seed and its reports "
+                f"it said {stored}, and now {now!r}; it must depend on its seed and its reports "
                 "alone (cerebro.testing.check_searcher), or have the attribute repeatable = False"
             )
 
 
-def _is(
-    said: Suggestion, word: Word, config_of: Callable[[int], Mapping[str, Any]], epochs: int
+def _is_same(
+    suggestion: Suggestion,
+    stored: StoredDecision,
+    config_of: Callable[[int], Mapping[str, Any]],
+    epochs: int,
 ) -> bool:
-    """Whether a suggestion is the one on record."""
-    if (said.epochs or epochs) != word.epochs:
+    """Whether a suggestion is the stored one."""
+    if (suggestion.epochs or epochs) != stored.epochs:
         return False
-    if word.kind == "resume":
-        return said.trial == word.trial
-    clone = said.parent is not None
-    known = config_of(word.trial)
+    if stored.kind == "resume":
+        return suggestion.trial == stored.trial
+    is_clone = suggestion.parent is not None
+    known = config_of(stored.trial)
     same = all(
-        known.get(str(name)) == value for name, value in said.config.items() if _plain(value)
+        known.get(str(name)) == value
+        for name, value in suggestion.config.items()
+        if _is_stored_as_is(value)
     )
-    return said.trial is None and clone == (word.kind == "clone") and same
+    return suggestion.trial is None and is_clone == (stored.kind == "clone") and same
 
 
-def _plain(value: Any) -> bool:
-    """Whether a value is on record as it is; others may have become lists."""
+def _is_stored_as_is(value: Any) -> bool:
+    """Whether a value is read back as it was; others may have become lists."""
     return isinstance(value, (bool, int, float, str)) and value == value
 
 
-def retell(saved: SavedRun, settings: Settings, searcher: Searcher) -> None:
-    """Bring a searcher that has its last recorded state to where the run was left.
+def catch_up(saved: SavedRun, settings: Settings, searcher: Searcher) -> None:
+    """Bring a searcher that has loaded its last saved state to where the run was left.
 
     Raises
     ------
     InputError
-        If it does not say again what it said.
+        If it decides otherwise than it did.
     """
     at = saved.meta.get("searcher_said")
-    if at is None or not searcher.adaptive:  # of an older run: written down with every answer
+    if at is None or not searcher.adaptive:  # of an older run: saved with every decision
         return
     with reader(saved.folder) as connection:
-        words = [Word(*row) for row in read_said(connection, at)]
-    if not words:
+        decisions = [StoredDecision(*row) for row in read_decisions(connection, at)]
+    if not decisions:
         return
     records = saved.configurations
-
-    def told(trial: int, epoch: int) -> Mapping[str, float]:
-        return as_told(
-            reported(records[trial], epoch, settings.stop, settings.metric, settings.mode),
-            settings.metric,
-            settings.mode,
-        )
-
-    def config_of(trial: int) -> Mapping[str, Any]:
-        return records[trial].config
-
-    epochs = saved.settings["epochs"]
-    catch_up(searcher, words, told=told, config_of=config_of, epochs=epochs)
+    replay_decisions(
+        *(searcher, decisions),
+        reported=lambda trial, epoch: reported(
+            records[trial], epoch, settings.metric, settings.mode, settings.stop
+        ),
+        config_of=lambda trial: records[trial].config,
+        epochs=saved.settings["epochs"],
+    )
 
 
 def reported(
-    record: TrialRecord, epoch: int, stop: EarlyStopping | None, metric: str, mode: str
+    record: TrialRecord, epoch: int, metric: str, mode: str, stop: EarlyStopping | None = None
 ) -> Mapping[str, float]:
-    """What was reported of a trial's epoch; see `cerebro.coordinator.search_loop`."""
+    """Return what the search loop reported of a trial's epoch."""
     own = epoch - record.first_epoch
     if own < len(record.epochs):
-        return record.epochs[own].metrics
+        return comparable(record.epochs[own].metrics, metric, mode)
     history = [known.to_history() for known in record.epochs]
     if record.status == "stopped" and stop is not None and stop.should_stop(history):
-        return record.epochs[-1].metrics  # it stands for what it was
+        return comparable(record.epochs[-1].metrics, metric, mode)  # reported again
     return {metric: worst(mode)}  # it failed, or the user stopped it

@@ -1,20 +1,29 @@
-"""A search in which nothing is trained: the conversation with a searcher, and nothing else.
+"""A search in which nothing is trained, with the searcher and the search loop of a run.
 
-What `cerebro.testing` drives a searcher with and `cerebro.plan` foresees a search with.
-The same order of asking and telling as in a run, without workers, states or a store.
+`cerebro.testing` drives searchers with it, and `cerebro.plan` foresees searches. There are no
+workers, states or stores: what is simulated stands behind the protocols of
+`cerebro.coordinator.search_loop`.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import sys
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from cerebro.coordinator.rounds import Report, Rounds
-from cerebro.coordinator.searcher_record import Word, catch_up
-from cerebro.errors import InputError
-from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion, prepare
+from cerebro.coordinator.callbacks import Hooks
+from cerebro.coordinator.rounds import Report
+from cerebro.coordinator.search_loop import LoopSettings, SearchLoop
+from cerebro.coordinator.searcher_record import StoredDecision, replay_decisions, reported
+from cerebro.coordinator.trial import LiveTrial
+from cerebro.run.records import ENDED, EpochRecord, Status, TrialRecord
+from cerebro.run.store import encode
+from cerebro.searchers.base import Decision, Searcher, Suggestion
 from cerebro.space import Space
 
 
@@ -35,195 +44,211 @@ class SimulatedTrial:
 
 
 class ContractError(AssertionError):
-    """A searcher did what none may do."""
+    """A searcher broke the rules of `cerebro.searchers.Searcher`."""
 
 
-class Conversation:
-    """Asks a searcher for trials and tells it how they do.
+class SimulatedTrials:
+    """The trials of a simulated search; see `cerebro.coordinator.search_loop.Trials`.
+
+    Parameters
+    ----------
+    epochs
+        Those of the search.
+    """
+
+    def __init__(self, epochs: int) -> None:
+        self.by_number: dict[int, LiveTrial] = {}
+        self.ready: list[int] = []
+        """Trials that train an epoch now."""
+        self.pinned: Collection[tuple[int, int]] = ()
+        """Pairs (trial, epoch) whose states the searcher has kept."""
+        self._epochs = epochs
+
+    def add(self, suggestion: Suggestion) -> LiveTrial:
+        """Add a new trial or a clone."""
+        json.dumps(suggestion.config, allow_nan=False)
+        number = len(self.by_number)
+        epochs = suggestion.epochs or self._epochs
+        record = TrialRecord(number, dict(suggestion.config), "running", target_epochs=epochs)
+        if suggestion.parent is not None:
+            told, epoch = self.by_number[suggestion.parent].told, suggestion.parent_epoch
+            record.parent, record.parent_epoch = suggestion.parent, told if epoch is None else epoch
+        trial = self.by_number[number] = LiveTrial(record, reported=record.first_epoch - 1)
+        self.ready.append(number)
+        return trial
+
+    def add_epoch(self, trial: LiveTrial, metrics: Mapping[str, float]) -> EpochRecord:
+        """Add an epoch that a trial has trained; its state is kept."""
+        epoch = EpochRecord(trial.record.done, dict(metrics), 0.0, "", "kept")
+        trial.record.epochs.append(epoch)
+        return epoch
+
+    def go_on(self, trial: LiveTrial) -> None:
+        """Train the next epoch; the state of the last one stays if the searcher wants it."""
+        last = trial.record.epochs[-1]
+        if (trial.record.number, last.epoch) not in self.pinned:
+            last.state_file = None
+        self.ready.append(trial.record.number)
+
+    def pause(self, trial: LiveTrial) -> None:
+        """Pause a trial."""
+        trial.record.status = "paused"
+
+    def shelve(self, trial: LiveTrial) -> None:
+        """Do nothing: there are no slots."""
+
+    def resume(self, trial: LiveTrial, epochs: int) -> None:
+        """Let a paused trial train until `epochs` are done."""
+        trial.record.status, trial.record.target_epochs = "running", epochs
+        self.go_on(trial)
+
+    def wake(self, trial: LiveTrial) -> None:
+        """Note that the searcher pauses a trial no longer."""
+        trial.asleep = False
+
+    def end(self, trial: LiveTrial, status: Status) -> None:
+        """End a trial for good."""
+        trial.record.status = status
+
+    def status_of(self, number: Any) -> Status | None:
+        """Return a trial's status; None if there is no such trial."""
+        trial = self.by_number.get(number)
+        return None if trial is None else trial.record.status
+
+    def recall(self, number: int) -> LiveTrial | None:
+        """Return a trial; None if there is no such trial."""
+        return self.by_number.get(number)
+
+
+class DecisionsInMemory:
+    """What a simulated search records; see `cerebro.coordinator.search_loop.Record`."""
+
+    def __init__(self) -> None:
+        self.decisions: list[StoredDecision] = []
+        """Those since the searcher's state was taken last."""
+
+    def group(self) -> AbstractContextManager[None]:
+        """Return a context that does nothing."""
+        return nullcontext()
+
+    def set_meta(self, key: str, value: Any) -> int:
+        """Return the size that a value has in a store."""
+        return len(encode(value))
+
+    def add_decision(
+        self, round: int, trial: int, epoch: int, decision: str, epochs: int | None, /
+    ) -> None:
+        """Record a decision or a suggestion."""
+        self.decisions.append(StoredDecision(trial, epoch, decision, epochs))
+
+
+class SimulatedSearch(SearchLoop):
+    """The search loop over simulated trials.
 
     Parameters
     ----------
     searcher
         One that has not been set up.
-    setup
-        The arguments of its ``setup``, the space aside.
-    width
-        Trials live at a time; None: no limit for a searcher that does not listen, else 8.
+    points
+        Configurations to try first.
     """
 
     def __init__(
         self,
         searcher: Searcher,
         space: Space,
-        setup: dict[str, Any],
+        settings: LoopSettings,
         *,
-        width: int | None = None,
-        asynchronous: bool = False,
+        seed: int,
+        points: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        self.trials: list[SimulatedTrial] = []
-        self.is_exhausted = False
-        self._searcher = searcher
         self._space = space
-        self._setup = setup
-        adaptive = bool(getattr(searcher, "adaptive", False))
-        self._width = (8 if adaptive else math.inf) if width is None else width
-        self._rounds = Rounds(ordered=adaptive and not asynchronous)
-        self._words: list[Word] = []  # said since the state was written down last
-        self._fresh = 0
-        self._told: dict[tuple[int, int], dict[str, float]] = {}
-        prepare(searcher, space, **setup)
-        self._state = self._state_now()
+        self._setup: dict[str, Any] = {
+            "seed": seed, "epochs": settings.epochs, "n_trials": settings.n_trials,
+            "metric": settings.metric, "mode": settings.mode, "points": list(points),
+        }  # fmt: skip
+        searcher.setup(space, **self._setup)
+        self._memory = DecisionsInMemory()
+        self._simulated = SimulatedTrials(settings.epochs)
+        self._simulated.pinned = searcher.pinned
+        hooks = Hooks((), lambda record: record)
+        super().__init__(settings, searcher, self._memory, hooks, self._simulated)
+        self._values: dict[int, list[float]] = defaultdict(list)
+        self._decided: dict[int, list[str]] = defaultdict(list)
+        self._state = self._searcher_state()
 
-    def resume(self, fresh: Searcher, *, retell: int = 0) -> None:
-        """Go on with another searcher that is given the state of this one, as JSON.
+    def record_of(self, number: int) -> TrialRecord:
+        """Return a trial's record."""
+        return self._simulated.by_number[number].record
+
+    def take_ready(self) -> list[int]:
+        """Let the loop advance as far as it can; return the trials that train an epoch now."""
+        self.advance(max_steps=sys.maxsize)
+        ready, self._simulated.ready = self._simulated.ready, []
+        return ready
+
+    def trained(self, number: int, value: float) -> None:
+        """Take the metric of an epoch that a trial has trained; NaN: the trial failed there."""
+        trial = self._simulated.by_number[number]
+        self._values[number].append(value)
+        if math.isnan(value):
+            self._simulated.end(trial, "failed")
+            self.ended(trial)
+        else:
+            epoch = self._simulated.add_epoch(trial, {self._settings.metric: value})
+            self.epoch_done(trial, epoch.epoch, epoch.metrics)
+
+    def replace_searcher(self, fresh: Searcher, *, retell: int = 0) -> None:
+        """Continue with a fresh searcher that loads the state of this one, as a resumed run does.
 
         Parameters
         ----------
         retell
-            How old the state may be, in answers and suggestions: the searcher is told again
-            what it was told since, as in a run that is resumed.
+            How old the state may be, in decisions and suggestions; those are made again.
         """
-        if len(self._words) >= retell:
-            self._state, self._words = self._state_now(), []
-        prepare(fresh, self._space, **self._setup)
+        if not self.searcher.adaptive or len(self._memory.decisions) >= retell:
+            self._state = self._searcher_state()
+            self._memory.decisions.clear()
+        fresh.setup(self._space, **self._setup)
         fresh.load_state_dict(json.loads(self._state))
-        try:
-            catch_up(
-                *(fresh, self._words),
-                told=lambda trial, epoch: self._told[trial, epoch],
-                config_of=lambda trial: self.trials[trial].config,
-                epochs=self._setup["epochs"],
-            )
-        except InputError as error:
-            raise ContractError(str(error)) from None
-        self._searcher = fresh
-
-    def _state_now(self) -> str:
-        return json.dumps(self._searcher.state_dict(), allow_nan=False)
-
-    def trained(self, number: int, value: float) -> None:
-        """A trial has trained an epoch; NaN: it failed there."""
-        trial = self.trials[number]
-        trial.values.append(value)
-        if math.isnan(value):  # what the coordinator tells of a trial that failed
-            value = math.inf if self._setup["mode"] == "min" else -math.inf
-            trial.status = "failed"
-        metrics = {self._setup["metric"]: value}
-        self._rounds.arrive(Report(number, trial.epoch, metrics, trial.status == "failed"))
-
-    def advance(self) -> list[int]:
-        """Tell and ask what it is time for; return the trials that train an epoch now."""
-        start: list[int] = []
-        while True:
-            report = self._rounds.take()
-            if report is not None:
-                start += self._deliver(report)
-            elif self._rounds.is_over:
-                asked = self._ask()
-                start += asked
-                if not self._rounds.begin() and not asked:
-                    return start
-            else:
-                return start
+        settings = self._settings
+        replay_decisions(
+            *(fresh, self._memory.decisions),
+            reported=lambda trial, epoch: reported(
+                self.record_of(trial), epoch, settings.metric, settings.mode
+            ),
+            config_of=lambda trial: self.record_of(trial).config,
+            epochs=settings.epochs,
+        )
+        self.searcher = fresh
+        self._simulated.pinned = fresh.pinned
 
     def end(self) -> list[SimulatedTrial]:
         """Return all trials; those still paused are stopped, as at the end of a run."""
-        for trial in self.trials:
-            if trial.status == "running":
-                raise ContractError(f"trial {trial.number} was lost: it still runs at the end")
-            if trial.status == "paused":
-                trial.status = "stopped"
-        return self.trials
+        for trial in self._simulated.by_number.values():
+            if trial.asleep and trial.record.status not in ENDED:
+                self._simulated.end(trial, "stopped")
+            if trial.record.status not in ENDED:
+                number = trial.record.number
+                raise ContractError(f"trial {number} was lost: it still runs at the end")
+        return [self._view(trial.record) for trial in self._simulated.by_number.values()]
 
-    def _deliver(self, report: Report) -> list[int]:
-        trial = self.trials[report.trial]
-        decision = self._searcher.report(report.trial, report.epoch, dict(report.metrics))
-        if not isinstance(decision, Decision):
-            raise ContractError(f"report() returned {decision!r}, which is no Decision")
-        self._told[report.trial, report.epoch] = dict(report.metrics)
-        self._words.append(Word(report.trial, report.epoch, decision.value, None))
-        trial.decisions.append(decision.value)
-        on = [] if report.ended else self._apply(trial, decision)
-        self._take_dropped()
-        return on
+    def _view(self, record: TrialRecord) -> SimulatedTrial:
+        return SimulatedTrial(
+            record.number,
+            record.config,
+            record.target_epochs,
+            epoch=record.done,
+            status=record.status,
+            parent=record.parent,
+            values=self._values[record.number],
+            decisions=self._decided[record.number],
+        )
 
-    def _apply(self, trial: SimulatedTrial, decision: Decision) -> list[int]:
-        trial.epoch += 1
-        if decision is Decision.PAUSE:
-            trial.status = "paused"
-        elif trial.epoch >= trial.target:
-            trial.status = "finished"
-        elif decision is Decision.STOP:
-            trial.status = "stopped"
-        else:
-            self._rounds.join(trial.number)
-            return [trial.number]
-        return []
+    def _report(self, report: Report) -> Decision:
+        decision = super()._report(report)
+        self._decided[report.trial].append(decision.value)
+        return decision
 
-    def _take_dropped(self) -> None:
-        take = getattr(self._searcher, "dropped", None)
-        for number in take() if callable(take) else ():
-            if self.trials[number].status != "paused":
-                raise ContractError(f"drops trial {number}, which is not paused")
-            self.trials[number].status = "stopped"
-
-    def _ask(self) -> list[int]:
-        asked: list[int] = []
-        while not self.is_exhausted and self._rounds.live < self._width:
-            suggestion = self._searcher.suggest()
-            if suggestion is DONE:
-                self.is_exhausted = True
-            elif suggestion is None:
-                break
-            elif isinstance(suggestion, Suggestion):
-                if self._is_one_too_many(suggestion):
-                    self.is_exhausted = True
-                    break
-                asked.append(self._begin(suggestion))
-                self._rounds.join(asked[-1])
-                self._words.append(self._word(suggestion, asked[-1]))
-            else:
-                raise ContractError(f"suggest() returned {suggestion!r}")
-        self._take_dropped()
-        return asked
-
-    def _is_one_too_many(self, suggestion: Suggestion) -> bool:
-        """Whether a search would end here, which has `n_trials` new ones and no more."""
-        wanted: float | None = self._setup["n_trials"]
-        if suggestion.trial is not None or suggestion.parent is not None or wanted is None:
-            return False
-        self._fresh += 1
-        return self._fresh > wanted
-
-    def _word(self, suggestion: Suggestion, number: int) -> Word:
-        trial = self.trials[number]
-        kind = "resume" if suggestion.trial is not None else "begin"
-        kind = "clone" if suggestion.parent is not None else kind
-        return Word(number, trial.epoch, kind, trial.target)
-
-    def _begin(self, suggestion: Suggestion) -> int:
-        target = suggestion.epochs or self._setup["epochs"]
-        if suggestion.trial is not None:
-            return self._again(suggestion.trial, target)
-        number = len(self.trials)
-        json.dumps(suggestion.config, allow_nan=False)
-        trial = SimulatedTrial(number, dict(suggestion.config), target, parent=suggestion.parent)
-        if suggestion.parent is not None:
-            if not 0 <= suggestion.parent < number:
-                raise ContractError(f"clones trial {suggestion.parent}, which does not exist")
-            trial.epoch = self.trials[suggestion.parent].epoch
-        if target <= trial.epoch:
-            raise ContractError(f"trial {number} is to train until epoch {target}: nothing")
-        self.trials.append(trial)
-        return number
-
-    def _again(self, number: int, target: int) -> int:
-        if not 0 <= number < len(self.trials):
-            raise ContractError(f"resumes trial {number}, which does not exist")
-        trial = self.trials[number]
-        if trial.status != "paused":
-            raise ContractError(f"resumes trial {number}, which is {trial.status}")
-        if target <= trial.epoch:
-            raise ContractError(f"resumes trial {number} until epoch {target}, which it has done")
-        trial.target, trial.status = target, "running"
-        return number
+    def _searcher_state(self) -> str:
+        return json.dumps(self.searcher.state_dict(), allow_nan=False)

@@ -1,20 +1,17 @@
 """A trial in training: its record, and the state that the coordinator needs until it ends.
 
-A trial that has not ended gets no unit while one of these is set:
+A trial that has not ended gets no unit while one of these fields is set:
 
-=============  ===========================================  ===================================
-field          reason to wait                               cleared by
-=============  ===========================================  ===================================
-held           the user paused or stopped it                the user, who continues it
-asleep         the searcher paused it                       the searcher, which resumes or
-                                                            drops it
-unkept         its last epoch's state is still being        `StateKept` or `StateLost`
-               copied
-awaits_parent  in a resumed run, its parent trains the      the end of that epoch, or of the
-               epoch that it starts from again              parent
-=============  ===========================================  ===================================
-
-A trial that the user stopped is `stopping` too: it ends as soon as no unit of it runs.
+=============  =====================================  ========================================
+field          reason to wait                         cleared by
+=============  =====================================  ========================================
+held           the user paused or stopped it          the user, who continues it
+stopping       the user stopped it; it is `held` too  its end, as soon as no unit of it runs
+asleep         the searcher paused it                 the searcher, which resumes or drops it
+unkept         its last epoch's state is being copied `StateKept` or `StateLost`
+awaits_parent  in a resumed run, its parent trains    the end of that epoch, or of the parent
+               the epoch again that it starts from
+=============  =====================================  ========================================
 
 Its status is "waiting" until its first unit and whenever it has been resumed or continued,
 "running" from its next unit on, and "paused" while it is asleep, or held without a unit that runs.
@@ -26,8 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cerebro.report.snapshot import TrialRow
-from cerebro.run.records import TrialRecord, plain
-from cerebro.run.settings import Settings
+from cerebro.run.records import Ranking, TrialRecord, plain
 from cerebro.run.states import CloneOf, KeptState
 from cerebro.worker.messages import Warned
 
@@ -91,10 +87,10 @@ class LiveTrial:
         epoch = min(self.reported, self.record.done - 1)
         return epoch if epoch >= self.record.first_epoch else None
 
-    def row(self, settings: Settings) -> TrialRow:
+    def row(self, by: Ranking) -> TrialRow:
         """Return the trial as displays show it."""
         record = self.record
-        selected = record.selected(settings.metric, settings.mode, settings.select)
+        selected = record.selected(by)
         return TrialRow(
             number=record.number,
             config=plain(record.config),
@@ -105,6 +101,6 @@ class LiveTrial:
             rows_per_second=self.rows_per_second,
             worker=self.worker,
             error=record.error,
-            best_at=None if selected is None or settings.select == "last" else selected.epoch + 1,
+            best_at=None if selected is None or by.select == "last" else selected.epoch + 1,
             last=record.epochs[-1].metrics if record.epochs else {},
         )

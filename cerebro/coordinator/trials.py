@@ -12,13 +12,13 @@ from typing import Any
 
 import cerebro._core as _core
 from cerebro.coordinator.kept_states import KeptStates
-from cerebro.coordinator.overview import EndedTrials, Meter
+from cerebro.coordinator.overview import EndedTrials, Overview
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.coordinator.trial_table import TrialTable
 from cerebro.errors import InputError, StateError
 from cerebro.run.records import ENDED, NOTHING_RAISED, EpochRecord, Raised, Status, TrialRecord
 from cerebro.run.settings import Settings
-from cerebro.run.store import Answers, Store, decode, encode, read_trials, reader
+from cerebro.run.store import LastDecision, Store, decode, encode, read_trials, reader
 from cerebro.searchers.base import Suggestion
 from cerebro.worker.log import log_path, remove_if_empty
 from cerebro.worker.messages import RunContext
@@ -30,7 +30,7 @@ class LiveTrials(TrialTable[LiveTrial]):
     Parameters
     ----------
     ended
-        The trials that have ended: the meter's, unless displays show configurations.
+        The trials that have ended: the overview's, unless displays show configurations.
     tell_of
         Called with a trial's record, the name of a callback's hook, and the hook's arguments.
     stepwise
@@ -50,7 +50,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         context: RunContext,
         store: Store,
         schedule: _core.Schedule,
-        meter: Meter,
+        overview: Overview,
         ended: EndedTrials,
         tell_of: Callable[..., None],
         *,
@@ -67,7 +67,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         self._store = store
         self._flushes = 0
         self._schedule = schedule
-        self._meter = meter
+        self._overview = overview
         self._tell_of = tell_of
         self._stepwise = stepwise
         self._expected = expected
@@ -118,7 +118,7 @@ class LiveTrials(TrialTable[LiveTrial]):
             trial.started = True
             self._tell_of(trial.record, "on_trial_start")
 
-    def restore(self, trials: Sequence[LiveTrial], answers: Mapping[int, Answers]) -> None:
+    def restore(self, trials: Sequence[LiveTrial], answers: Mapping[int, LastDecision]) -> None:
         """Take over the trials of an earlier process; open ones continue.
 
         Parameters
@@ -129,12 +129,12 @@ class LiveTrials(TrialTable[LiveTrial]):
         for trial in trials:
             number = trial.record.number
             self.by_number[number] = trial
-            answer = answers.get(number, Answers(reported=trial.record.first_epoch - 1))
-            trial.reported, trial.asleep = answer.reported, answer.asleep
+            answer = answers.get(number, LastDecision(reported=trial.record.first_epoch - 1))
+            trial.reported, trial.asleep = answer.reported, answer.paused
         for trial in trials:
             record = trial.record
             self._plan_units(trial, trial.position - trial.first_position)
-            self._meter.units_done_before += trial.planned
+            self._overview.units_done_before += trial.planned
             if record.status in ENDED:
                 self._note_end(trial)
                 continue
@@ -182,7 +182,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         """Record a finished epoch."""
         trial.epoch_seconds = 0.0
         trial.history.append(epoch.to_history())
-        self.states.add(trial.record, epoch, self._told(trial))
+        self.states.add_epoch(trial.record, epoch, self._told(trial))
         self._release_clones(trial, epoch.epoch)
         self._drop_parent(trial)  # even after a loss of power it would not need it
         self._tell_of(trial.record, "on_epoch_end", dict(epoch.metrics))
@@ -259,7 +259,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         trial.unkept = False
         if record.status in ENDED:
             return
-        self._meter.units_done -= trial.position - position
+        self._overview.units_done -= trial.position - position
         trial.position = position
         epoch, step = divmod(position, units)
         self._schedule.rewind_trial(record.number, epoch=epoch, step=step)
@@ -306,7 +306,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         self._note_end(trial)
 
     def _note_end(self, trial: LiveTrial) -> None:
-        self.ended.add(trial.record, trial.row(self._settings))
+        self.ended.add(trial.record, trial.row(self._settings.ranking))
         if not trial.record.is_open:  # an open one determines the run's status
             self._over[trial.record.number] = None
 
@@ -402,10 +402,10 @@ class LiveTrials(TrialTable[LiveTrial]):
         """Count the units of trials that the searcher has not suggested yet."""
         others = max(0, (self._expected or 0) - len(self))
         units = self._settings.epochs * self._context.units_per_epoch
-        self._meter.units_to_come = others * units
+        self._overview.units_to_come = others * units
 
     def _plan_units(self, trial: LiveTrial, units: int) -> None:
-        self._meter.units_planned += units - trial.planned
+        self._overview.units_planned += units - trial.planned
         trial.planned = units
 
 

@@ -1,4 +1,4 @@
-"""Batches of a data set: the C loader with the data set's rows, columns and transforms."""
+"""Batches of a data set: set up the C loader with its rows, columns and transforms."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_THREADS = 64
 
 
 class LoadableDataset(Protocol):
-    """What loading needs of a data set; `cerebro.data.Dataset` is one."""
+    """The part of a data set that a loader needs; `cerebro.data.Dataset` implements it."""
 
     @property
     def columns(self) -> Mapping[str, ColumnLike]: ...
@@ -36,10 +36,10 @@ class LoadableDataset(Protocol):
     def transforms(self) -> Mapping[str, tuple[Transform, ...]]: ...
     @property
     def num_shards(self) -> int: ...
-    def parts(
+    def _parts(
         self,
     ) -> Sequence[tuple[_core.ShardReader, tuple[int, int] | NDArray[np.uint32]]]: ...
-    def first_rows(self) -> Sequence[int]: ...
+    def _first_rows(self) -> Sequence[int]: ...
 
 
 def make_loader(
@@ -72,7 +72,7 @@ def make_loader(
     depot = None if where == "cpu" else depots.depot(where)
     cuda.share_pool(where)
     return _core.Loader(
-        dataset.parts(),
+        dataset._parts(),
         _transforms.compile(dataset.columns, dataset.transforms, augment=augment),
         batch_size=whole_number("batch_size", batch_size, 1),
         seed=whole_number("seed", seed, 0, 2**64 - 1),
@@ -80,14 +80,14 @@ def make_loader(
         drop_last=bool(drop_last),
         framework=framework,
         threads=whole_number("threads", threads, 0, MAX_THREADS),
-        first_rows=dataset.first_rows(),
+        first_rows=dataset._first_rows(),
         depot=depot,
         residence=residence,
     )
 
 
 def _place(device: Any, framework: str, residence: str) -> str:
-    """Check what is to be where; return the device's name."""
+    """Check device, framework and residence; return the device's name."""
     if framework not in FRAMEWORKS:
         raise InputError(f"framework must be one of {', '.join(FRAMEWORKS)}, not {framework!r}")
     if residence not in depots.RESIDENCES:
@@ -97,7 +97,7 @@ def _place(device: Any, framework: str, residence: str) -> str:
     where = depots.device_name(device)
     if framework == "numpy" and where != "cpu":
         raise InputError(
-            f"NumPy has no arrays on {where}: framework must be 'torch', 'jax' or 'dlpack' there"
+            f"NumPy has no arrays on {where}: use framework='torch', 'jax' or 'dlpack' there"
         )
     return where
 
@@ -111,10 +111,10 @@ def make_trusted(
     residence: str = "auto",
     **options: Any,
 ) -> _core.Loader | MovedBatches:
-    """Return a loader whose batches arrive on a device, made there only if it can be trusted.
+    """Return a loader whose batches arrive on a device; they are made there if it can be trusted.
 
-    Where it cannot (see `cerebro.machine.device_check`), or CUDA cannot be used but through PyTorch
-    (a build that has the runtime inside), batches are made in host memory and PyTorch moves them.
+    If it cannot (see `cerebro.machine.device_check`), or if CUDA is usable only through PyTorch (a
+    build that includes the runtime), batches are made in host memory and PyTorch moves them.
 
     The arguments are those of `make_loader`.
 
@@ -123,7 +123,7 @@ def make_trusted(
     InputError
         As for `Dataset.batches`.
     DeviceError
-        The device cannot be trusted, and the batches are not PyTorch's.
+        The device cannot be trusted, and `framework` is not ``"torch"``.
     """
     where = _place(device, framework, residence)
     why = "" if where == "cpu" else depots.problem(where)
@@ -135,7 +135,7 @@ def make_trusted(
             why = one_line(str(error))
     if framework != "torch":
         raise DeviceError(
-            f"no batches can be made on {where}: {why}. `python -m cerebro doctor` tries it again; "
+            f"cannot make batches on {where}: {why}. `python -m cerebro doctor` tries it again; "
             "with framework='torch' PyTorch moves batches there"
         )
     return MovedBatches(make_loader(dataset, batch_size, **options), where, why)
@@ -193,31 +193,31 @@ class Batches:
             why = getattr(self._idle[0], "why", "")
             raise DeviceError(
                 why
-                or f"this PyTorch has nothing to compute with on {where}: install one that is "
-                "built for CUDA, or take framework='jax' or 'dlpack'"
+                or f"this PyTorch cannot compute on {where}: install one that is built for CUDA, "
+                "or use framework='jax' or 'dlpack'"
             )
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        # Not before the first batch: Lightning and others call iter() only to see that they can.
+        # Not before the first batch: Lightning and others call iter() only to check that it works.
         epoch, start = self._epoch, self._start
         self._epoch, self._start = epoch + 1, 0
         loader = self._loader()
         try:
             loader.begin(self._shards(epoch), epoch, start)
             depots.tell_note(loader)
-            # Through islice: `yield from loader` would close the loader with a pass that is left,
-            # and a loop's variable would keep each batch while the next one is made.
+            # Through islice: `yield from loader` would close the loader when a pass is abandoned,
+            # and a loop variable would keep each batch alive while the next one is made.
             yield from islice(loader, None)
         finally:
             if self._process == os.getpid():
                 self._idle.append(loader)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy or another process begins with: the next pass, and no buffers."""
+        """The state of a copy, or of a copy in another process: the next pass, without buffers."""
         return {**self.__dict__, "_idle": []}
 
     def __len__(self) -> int:
-        """The batches that iterating gives next."""
+        """The number of batches in the next pass."""
         counts = (
             _core.batch_count(rows, self._options["batch_size"], bool(self._options["drop_last"]))
             for rows in self._rows()
@@ -234,12 +234,12 @@ class Batches:
 
     @property
     def epoch(self) -> int:
-        """The epoch that iterating gives next."""
+        """The epoch of the next pass."""
         return self._epoch
 
     @property
     def sampler(self) -> Batches:
-        """The object itself: its `set_epoch` is where Lightning looks for a sampler's."""
+        """The object itself: Lightning looks for `set_epoch` on the sampler."""
         return self
 
     @property
@@ -248,7 +248,7 @@ class Batches:
         return int(self._options["batch_size"])
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the one that iterating gives next."""
+        """Set the epoch of the next pass."""
         self._epoch = whole_number("epoch", epoch, 0, 2**32 - 1)
 
     def _new_loader(self) -> _core.Loader | MovedBatches:
@@ -257,7 +257,7 @@ class Batches:
     def _rows(self) -> list[int]:
         rows = [
             part[1] - part[0] if isinstance(part, tuple) else len(part)
-            for _, part in self._dataset.parts()
+            for _, part in self._dataset._parts()
         ]
         return rows if self._shard is None else [rows[self._shard]]
 
@@ -267,7 +267,7 @@ class Batches:
         return _core.visit_order(0, epoch, self._dataset.num_shards)
 
     def _loader(self) -> _core.Loader | MovedBatches:
-        """A loader for one pass: two at a time, as in zip(batches, batches), have one each."""
+        """A loader for one pass; concurrent passes, as in zip(batches, batches), get one each."""
         if self._process != os.getpid():  # the loaders' threads stayed in the parent process
             self._process = os.getpid()
             self._idle = []
@@ -275,5 +275,5 @@ class Batches:
 
 
 def idle_threads(most: int = 2) -> int:
-    """Return how many threads may gather beside one that computes: other cores, at most `most`."""
+    """Return how many threads may gather beside a computing one: the other cores, up to `most`."""
     return max(0, min(usable_cores() - 1, most))

@@ -1,16 +1,16 @@
 """Columns on their way from a source to the files: values, offsets, category names.
 
-Every importer turns what it reads into `ColumnData`, whole columns or chunks of rows. The rules
-that make the same rows the same bits from any source are kept here:
+Every importer turns its input into `ColumnData`: whole columns or chunks of rows. These rules
+give the same rows the same bits, from any source:
 
 - Arrays, tensors and typed columns keep their type. Python's ``int`` becomes int64, ``float``
   float64, ``bool`` bool; a column that mixes ``int`` and ``float`` becomes float64.
 - Strings become categories: the sorted unique names, and int64 codes.
 - Lists and tuples, of any length, are rows of a ragged column. So are arrays whose first
-  dimension differs from row to row. Arrays of one shape are rows of a column of that shape; only in
-  a list given as a whole column are one-dimensional arrays always ragged.
+  dimension differs from row to row. Arrays of one shape are rows of a column of that shape, with
+  one exception: in a list given as a whole column, one-dimensional arrays are always ragged.
 - A missing value (None, null, NA, an empty cell) is NaN in a column of floats. In any other column
-  it is refused, with the column, the row and what to do.
+  it is an error that names the column, the row and the cure.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ class ColumnData:
     Attributes
     ----------
     values
-        Storage values. Shape ``(rows, *row_shape)``; ``(total, *row_shape)`` where ragged.
+        Storage values. Shape ``(rows, *row_shape)``; ``(total, *row_shape)`` if ragged.
     dtype
         Logical type of `values`.
     offsets
-        Where ragged: int64 of shape ``(rows + 1,)``; row i is ``values[offsets[i]:offsets[i+1]]``.
+        If ragged: int64 of shape ``(rows + 1,)``; row i is ``values[offsets[i]:offsets[i+1]]``.
     names
-        Where the rows are categories: `values` are int64 codes into this list.
+        If the rows are categories: `values` are int64 codes into this list.
     ordered
-        Whether codes and order of `names` mean something already (class labels) and stay as they
-        are. Otherwise the names that occur are sorted when the data set is written.
+        Whether the codes and the order of `names` are already meaningful (class labels) and must
+        be kept. Otherwise the names that occur are sorted when the data set is written.
     absent
-        The first row without a value, in a chunk of which the other values are integers or none:
-        it is refused unless another chunk has floats (`settled`). `values` are float64 then.
+        The first row without a value, in a chunk whose other values are integers or missing: an
+        error unless another chunk has floats (`settled`). `values` are then float64.
     """
 
     values: Array
@@ -70,7 +70,7 @@ class ColumnData:
         return tuple(self.values.shape[1:])
 
     def as_ragged(self) -> ColumnData:
-        """The same rows as a ragged column; rows must have at least one dimension."""
+        """Return the rows as a ragged column; rows must have at least one dimension."""
         if self.offsets is not None:
             return self
         rows, length, *rest = self.values.shape
@@ -83,7 +83,7 @@ class ColumnData:
         )
 
     def as_fixed(self) -> ColumnData | None:
-        """A ragged column as a fixed one if all rows have one length, else None."""
+        """Return a ragged column as a fixed one if all rows have one length, else None."""
         if self.offsets is None:
             return self
         lengths = np.diff(self.offsets)
@@ -94,7 +94,7 @@ class ColumnData:
 
 
 def from_array(column: str, value: Any) -> ColumnData:
-    """A column from an array or tensor whose first dimension is the rows."""
+    """Make a column from an array or tensor whose first dimension is the rows."""
     array, dtype = to_storage(column, value)
     if array.ndim == 0:
         kind = type(value).__name__
@@ -105,7 +105,7 @@ def from_array(column: str, value: Any) -> ColumnData:
 
 
 def from_objects(column: str, items: Sequence[Any]) -> ColumnData:
-    """A column from an object array: only strings or sequences can be made sense of."""
+    """Make a column from an object array, which must hold strings or sequences."""
     first = next((item for item in items if item is not None), None)
     if isinstance(first, str):
         return from_text(column, items)
@@ -119,7 +119,7 @@ def from_objects(column: str, items: Sequence[Any]) -> ColumnData:
 
 
 def from_list(column: str, items: Sequence[Any]) -> ColumnData:
-    """A whole column given as a list: sequences are ragged rows, other things plain ones."""
+    """Make a whole column from a list: sequences become ragged rows, other items plain ones."""
     flat_rows = items and _is_array(items[0]) and np.ndim(items[0]) == 1
     if flat_rows or (items and isinstance(items[0], (list, tuple))):
         return _ragged(column, items)
@@ -127,7 +127,7 @@ def from_list(column: str, items: Sequence[Any]) -> ColumnData:
 
 
 def from_rows(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnData:
-    """A column from one Python value a row; `first_row` numbers the first one in messages."""
+    """Make a column from one Python value per row; messages count rows from `first_row`."""
     if not items:
         raise InputError(f"column {column!r} has no rows")
     first: Any = next((item for item in items if not is_missing(item)), None)
@@ -141,7 +141,7 @@ def from_rows(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnDa
 
 
 def from_text(column: str, items: Iterable[Any], first_row: int = 0) -> ColumnData:
-    """A category column from strings; names in order of first appearance."""
+    """Make a category column from strings, with the names in order of first appearance."""
     numbers: dict[str, int] = {}
     codes: list[int] = []
     for row, item in enumerate(items, first_row):
@@ -153,7 +153,7 @@ def from_text(column: str, items: Iterable[Any], first_row: int = 0) -> ColumnDa
 
 
 def missing(column: str, row: int) -> InputError:
-    """The complaint about a missing value."""
+    """Return the error for a missing value."""
     return InputError(
         f"column {column!r} has a missing value in row {row}: fill it, drop the row, or leave the "
         "column out with columns=[...] (only a column of floats keeps it, as NaN)"
@@ -161,22 +161,22 @@ def missing(column: str, row: int) -> InputError:
 
 
 def is_missing(item: object) -> bool:
-    """Whether a Python value stands for none: None, or pandas' NA."""
+    """Whether a Python value means a missing one: None, or pandas' NA."""
     return item is None or type(item).__name__ == "NAType"
 
 
 def settled(column: str, data: ColumnData) -> ColumnData:
-    """A whole column; InputError if it lacks a value and has no floats."""
+    """Return a whole column; raise InputError if it lacks a value and has no floats."""
     if data.absent is not None:
         raise missing(column, data.absent)
     return data
 
 
 def to_storage(column: str, value: Any) -> tuple[Array, str]:
-    """An array, without a copy where possible, and its logical type.
+    """Return an array, without a copy if possible, and its logical type.
 
-    Takes what has ``__array__``, ``__dlpack__``, a buffer or an array interface. The logical type
-    is ``"text"`` for strings and ``"object"`` for objects, which have to be looked at one by one.
+    Accepts objects with ``__array__``, ``__dlpack__``, a buffer or an array interface. The logical
+    type is ``"text"`` for strings and ``"object"`` for objects, which must be examined one by one.
     """
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         value = _unmasked(column, value)
@@ -194,7 +194,7 @@ def to_storage(column: str, value: Any) -> tuple[Array, str]:
 
 
 def concatenate(column: str, parts: Sequence[ColumnData]) -> ColumnData:
-    """Several chunks of rows as one. The types are promoted, the names joined."""
+    """Join chunks of rows into one, promoting types and merging names."""
     if len(parts) == 1:
         return parts[0]
     dtype = parts[0].dtype
@@ -225,7 +225,7 @@ def concatenate(column: str, parts: Sequence[ColumnData]) -> ColumnData:
 
 
 def promoted(column: str, first: str, second: str) -> str:
-    """The type that holds both; InputError where there is none."""
+    """Return the type that holds both; raise InputError if there is no such type."""
     dtype = promote(first, second)
     if dtype is None:
         raise InputError(f"column {column!r} mixes {first} and {second}: convert it to one type")
@@ -233,9 +233,9 @@ def promoted(column: str, first: str, second: str) -> str:
 
 
 def final_names(data: ColumnData) -> tuple[tuple[str, ...], Array | None]:
-    """The class names of a category column, and the table from its codes to theirs, if any.
+    """Return the class names of a category column, and a table of new codes (None: unchanged).
 
-    These are the sorted names that occur, or all of them where their order is given.
+    The class names are the sorted names that occur, or all names if their order is given.
     """
     assert data.names is not None
     if data.ordered:
@@ -249,14 +249,14 @@ def final_names(data: ColumnData) -> tuple[tuple[str, ...], Array | None]:
 
 
 def offsets_of(lengths: Array) -> Array:
-    """Offsets of rows of these lengths: int64, beginning at 0, one more than rows."""
+    """Return the offsets of rows of these lengths: int64, starting at 0, one more than rows."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
 def _is_array(item: Any) -> bool:
-    # __array_interface__ is asked of the type: PIL images would make the array to answer.
+    # Look up __array_interface__ on the type: a PIL image would build the array to answer.
     kind = type(item)
     return any(hasattr(kind, f"__{name}__") for name in ("array", "dlpack", "array_interface"))
 
@@ -274,7 +274,7 @@ def _text_array(column: str, array: Array) -> ColumnData:
         try:
             array = np.char.decode(array, "utf-8")
         except UnicodeDecodeError as error:
-            raise InputError(f"column {column!r} has bytes that are no text: {error}") from None
+            raise InputError(f"column {column!r} has bytes that are not text: {error}") from None
     if array.dtype.kind == "T":
         return _reshaped(from_text(column, array.ravel().tolist()), array.shape)
     names, codes = np.unique(array, return_inverse=True)
@@ -288,7 +288,7 @@ def _reshaped(data: ColumnData, shape: tuple[int, ...]) -> ColumnData:
 
 
 def _scalars(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnData:
-    """Numbers, 0-d arrays and tensors; mixed kinds are promoted."""
+    """Make a column from numbers, 0-d arrays and tensors; mixed kinds are promoted."""
     if _is_array(items[0]) and not isinstance(items[0], np.generic):
         if any(map(is_missing, items)):
             return _with_missing(column, items, first_row)
@@ -320,9 +320,9 @@ def _scalars(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnDat
 
 
 def _with_missing(column: str, items: Sequence[Any], first_row: int) -> ColumnData:
-    """Numbers of which some are missing: NaN among floats, else refused, here or when all is read.
+    """Make a column from numbers, some of them missing: NaN among floats, otherwise an error.
 
-    Of a source that is read in chunks the floats may come later.
+    If a source is read in chunks, floats may still follow; the error then waits for the last chunk.
     """
     there = np.array([not is_missing(item) for item in items])
     row = first_row + int(there.argmin())
@@ -338,7 +338,7 @@ def _with_missing(column: str, items: Sequence[Any], first_row: int) -> ColumnDa
 
 
 def _unmasked(column: str, array: np.ma.MaskedArray[Any, Any]) -> Array:
-    """A masked array's values, NaN where they are masked; InputError unless they are floats."""
+    """Return a masked array's values, NaN where masked; raise InputError unless they are floats."""
     if array.dtype.kind != "f":
         raise missing(column, int(np.argwhere(np.ma.getmaskarray(array))[0][0]))
     filled: Array = array.filled(np.nan)
@@ -346,7 +346,7 @@ def _unmasked(column: str, array: np.ma.MaskedArray[Any, Any]) -> Array:
 
 
 def _unlike(column: str, row: int, item: Any, others: str) -> InputError:
-    """The complaint about a row of another kind than those before it."""
+    """Return the error for a row of a different kind than the rows before it."""
     if is_missing(item):
         return missing(column, row)
     if isinstance(item, (bytes, bytearray)):
@@ -361,7 +361,7 @@ def _unlike(column: str, row: int, item: Any, others: str) -> InputError:
 
 
 def _array_rows(column: str, items: Sequence[Any], first_row: int) -> ColumnData:
-    """Array rows: stacked if all have one shape, otherwise ragged in their first dimension."""
+    """Make a column from array rows: stacked if all shapes are equal, otherwise ragged."""
     for row, item in enumerate(items, first_row):
         if not _is_sequence(item):
             raise _unlike(column, row, item, "arrays")
@@ -374,7 +374,7 @@ def _array_rows(column: str, items: Sequence[Any], first_row: int) -> ColumnData
 
 
 def _stack(column: str, stored: Sequence[tuple[Array, str]]) -> ColumnData:
-    """Arrays of one shape as the rows of one array."""
+    """Stack arrays of one shape as rows of one array."""
     kinds = {dtype for _, dtype in stored}
     if any(array.shape != stored[0][0].shape for array, _ in stored):
         raise InputError(f"column {column!r} mixes numbers and arrays: make all rows alike")
@@ -387,7 +387,7 @@ def _stack(column: str, stored: Sequence[tuple[Array, str]]) -> ColumnData:
 
 
 def _ragged(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnData:
-    """Rows of differing length: lists, tuples or arrays."""
+    """Make a ragged column from lists, tuples or arrays."""
     for row, item in enumerate(items, first_row):
         if not _is_sequence(item):
             raise _unlike(column, row, item, "sequences")
@@ -405,7 +405,7 @@ def _ragged(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnData
 
 
 def _joined_rows(column: str, items: Sequence[Any]) -> ColumnData:
-    """The elements of rows of which some are arrays."""
+    """Join the elements of rows, some of which are arrays."""
     parts = []
     for item in items:
         if not isinstance(item, (list, tuple)):
@@ -422,20 +422,20 @@ def _joined_rows(column: str, items: Sequence[Any]) -> ColumnData:
 
 
 def _elements(column: str, items: Sequence[Any]) -> ColumnData:
-    """The elements of ragged rows: scalars, strings, or equal small sequences."""
+    """Make a column from the elements of ragged rows: scalars, strings or equal sequences."""
     first = items[0]
     if isinstance(first, (list, tuple)):
         try:
             return from_array(column, np.asarray(items))
         except ValueError:
             raise InputError(
-                f"column {column!r} is ragged in more than one dimension: only the first may differ"
+                f"column {column!r} is ragged in more than one dimension: only the first may vary"
             ) from None
     return from_rows(column, items)
 
 
 def _to_array(value: Any) -> tuple[Array, str]:
-    """An array and ``"bfloat16"`` where that cannot be seen from its dtype, else ``""``."""
+    """Return an array, and ``"bfloat16"`` if its dtype does not show that, else ``""``."""
     if isinstance(value, np.ndarray):
         return value if type(value) is np.memmap else np.asarray(value), ""
     if hasattr(value, "detach") and type(value).__module__.partition(".")[0] == "torch":
@@ -444,7 +444,7 @@ def _to_array(value: Any) -> tuple[Array, str]:
         try:
             return np.from_dlpack(value), ""
         except (BufferError, RuntimeError, TypeError):
-            if "torch" not in sys.modules:  # NumPy has no bfloat16 and reads no device memory
+            if "torch" not in sys.modules:  # NumPy lacks bfloat16 and cannot read device memory
                 raise
             return _torch_to_array(sys.modules["torch"].from_dlpack(value))
     return np.asarray(value), ""

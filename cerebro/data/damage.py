@@ -1,7 +1,7 @@
-"""Finds every file of a data set that is not what its manifest says.
+"""Find every file of a data set that differs from its manifest.
 
-`Dataset.verify` stops at the first; here each file is looked at by itself, also
-where the data set can no longer be opened.
+`Dataset.verify` stops at the first. This module checks each file separately, even if the data set
+can no longer be opened.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cerebro.machine.files import LinkError, open_plain
 
 @dataclass(frozen=True)
 class Damage:
-    """A file that is not what was written."""
+    """A file that differs from what was written."""
 
     path: Path
     what: str
@@ -30,7 +30,7 @@ class Damage:
 
 
 def find_damage(folder: str | os.PathLike[str]) -> list[Damage]:
-    """Compare all files of a data set with its manifest; empty if all is well."""
+    """Compare all files of a data set with its manifest; return the damaged ones."""
     try:
         manifest = read_manifest(folder)
     except (CorruptDataError, InputError, OSError) as error:
@@ -47,10 +47,10 @@ def _fault(path: Path, entry: FileEntry) -> str | None:
     try:
         size = path.lstat().st_size
         if size != entry.bytes and not path.is_symlink():
-            return f"has {size} bytes where {entry.bytes} were written"
+            return f"has {size} bytes, but {entry.bytes} were written"
         same = hash_of_file(path, _core.xxh3_64) == entry.xxh3_64
     except LinkError:
-        return "is a symbolic link, and those are not followed in a data set"
+        return "is a symbolic link, which data sets do not follow"
     except FileNotFoundError:
         return "is missing"
     except OSError as error:
@@ -64,11 +64,11 @@ def hash_of_file(path: Path, hash_buffer: Callable[[mmap.mmap], str]) -> str:
     Raises
     ------
     LinkError
-        It is a link.
+        The file is a link.
     OSError
-        It cannot be read.
+        The file cannot be read.
     ValueError
-        It is empty.
+        The file is empty.
     """
     fd = open_plain(path, os.O_RDONLY)
     try:

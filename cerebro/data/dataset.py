@@ -39,6 +39,7 @@ from cerebro.data.rows import (
 from cerebro.data.stats import MOST_COUNTS, Stats, column_stats
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine.files import path_of
+from cerebro.report import format as fmt
 
 if TYPE_CHECKING:
     from cerebro.data.batches import Batches
@@ -79,11 +80,11 @@ class RaggedRows(Sequence[NDArray[Any]]):
 class Dataset:
     """A data set on disk, or a view of some of its rows.
 
-    Opening checks the manifest, and that every file is there with the size and the header it should
-    have; it reads no data. Files are mapped and never change, so a data set is in memory once
-    whatever the number of views, trials and workers. `split`, `select` and `with_transforms` give
-    views: data sets that choose rows of the same files. Data sets can be pickled; what travels is
-    the path and the choice of rows.
+    Opening checks the manifest, and the presence, size and header of every file; it reads no data.
+    Files are memory-mapped and never change, so a data set is in memory once, however many views,
+    trials and workers use it. `split`, `select` and `with_transforms` return views: data sets that
+    select rows of the same files. Data sets can be pickled; the pickle holds the path and the
+    selection of rows.
 
     Parameters
     ----------
@@ -93,9 +94,9 @@ class Dataset:
     Raises
     ------
     InputError
-        There is no such folder.
+        The folder does not exist.
     CorruptDataError
-        A file is missing, cut or not what the manifest says; the message names it.
+        A file is missing, truncated or differs from the manifest; the message names it.
 
     Examples
     --------
@@ -112,7 +113,7 @@ class Dataset:
         self._transforms: dict[str, tuple[Transform, ...]] = {}
         self._operations: tuple[dict[str, Any], ...] = ()
 
-    # --- what it is -----------------------------------------------------------------------------
+    # --- properties -----------------------------------------------------------------------------
 
     @property
     def path(self) -> Path:
@@ -121,22 +122,22 @@ class Dataset:
 
     @cached_property
     def num_rows(self) -> int:
-        """The rows, of all shards together."""
-        return sum(self.shard_rows())
+        """The number of rows in all shards."""
+        return sum(self._shard_rows())
 
     def __len__(self) -> int:
         return self.num_rows
 
     def __getitem__(self, row: Any) -> Any:
-        """Refuse: a torch ``DataLoader`` and others would read row by row."""
+        """Raise TypeError: a torch ``DataLoader`` and others would read row by row."""
         raise TypeError(
             "a cerebro.Dataset is read in batches, not by row: iterate over "
-            "data.batches(batch_size) in place of a DataLoader, or take data.shard(i)['x'][row]"
+            "data.batches(batch_size) instead of a DataLoader, or use data.shard(i)['x'][row]"
         )
 
     @property
     def num_shards(self) -> int:
-        """The shards. A view has as many as the data set, though some may have no rows in it."""
+        """The number of shards: for a view that of the data set, though some may have no rows."""
         return len(self._rows)
 
     @cached_property
@@ -146,7 +147,7 @@ class Dataset:
 
     @property
     def classes(self) -> dict[str, list[str] | None]:
-        """The class names of each column, by code; None for columns without."""
+        """The class names of each column, by code; None for columns without classes."""
         return {
             name: None if column.classes is None else list(column.classes)
             for name, column in self.columns.items()
@@ -154,7 +155,7 @@ class Dataset:
 
     @property
     def transforms(self) -> dict[str, tuple[Transform, ...]]:
-        """The transforms of each column that has some."""
+        """The transforms of each transformed column."""
         return dict(self._transforms)
 
     @cached_property
@@ -168,13 +169,13 @@ class Dataset:
 
     @cached_property
     def checksum(self) -> str:
-        """32 hexadecimal digits that differ wherever the data do.
+        """32 hexadecimal digits that differ whenever the data differ.
 
-        XXH3-128 over the columns and the hashes of all files. For a view, which rows and transforms
-        it has are part of it, so views of one data set have different checksums, and the same view
-        made twice has the same.
+        XXH3-128 over the columns and the hashes of all files. The checksum of a view covers its
+        rows and transforms as well: different views of one data set have different checksums, and
+        the same view made twice has the same.
         """
-        if not self._transforms and self.is_whole():
+        if not self._transforms and self._is_whole():
             return self._manifest.checksum
         return checksum_of([self._manifest.checksum, self._view_json()])
 
@@ -202,10 +203,10 @@ class Dataset:
     def shard(self, index: int) -> dict[str, Any]:
         """Return the rows of one shard by column.
 
-        Arrays are read-only, of shape ``(rows, *shape)``; without copies, unless the view has a
-        list of rows. Categories are codes, bfloat16 is its bits as uint16, transforms are not
-        applied. A ragged column is a `RaggedRows`: a list of arrays with ``.values`` and
-        ``.offsets``.
+        Arrays are read-only, of shape ``(rows, *shape)``, and not copied unless the view has a
+        list of rows. Categories are codes, bfloat16 values are their bits as uint16, and
+        transforms are not applied. A ragged column is a `RaggedRows`: a list of arrays with
+        ``.values`` and ``.offsets``.
         """
         if not isinstance(index, (int, np.integer)) or not 0 <= index < self.num_shards:
             raise InputError(f"no shard {index!r}: there are shards 0 to {self.num_shards - 1}")
@@ -299,7 +300,7 @@ class Dataset:
         )
 
     def in_order(self, batch_size: int, framework: str) -> Batches:
-        """Return batches of all rows in their order, without random transforms: to evaluate."""
+        """Return batches of all rows in order, without random transforms, for evaluation."""
         from cerebro.data.batches import Batches
 
         return Batches(self, batch_size, shuffle=False, framework=framework, augment=False)
@@ -310,31 +311,31 @@ class Dataset:
         Parameters
         ----------
         column
-            Its name. Transforms are not applied.
+            The column's name. Transforms are not applied.
         axis
-            The axis of a row (without the rows) to keep, such as -1 for the channels of ``(height,
-            width, channels)`` images; None: one figure for all values.
+            The axis of a row to keep, such as -1 for the channels of ``(height, width, channels)``
+            images; None: one figure for all values.
 
         Returns
         -------
         Stats
-            Computed in float64. Floats, or arrays of ``shape[axis]`` float64 where `axis` is given.
+            Computed in float64: floats, or float64 arrays of ``shape[axis]`` if `axis` is given.
         """
         found = self._column(column)
         runs = (run for shard in range(self.num_shards) for run in self._value_runs(found, shard))
         return column_stats(found, runs, self.num_rows, axis)
 
     def num_classes(self, column: str = "y") -> int:
-        """Return how many classes a label column has: how many outputs a classifier needs.
+        """Return the number of classes of a label column: the outputs that a classifier needs.
 
-        These are the names of a category column, 2 for booleans, and the largest label plus 1 for
-        integers. All rows of the data set count, whatever the view: each fold builds the same
-        network, and a label that only validation rows have is known.
+        This is the number of names of a category column, 2 for booleans, and the largest label plus
+        1 for integers. A view counts all rows of its data set, so that each fold builds the same
+        network, with an output for labels that only validation rows have.
 
         Raises
         ------
         InputError
-            Naming the column, if its rows are not single labels, or are below 0 or too large.
+            The column's rows are not single labels, or labels are negative or too large.
         """
         found = self._column(column)
         if found.dtype.startswith(("float", "bfloat", "complex")):
@@ -345,7 +346,7 @@ class Dataset:
         if found.classes is not None:
             return len(found.classes)
         whole = self._view([(0, entry.rows) for entry in self._shards], {})
-        shards = [labels for labels in whole.labels(column) if len(labels)]
+        shards = [labels for labels in whole._labels(column) if len(labels)]
         if found.dtype == "bool":
             return 2
         low, high = min(int(s.min()) for s in shards), max(int(s.max()) for s in shards)
@@ -356,13 +357,13 @@ class Dataset:
         return high + 1
 
     def verify(self) -> None:
-        """Read every file and compare its hash with the manifest's.
+        """Read every file and compare its hash with the manifest.
 
-        Raises CorruptDataError, naming the file, for the first that is missing or differs.
+        Raises CorruptDataError, naming the file, for the first one that is missing or differs.
         """
         read_manifest(self._path)
         for shard in range(self.num_shards):
-            self.verify_shard(shard)
+            self._verify_shard(shard)
 
     # --- views ----------------------------------------------------------------------------------
 
@@ -375,17 +376,17 @@ class Dataset:
     ) -> tuple[Dataset, ...]:
         """Return views of disjoint parts of the rows, one for each fraction.
 
-        A part is a contiguous range of every shard's rows, which were shuffled at writing (a set
-        written with ``shuffle=False`` is split in its own order). With `stratify` or `groups` rows
-        are chosen by label instead.
+        A part is a contiguous range of every shard's rows, which were shuffled when written (a set
+        written with ``shuffle=False`` is split in its original order). With `stratify` or `groups`,
+        rows are chosen by label instead.
 
         Parameters
         ----------
         fractions
-            Positive, summing to at most 1; rows are left over where they sum to less.
+            Positive numbers that sum to at most 1; if they sum to less, rows are left over.
         stratify
-            A scalar integer, boolean or category column whose values are to have the same
-            proportions in each part.
+            A scalar integer, boolean or category column; its values keep the same proportions in
+            each part.
         groups
             A scalar integer, boolean or category column; rows with the same value stay together.
         seed
@@ -394,7 +395,7 @@ class Dataset:
         Raises
         ------
         InputError
-            Wrong fractions or seed, an unsuitable column, or a part that would get no rows.
+            The fractions or the seed are invalid, a column is unsuitable, or a part would be empty.
         """
         from cerebro.arguments import whole_number
 
@@ -403,9 +404,9 @@ class Dataset:
         if stratify is not None and groups is not None:
             raise InputError("split takes stratify or groups, not both: choose one")
         if stratify is not None:
-            chosen = splitting.stratified(self.labels(stratify), bounds, seed)
+            chosen = splitting.stratified(self._labels(stratify), bounds, seed)
         elif groups is not None:
-            chosen = splitting.grouped(self.labels(groups), bounds, seed)
+            chosen = splitting.grouped(self._labels(groups), bounds, seed)
         else:
             chosen = None
         views = self._cut(bounds) if chosen is None else self._chosen(chosen)
@@ -424,14 +425,14 @@ class Dataset:
         )
 
     def select(self, rows: Selection) -> Dataset:
-        """Return a view of some rows; shards stay as they are.
+        """Return a view of some rows; each row stays in its shard.
 
         Parameters
         ----------
         rows
             A slice, a boolean mask with one value for each row, or row numbers from 0 to
-            ``len(self) - 1``, counted from shard to shard. Within a shard rows keep the order given
-            here; a row given twice is there twice.
+            ``len(self) - 1``, counted across shards. Within a shard, rows keep the order given
+            here; a row given twice occurs twice.
         """
         parts = select_rows(self._rows, rows)
         return self._view(parts, {"select": {"rows": sum(map(part_rows, parts))}})
@@ -439,9 +440,9 @@ class Dataset:
     def with_transforms(self, transforms: Mapping[str, Transform | Sequence[Transform]]) -> Dataset:
         """Return a view whose batches are transformed, such as ``{"x": [Scale(1 / 255)]}``.
 
-        The transforms replace those that the columns named here had; others keep theirs. They are
-        applied in the given order while batches are gathered. Raises InputError naming the column
-        where a chain does not fit it.
+        They replace the transforms of the columns named here; other columns keep theirs. They are
+        applied in the given order while batches are gathered. Raises InputError, naming the
+        column, if a chain does not fit it.
         """
         from cerebro.transforms import compile as compile_transforms
 
@@ -459,13 +460,13 @@ class Dataset:
         view._transforms = {name: steps for name, steps in combined.items() if steps}
         return view
 
-    # --- travelling -----------------------------------------------------------------------------
+    # --- serialization --------------------------------------------------------------------------
 
     def spec(self) -> dict[str, Any]:
-        """Return all that `from_spec` needs, as a JSON value.
+        """Return a JSON value from which `from_spec` makes the same view.
 
-        ``path``, ``checksum``, the rows and transforms of the view, and ``operations``: how the
-        view came about, for people.
+        It holds ``path``, ``checksum``, the rows and transforms of the view, and ``operations``, a
+        readable history of the view.
         """
         return {
             "path": str(self._path),
@@ -478,12 +479,12 @@ class Dataset:
     def from_spec(cls, spec: Mapping[str, Any], *, check: bool = True) -> Dataset:
         """Open the data set and make the view that `spec` describes.
 
-        Raises InputError if the data set is not the one it was; without `check`
-        only if its shards are others.
+        Raises InputError if the data set has changed since; without `check`, only if the number of
+        shards has.
         """
         data = cls(spec["path"])
         if len(spec["rows"]) != data.num_shards:
-            raise InputError(f"'{data.path}' is not the data set it was: the shards are others")
+            raise InputError(f"'{data.path}' is not the data set it was: its shards differ")
         data._rows = [
             part_from_json(value, entry.rows)
             for value, entry in zip(spec["rows"], data._shards, strict=True)
@@ -497,81 +498,76 @@ class Dataset:
             }
         data._operations = tuple(spec["operations"])
         if check and data.checksum != spec["checksum"]:
-            raise InputError(f"'{data.path}' is not the data set it was: its checksum is another")
+            raise InputError(f"'{data.path}' is not the data set it was: its checksum differs")
         return data
 
     def __reduce__(self) -> tuple[Callable[[Mapping[str, Any]], Dataset], tuple[dict[str, Any]]]:
         return Dataset.from_spec, (self.spec(),)
 
-    # --- for the rest of the library: no part of the public interface ----------------------------
+    # --- for the rest of the library -------------------------------------------------------------
 
-    @property
-    def manifest(self) -> Manifest:
-        """What the whole data set is made of."""
-        return self._manifest
-
-    def parts(self) -> list[tuple[_core.ShardReader, Part]]:
-        """Each shard's reader, and the view's rows in it: a range or uint32 row numbers."""
+    def _parts(self) -> list[tuple[_core.ShardReader, Part]]:
+        """Return each shard's reader and the view's rows in it: a range or uint32 row numbers."""
         return list(zip(self._readers, self._rows, strict=True))
 
     @property
-    def generation(self) -> int:
-        """Another number where `parts` has others than before; see `cerebro.data.placed`."""
+    def _generation(self) -> int:
+        """A number that changes whenever `_parts` changes; see `cerebro.data.placed`."""
         return 0
 
-    def holds(self, view: Dataset) -> bool:
-        """Whether another view of these shards has only rows of this one, transformed alike.
+    def _holds(self, view: Dataset) -> bool:
+        """Whether `view`, of the same shards, has only rows of this one and the same transforms.
 
-        A view without transforms may stand for one with some.
+        A view without transforms also holds views with transforms.
         """
         alike = not self._transforms or self._transforms == view._transforms
         return alike and all(map(covers, self._rows, view._rows))
 
-    def labels(self, name: str) -> list[Array]:
-        """The values of a column that tells classes or groups, by shard; InputError for others."""
+    def _labels(self, name: str) -> list[Array]:
+        """Return a class or group column's values by shard; raise InputError for other columns."""
         column = self._column(name)
         if column.ragged or column.shape or not column.dtype.startswith(("int", "uint", "bool")):
             raise InputError(
-                f"column {name!r} cannot tell classes or groups: it must have one integer, boolean "
-                "or category for each row"
+                f"column {name!r} cannot tell classes or groups: it must have one integer, "
+                "boolean or category for each row"
             )
-        return self.scalars(name)
+        return self._scalars(name)
 
-    def scalars(self, name: str) -> list[Array]:
-        """The values of a column with one number for each row, by shard; InputError for others."""
+    def _scalars(self, name: str) -> list[Array]:
+        """Return a numeric column's values by shard; raise InputError unless rows are scalars."""
         column = self._column(name)
         if column.ragged or column.shape:
             raise InputError(f"column {name!r} must have one number for each row")
         return [self._plain_rows(name, shard, part) for shard, part in enumerate(self._rows)]
 
-    def with_rows(self, rows: Sequence[Part], operation: dict[str, Any]) -> Dataset:
-        """A view of these rows of each shard, which may be others than this view's."""
+    def _with_rows(self, rows: Sequence[Part], operation: dict[str, Any]) -> Dataset:
+        """Return a view of these rows of each shard, which need not be rows of this view."""
         return self._view(rows, operation)
 
-    def first_rows(self) -> list[int]:
-        """The number in the whole data set of each shard's first row."""
+    def _first_rows(self) -> list[int]:
+        """Return the number of each shard's first row in the whole data set."""
         return [0, *accumulate(entry.rows for entry in self._shards)][:-1]
 
-    def stored_rows(self) -> list[int]:
-        """The rows in each shard of the whole data set."""
+    def _stored_rows(self) -> list[int]:
+        """Return the number of rows of each shard of the whole data set."""
         return [entry.rows for entry in self._shards]
 
-    def shard_rows(self) -> list[int]:
-        """The view's rows in each shard."""
+    def _shard_rows(self) -> list[int]:
+        """Return the number of the view's rows in each shard."""
         return [part_rows(part) for part in self._rows]
 
-    def is_whole(self) -> bool:
-        """Whether this is the whole data set and no view of some of its rows."""
+    def _is_whole(self) -> bool:
+        """Whether this is the whole data set, not a view of some of its rows."""
         return all(
             isinstance(part, tuple) and part == (0, entry.rows)
             for part, entry in zip(self._rows, self._shards, strict=True)
         )
 
-    def verify_shard(self, shard: int) -> None:
-        """Compare the hashes of one shard's files; CorruptDataError names the one that differs.
+    def _verify_shard(self, shard: int) -> None:
+        """Compare a shard's files with their hashes; raise CorruptDataError if one differs.
 
-        The files are opened anew: one that was cut is then found by its size, where touching the
-        old mapping would end the process.
+        The files are reopened, which detects a truncated one by its size; touching the old mapping
+        would kill the process.
         """
         for name, digest in self._open_shard(shard).hashes().items():
             if digest != self._shards[shard].files[name].xxh3_64:
@@ -581,10 +577,10 @@ class Dataset:
                     "set again"
                 )
 
-    def check_sizes(self, shard: int) -> None:
-        """Find files that were cut or removed since they were opened; costs a few system calls.
+    def _check_sizes(self, shard: int) -> None:
+        """Detect files truncated or removed since they were opened; costs a few system calls.
 
-        Touching the mapping of a file that was cut would end the process.
+        Touching the mapping of a truncated file would kill the process.
         """
         folder = self._path / shard_folder(shard)
         for name, entry in self._shards[shard].files.items():
@@ -593,7 +589,7 @@ class Dataset:
             except OSError:
                 whole = False
             if not whole:
-                self._open_shard(shard)  # says what is wrong with it
+                self._open_shard(shard)  # raises an error that names the fault
 
     # --- inside ---------------------------------------------------------------------------------
 
@@ -678,7 +674,7 @@ class Dataset:
         return RaggedRows(values, cuts)
 
     def _value_runs(self, column: Column, shard: int) -> Iterator[Array]:
-        """The view's values in runs that fit in memory: slices, or copies of some rows."""
+        """Yield the view's values in runs that fit in memory: slices, or copies of some rows."""
         part = self._rows[shard]
         step = part_rows(part) if isinstance(part, tuple) else _PIECE_ROWS
         for start in range(0, part_rows(part), max(1, step)):
@@ -699,10 +695,10 @@ class Dataset:
 
     def _summary(self) -> str:
         view = "" if not self._operations else f" (a view of {self._manifest.rows:,})"
-        return f"{self.num_rows:,} rows{view}, {self.num_shards} shards, {_size(self.nbytes)}"
+        return f"{self.num_rows:,} rows{view}, {self.num_shards} shards, {fmt.size(self.nbytes)}"
 
     def _describe(self) -> dict[str, str]:
-        """A line a column, for people; not more than fit on a screen."""
+        """Describe each column in one readable line; no more lines than fit on a screen."""
         shown = list(self.columns.items())[:_SHOWN_COLUMNS]
         lines = {name: self._describe_column(column) for name, column in shown}
         if len(self.columns) > _SHOWN_COLUMNS:
@@ -721,12 +717,3 @@ class Dataset:
 
 def _transforms_json(transforms: Mapping[str, tuple[Transform, ...]]) -> dict[str, Any]:
     return {name: [step.to_json() for step in steps] for name, steps in transforms.items() if steps}
-
-
-def _size(nbytes: int) -> str:
-    size = float(nbytes)
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"

@@ -1,4 +1,4 @@
-"""Batches on a device: which device is meant, and what its loaders share."""
+"""Batches on a device: name the device, and hold what its loaders share."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def device_name(device: Any) -> str:
     Parameters
     ----------
     device
-        Such a name, ``"cuda"`` (PyTorch's current device, the first one without PyTorch), or what
-        PyTorch has for a device.
+        One of these names, ``"cuda"`` (PyTorch's current device; the first one without PyTorch), or
+        a PyTorch device.
 
     Raises
     ------
     InputError
-        It is none of these.
+        The value is not a supported device.
     """
     name = str(device)
     if name == "cpu" or re.fullmatch(r"cuda:\d{1,4}", name):
@@ -43,33 +43,33 @@ def device_name(device: Any) -> str:
 
 @functools.cache
 def depot(name: str) -> _core.Depot:
-    """Return what this process's loaders of a device share, always the same for a name.
+    """Return the depot that this process's loaders of a device share; one per device name.
 
-    It holds the shards that are resident: each column of a shard is in the device's memory once,
-    whatever the number of loaders, trials and views. ``depot("cuda:0").limit`` is how many bytes of
-    them there may be, half of the device's memory to begin with.
+    It holds the resident shards: each column of a shard is in the device's memory once, however
+    many loaders, trials and views use it. ``depot("cuda:0").limit`` is the most bytes it may hold,
+    initially half of the device's memory.
 
     Raises
     ------
     DeviceError
-        The device cannot be used; the message says what is missing.
+        The device cannot be used; the message names what is missing.
     """
     return _core.Depot(cuda.device(name))
 
 
 @functools.cache
 def problem(name: str) -> str:
-    """Return why no batches are made on a device in this process, in one line; empty: they are.
+    """Return, in one line, why this process makes no batches on a device; empty if it does.
 
-    The first call tries it: in a process of its own, unless the verdict is known, and then here,
-    where the kernels are compiled.
+    The first call tries the device: in a separate process, unless the verdict is known, and then in
+    this one, where the kernels are compiled.
 
     Raises
     ------
     InputError
-        There is no such device.
+        The device does not exist.
     MemoryError
-        The device's memory is short; another call tries it again.
+        The device is short of memory; the next call tries again.
     """
     try:
         found = device_check.problem(name)
@@ -81,7 +81,7 @@ def problem(name: str) -> str:
 
 
 def moving(why: str) -> str:
-    """Say that PyTorch moves batches to a GPU, and what can be done about it."""
+    """Return the warning that PyTorch moves batches to a GPU, with the cure."""
     return (
         f"PyTorch moves batches to the GPU, which is slower and gives the same results: {why}. "
         "`python -m cerebro doctor` tries the GPU again"
@@ -89,25 +89,25 @@ def moving(why: str) -> str:
 
 
 def limit(loader: Any, nbytes: int) -> None:
-    """Say how many bytes of shards may be resident on a loader's device; 0: leave it."""
+    """Set how many bytes of shards may be resident on a loader's device; 0: keep the limit."""
     where = getattr(loader, "depot", None)
     if where is not None and nbytes:
         where.limit = nbytes
 
 
 def drop(name: str) -> int:
-    """Give back the shards that are resident on a device and not in use; return their bytes."""
+    """Free the resident shards of a device that are not in use; return their bytes."""
     return depot(name).drop() if depot.cache_info().currsize else 0
 
 
 @functools.cache
 def tell(text: str) -> None:
-    """Log something about a device, once."""
+    """Log a message about a device, once."""
     _log.warning(text)
 
 
 def tell_note(loader: Any) -> None:
-    """Log why a loader is slower than it might be, each reason once."""
+    """Log why a loader is slower than it could be, each reason once."""
     if note := getattr(loader, "note", ""):
         tell(note)
     if why := getattr(loader, "why", ""):
@@ -123,7 +123,7 @@ def _tell_unpinned(loader: Any) -> None:
 
 
 def tell_first_note(loader: Any) -> None:
-    """Log the first reason that a worker's loaders have, and no other: each shard has its own."""
+    """Log only the first reason that a worker's loaders report: each shard has a different one."""
     _tell_unpinned(loader)
     note = getattr(loader, "note", "")
     if note and not _noted:

@@ -1,7 +1,7 @@
-"""Element types: their names, how they are stored, and how values are converted.
+"""Element types: their names, their storage, and conversion of values.
 
 A *logical* type is the name that manifests and users see; the *storage* type is the NumPy type of
-the bytes. They differ for bfloat16 only, which NumPy does not have: it is stored as uint16.
+the bytes. They differ only for bfloat16, which NumPy lacks: it is stored as uint16.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STORAGE: dict[str, np.dtype[Any]] = {
 
 
 def dtype_name(dtype: object) -> str:
-    """Return the logical name of a dtype given as a string, NumPy, torch or Python type."""
+    """Return the logical name of a dtype, given as a string or as a NumPy, torch or Python type."""
     name = str(dtype) if isinstance(dtype, str) else str(getattr(dtype, "name", dtype))
     name = name.removeprefix("torch.")
     if name not in STORAGE:
@@ -48,9 +48,9 @@ def dtype_name(dtype: object) -> str:
 
 
 def logical(array: Array, column: str) -> tuple[Array, str]:
-    """Return the array in native byte order and storage type, and its logical type.
+    """Return the array in little-endian storage type, and its logical type.
 
-    Raises InputError, saying what to do, for types that a data set cannot hold.
+    Raises InputError, with the cure, for types that a data set cannot hold.
     """
     name = array.dtype.name
     if name == "bfloat16":
@@ -73,7 +73,7 @@ def _advice(dtype: np.dtype[Any]) -> str:
 
 
 def promote(first: str, second: str) -> str | None:
-    """Return the type that holds values of both; None where there is no such type."""
+    """Return the type that holds values of both; None if there is no such type."""
     if first == second:
         return first
     if "bfloat16" in (first, second):
@@ -86,8 +86,8 @@ def promote(first: str, second: str) -> str | None:
 def convert(values: Array, source: str, target: str, column: str) -> Array:
     """Convert storage of logical type `source` to storage of logical type `target`.
 
-    Floats are rounded to nearest even. Whatever else would change a value (a fraction or a range
-    that an integer type does not have, a float that overflows) raises InputError.
+    Floats are rounded to nearest even. Raises InputError if anything else would change a value: a
+    fraction or a range that an integer type cannot hold, or a float that overflows.
     """
     if source == target:
         return values
@@ -112,7 +112,7 @@ def convert(values: Array, source: str, target: str, column: str) -> Array:
 
 
 def _same(converted: Array, values: Array) -> bool:
-    # Signed and unsigned compare by value in NumPy 2 only where neither is rounded to float.
+    # NumPy 2 compares signed and unsigned by value only if neither is rounded to float.
     if converted.dtype.kind in "iu" and values.dtype.kind in "iu":
         back = converted.astype(values.dtype)
         return bool(np.array_equal(back, values) and np.array_equal(back < 0, converted < 0))

@@ -1,7 +1,7 @@
-"""Rows given where a data set is expected: arrays, tables and PyTorch data sets, written as one.
+"""Rows given instead of a data set: arrays, tables and PyTorch data sets, written as one.
 
-Training data are written as `shard` writes them, but floats of 64 bits as float32, which networks
-compute in. What is validated or evaluated on is made like the training data: the same types,
+Training data are written as `shard` writes them, except that 64-bit floats become float32, the
+type that networks compute in. Validation and evaluation data get the training data's types,
 classes and transforms.
 """
 
@@ -28,11 +28,11 @@ from cerebro.data.sources.huggingface import is_huggingface
 from cerebro.errors import InputError
 
 FOLDERS = ("data", "validation")
-"""Folders of a run for rows that were given to it."""
+"""Folders of a run for data given as rows."""
 
 
 def is_rows(value: Any) -> bool:
-    """Whether this is something that `shard` reads, in memory: no data set, path or fraction."""
+    """Whether this is rows in memory that `shard` reads, not a data set, path or fraction."""
     if isinstance(value, (Dataset, str, bytes, os.PathLike)):
         return False
     if isinstance(value, (Mapping, Source)) or is_pair(value):
@@ -50,12 +50,12 @@ def written(data: Any, validation: Any, folder: Path) -> tuple[Any, Any]:
     Returns
     -------
     tuple
-        Both, as data sets where they were rows, and else as they were.
+        Both values, with rows replaced by data sets.
 
     Raises
     ------
     InputError
-        As `shard`; if validation rows do not fit the training data.
+        As `shard`, or validation rows do not fit the training data.
     """
     if is_rows(data):
         data = write(data, folder / FOLDERS[0])
@@ -69,16 +69,16 @@ def written(data: Any, validation: Any, folder: Path) -> tuple[Any, Any]:
 def write(
     rows: Any, folder: Path, like: Dataset | None = None, *, what: str = "data", **options: Any
 ) -> Dataset:
-    """Write rows as a data set, or take the one that is there if it has the same.
+    """Write rows as a data set, or reuse the one in the folder if it holds the same rows.
 
     Parameters
     ----------
     like
-        The training data, after which columns are made; None: these are the training data.
+        The training data, whose column types to adopt; None: these are the training data.
     what
-        What the rows are, for errors.
+        The name of the rows in errors.
     options
-        Those of `shard`.
+        Options of `shard`.
     """
     source = open_source(rows)
     made: Source = _Narrowed(source) if like is None else _Like(source, like, what)
@@ -89,7 +89,7 @@ def write(
         other = like.columns[name]
         if (column.shape, column.ragged) != (other.shape, other.ragged):
             raise InputError(
-                f"{what}: column {name!r} has rows of shape {_shape(column)}, and of "
+                f"{what}: column {name!r} has rows of shape {_shape(column)}, but "
                 f"{_shape(other)} in the training data"
             )
     transforms = {name: steps for name, steps in like.transforms.items() if name in data.columns}
@@ -103,13 +103,13 @@ def _shape(column: Column) -> str:
 
 @contextlib.contextmanager
 def temporary(rows: Any, like: Dataset, what: str) -> Iterator[Dataset]:
-    """Rows as a data set in their own order, for as long as the block lasts."""
+    """Yield rows as a data set in their original order, deleted at the end of the block."""
     with tempfile.TemporaryDirectory(prefix="cerebro-rows-") as folder:
         yield write(rows, Path(folder, "data"), like, what=what, shards=1, shuffle=False)
 
 
 def narrowed(value: Any, columns: Mapping[str, Column]) -> Any:
-    """Arrays for a model's own ``predict``: float64 as float32 where no column is float64."""
+    """Return arrays for a model's ``predict``: float64 becomes float32 if no column is float64."""
     if isinstance(value, Mapping):
         return {
             name: narrowed(array, {name: columns[name]}) if name in columns else array
@@ -122,7 +122,7 @@ def narrowed(value: Any, columns: Mapping[str, Column]) -> Any:
 
 
 class _Changed(Source):
-    """A source whose chunks are changed on the way."""
+    """A source whose chunks are changed on the way to the writer."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -134,7 +134,7 @@ class _Changed(Source):
             yield self.changed(table)
 
     def changed(self, table: Table) -> Table:
-        """A chunk as it is to be written."""
+        """Return a chunk as it is to be written."""
         raise NotImplementedError
 
     def unpacked_bytes(self, wanted: Sequence[str] | None) -> int | None:
@@ -145,14 +145,14 @@ class _Changed(Source):
 
 
 class _Narrowed(_Changed):
-    """Float64 as float32."""
+    """Writes float64 as float32."""
 
     def changed(self, table: Table) -> Table:
         return {name: _as_type(name, data, "float32") for name, data in table.items()}
 
 
 class _Like(_Changed):
-    """The columns of the training data, with their types and classes."""
+    """The columns of the training data only, with their types and classes."""
 
     def __init__(self, source: Source, train: Dataset, what: str) -> None:
         super().__init__(source)
@@ -163,7 +163,7 @@ class _Like(_Changed):
         known = {name: data for name, data in table.items() if name in self._columns}
         if not known:
             raise InputError(
-                f"{self._what} has the columns {', '.join(table)}, and the training data "
+                f"{self._what} has the columns {', '.join(table)}, but the training data have "
                 f"{', '.join(self._columns)}: give the same names"
             )
         return {name: self._column(name, data) for name, data in known.items()}
@@ -175,7 +175,7 @@ class _Like(_Changed):
         if (column.classes is None) != (data.names is None):
             kinds = ("numbers", "names") if data.names is not None else ("names", "numbers")
             raise InputError(
-                f"{self._what}: column {name!r} has {kinds[1]}, and {kinds[0]} in the training "
+                f"{self._what}: column {name!r} has {kinds[1]}, but {kinds[0]} in the training "
                 "data: give the same kind"
             )
         if data.absent is not None and not column.dtype.startswith(("float", "bfloat")):
@@ -192,7 +192,7 @@ class _Like(_Changed):
         )
 
     def _codes(self, name: str, data: ColumnData, classes: Sequence[str]) -> Array:
-        """The codes that the training data have for these names."""
+        """Return the training data's codes for these names."""
         place = {label: code for code, label in enumerate(classes)}
         table = np.array([place.get(label, -1) for label in data.names or ()], np.int64)
         codes: Array = table[data.values]

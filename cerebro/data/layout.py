@@ -1,4 +1,4 @@
-"""From a source's columns to a data set's: choosing, renaming, stacking, types."""
+"""From a source's columns to a data set's: select, rename, stack and convert them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Columns = Mapping[str, "str | Sequence[str]"] | Sequence[str]
 
 @dataclass(frozen=True)
 class OutputColumn:
-    """A column of the data set and how its rows are made from the source's.
+    """A column of the data set, and how to make its rows from the source's.
 
-    `pieces` are the source's columns, more than one where they are stacked, each with the table
-    that renumbers its categories (None: none).
+    `pieces` are the source's columns, more than one if they are stacked, each with the table that
+    renumbers its categories (None: no renumbering).
     """
 
     column: Column
@@ -32,14 +32,14 @@ class OutputColumn:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all rows as they will be written."""
+        """The bytes that all rows will take when written."""
         data = self.pieces[0][0]
         if data.offsets is not None:
             return int(data.offsets[-1]) * self.column.item_bytes + data.offsets.nbytes
         return data.rows * self.column.item_bytes
 
     def rows(self, order: Array | slice) -> Array:
-        """The rows in this order, in storage type; of a ragged column, these elements."""
+        """Return the rows in this order, in storage type; of a ragged column, these elements."""
         parts = []
         for data, table in self.pieces:
             values = data.values[order]
@@ -52,7 +52,7 @@ class OutputColumn:
 
 
 def source_columns(columns: Columns | None) -> list[str] | None:
-    """The names that `columns` needs from the source, each once; None for all.
+    """Return the names that `columns` needs from the source, each once; None for all.
 
     Raises InputError if the argument is neither a list of names nor a mapping.
     """
@@ -67,10 +67,10 @@ def source_columns(columns: Columns | None) -> list[str] | None:
         raise InputError("columns is empty: name at least one, or leave the argument out")
     for value in columns.values() if isinstance(columns, Mapping) else columns:
         if not value:
-            raise InputError("columns: a stack of nothing: name at least one column in it")
+            raise InputError("columns has an empty stack: name at least one column in it")
         for name in [value] if isinstance(value, str) else value:
             if not isinstance(name, str):
-                raise InputError(f"columns: {name!r} is no column name")
+                raise InputError(f"columns: {name!r} is not a column name")
             names[name] = None
     return list(names)
 
@@ -83,7 +83,8 @@ def lay_out(
     Raises
     ------
     InputError
-        An unknown column or dtype, columns that differ in length or cannot be stacked, no rows.
+        A column or dtype is unknown, columns differ in length or cannot be stacked, or there are no
+        rows.
     """
     check_rows(table)
     choose(table, source_columns(columns))
@@ -102,7 +103,7 @@ def lay_out(
 
 
 def check_rows(table: Table) -> int:
-    """The number of rows; InputError if there are none, too many, or columns disagree."""
+    """Return the number of rows; raise InputError if it is 0 or too large, or columns disagree."""
     if not table:
         raise InputError("the source has no rows: give at least one")
     counts = {name: data.rows for name, data in table.items()}
@@ -142,14 +143,14 @@ def _column(name: str, dtype: str, data: ColumnData, classes: tuple[str, ...] | 
 
 
 def _stack(name: str, sources: Table, dtype: str | None) -> OutputColumn:
-    """Columns side by side, cast to a common type; each row becomes one vector."""
+    """Put columns side by side, cast to a common type; each row becomes one vector."""
     pieces, width = [], 0
     for key, data in sources.items():
         fixed = data.as_fixed()
         if fixed is None:
             raise InputError(
                 f"column {key!r} has rows of differing length and cannot be stacked into {name!r}: "
-                "leave it a column of its own"
+                "keep it as a separate column"
             )
         pieces.append((fixed, None if fixed.names is None else final_names(fixed)[1]))
         width += int(np.prod(fixed.row_shape, dtype=np.int64))

@@ -1,8 +1,8 @@
-"""``manifest.json``: what a data set is made of, and the commit point of writing one.
+"""``manifest.json``: the description of a data set, and the commit point of writing one.
 
-The manifest is one JSON object, written last. Reading it trusts nothing: every field is checked
-for type and range, names cannot leave the folder, and the last field is a checksum of all the
-others, so that neither a cut nor an altered manifest is taken for a good one. The layout is::
+The manifest is one JSON object, written last. The reader trusts nothing: it checks every field
+for type and range, and names cannot leave the folder. The last field is a checksum of all the
+others, which exposes a truncated or altered manifest. The layout is::
 
     {"format": "cerebro-dataset", "version": 1, "library": "0.1.0", "rows": 1797,
      "columns": [{"name": "x", "dtype": "uint8", "shape": [8, 8], "ragged": false,
@@ -12,8 +12,8 @@ others, so that neither a cut nor an altered manifest is taken for a good one. T
      "source": {"kind": "arrays", "fingerprint": "..."},
      "manifest_xxh3_128": "..."}
 
-``arguments`` and ``source`` say how the set was made; they are no part of `Manifest.checksum`, so
-the same rows have the same checksum from whatever source they came.
+``arguments`` and ``source`` record how the set was made. `Manifest.checksum` leaves them out: the
+same rows have the same checksum, from any source.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _FIELDS = {
 
 
 class MissingFileError(CorruptDataError, FileNotFoundError):
-    """A file of a data set is not there; both a damaged set and a missing file."""
+    """A file of a data set is missing; both a damaged set and a missing file."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,11 @@ class Column:
     Attributes
     ----------
     name
-        The name, also of the column's files.
+        The name, from which the column's files are named.
     dtype
         The logical element type: ``"float32"``, ``"bfloat16"``, ...
     shape
-        The shape of one row; of one element of a row where the column is ragged.
+        The shape of one row; if the column is ragged, of one element of a row.
     ragged
         Whether rows differ in length (along their first dimension, which `shape` leaves out).
     classes
@@ -86,7 +86,7 @@ class Column:
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of one row; of one element of a row where the column is ragged."""
+        """Bytes of one row; if the column is ragged, of one element of a row."""
         return STORAGE[self.dtype].itemsize * math.prod(self.shape)
 
     @property
@@ -146,7 +146,7 @@ class Manifest:
         return checksum_of([[column.to_json() for column in self.columns], shards])
 
     def to_bytes(self) -> bytes:
-        """The file's content. It ends with its closing brace, so that every cut is seen."""
+        """Return the file's content; its last byte is the closing brace, to expose truncation."""
         content: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,
@@ -176,15 +176,15 @@ def shard_folder(index: int) -> str:
 
 
 def checksum_of(value: object) -> str:
-    """XXH3-128 of a JSON value's canonical text (sorted keys, no spaces, ASCII)."""
+    """Return the XXH3-128 of a JSON value's canonical text (sorted keys, no spaces, ASCII)."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return _core.xxh3_128(text.encode())
 
 
 def name_fault(name: object) -> str | None:
-    """What keeps `name` from being a column name; None if nothing does."""
+    """Return why `name` cannot be a column name; None if it can."""
     if not isinstance(name, str):
-        return "is no string"
+        return "is not a string"
     if not name:
         return "is empty"
     if name.startswith("."):
@@ -194,12 +194,12 @@ def name_fault(name: object) -> str | None:
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
-        return "is no valid Unicode text"
+        return "is not valid Unicode text"
     return f"is longer than {MAX_NAME_BYTES} bytes" if size > MAX_NAME_BYTES else None
 
 
 def check_columns(columns: tuple[Column, ...]) -> None:
-    """Raise InputError if names are bad or would clash on disk or in a batch."""
+    """Raise InputError if names are invalid or would clash on disk or in a batch."""
     taken: dict[str, str] = {}
     for column in columns:
         fault = name_fault(column.name)
@@ -223,9 +223,9 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     Raises
     ------
     InputError
-        There is no such folder.
+        The folder does not exist.
     CorruptDataError
-        The manifest is missing, cut, altered, larger than any, a symbolic link, or of a later
+        The manifest is missing, truncated, altered, too large, a symbolic link, or of a later
         format; the message names the field.
     """
     path = Path(folder) / FILE_NAME
@@ -237,7 +237,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
                 f"no data set at '{folder}': make one with cerebro.shard(source, path)"
             ) from None
         raise MissingFileError(
-            f"'{folder}' is no complete data set: {FILE_NAME} is missing; make it anew with "
+            f"'{folder}' is not a complete data set: {FILE_NAME} is missing; make it again with "
             "cerebro.shard"
         ) from None
     return parse_manifest(content, str(path))
@@ -330,7 +330,7 @@ def _load_json(content: bytes, path: str) -> dict[str, Any]:
 
 
 def _checksum_of(content: Mapping[str, Any], path: str) -> str:
-    """The checksum of what was read, which may be nested just too deep to be written again."""
+    """Return the checksum of parsed content, which may be nested just too deeply to write again."""
     try:
         return checksum_of(content)
     except (ValueError, RecursionError) as error:
@@ -338,7 +338,7 @@ def _checksum_of(content: Mapping[str, Any], path: str) -> str:
 
 
 class _Fields:
-    """Typed access to one JSON object; every complaint names the file and the field."""
+    """Typed access to one JSON object; every error names the file and the field."""
 
     def __init__(self, path: str, where: str, value: dict[str, Any]) -> None:
         self.path = path
@@ -379,7 +379,7 @@ class _Fields:
             self.fail(field, f"has more than {most} dimensions")
         for value in values:
             if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_BYTES:
-                self.fail(field, f"holds {value!r}, which is no size")
+                self.fail(field, f"holds {value!r}, which is not a size")
         return list(values)
 
     def hexadecimal(self, field: str, digits: int) -> str:

@@ -1,8 +1,8 @@
 """A loader's batches, moved to a device by PyTorch.
 
-The way where the loader cannot make batches on the device itself (a `_core.Loader` with a depot):
-each tensor goes through pinned memory, so that the copy waits for nobody, and arrives on
-PyTorch's stream.
+Used if the loader cannot make batches on the device itself (a `_core.Loader` with a depot). Each
+tensor goes through pinned memory, which makes the copy asynchronous, and arrives on PyTorch's
+stream.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class MovedBatches:
     Parameters
     ----------
     loader
-        Gives batches of torch tensors in host memory.
+        Yields batches of torch tensors in host memory.
     device
-        As PyTorch names it.
+        The device as PyTorch names it.
     why
         Why the loader does not make them there; see `cerebro.data.depots.problem`.
     """
@@ -34,7 +34,7 @@ class MovedBatches:
 
     @property
     def last_rows(self) -> int:
-        """Rows of the batch that was given last."""
+        """Rows of the latest batch."""
         return int(self._loader.last_rows)
 
     def begin(self, shards: Iterable[int], epoch: int, start: int = 0) -> None:
@@ -42,7 +42,7 @@ class MovedBatches:
         self._loader.begin(shards, epoch, start)
 
     def close(self) -> None:
-        """Give the loader's buffers back."""
+        """Free the loader's buffers."""
         self._loader.close()
 
     def __len__(self) -> int:
@@ -56,10 +56,10 @@ class MovedBatches:
 
 
 def moved(batch: Mapping[str, Any], device: Any) -> dict[str, Any]:
-    """Return a batch with its tensors on a device; what is no tensor of PyTorch's stays.
+    """Return a batch with its tensors on a device; values that are not torch tensors stay.
 
-    The pinned copies are PyTorch's, which uses them again when the copies to the device are done.
-    Where the system pins no more, each copy is waited for.
+    PyTorch owns the pinned copies and reuses them once the copies to the device are done. If the
+    system refuses to pin more memory, each copy blocks.
     """
     return {name: _moved(value, device) for name, value in batch.items()}
 
@@ -74,7 +74,7 @@ def _moved(value: Any, device: Any) -> Any:
 
 
 def _pinned(value: Any) -> Any:
-    """The tensor in pinned memory, or as it is where there is none."""
+    """Return the tensor in pinned memory, or unchanged if none can be pinned."""
     if value.is_pinned():
         return value
     try:

@@ -1,9 +1,8 @@
-"""Data sets in parts: of which only some shards are here, or only the rows of a view.
+"""Partial data sets: some of the shards, or only the rows of a view.
 
-On a cluster a node holds some shards of the training data. `PlacedDataset` opens
-those, and any other when it has come. Evaluation needs all rows of the validation
-data, which are often a view's: a slice of every shard. `write_view` makes a data set
-of them, so that nobody needs the shards for it.
+On a cluster a node holds some shards of the training data. `PlacedDataset` opens those, and the
+others when they arrive. Evaluation needs all rows of the validation data, which are often a view's:
+a slice of every shard. `write_view` makes a data set of them, so that no node needs the shards.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ from cerebro.machine.environment import version
 class PlacedDataset(Dataset):
     """A view of a data set of which some shards are in its folder, whole.
 
-    It has the rows and shards of the whole view; only to read a shard that is not here is an
-    error. A shard is opened when it is checked for the first time. Made by `from_spec`.
+    It has the rows and shards of the whole view; only reading a missing shard is an error. A shard
+    is opened when it is first checked. Made by `from_spec`.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -51,17 +50,17 @@ class PlacedDataset(Dataset):
         self._operations = ()
         for shard in range(self.num_shards):
             if (self._path / shard_folder(shard)).is_dir():
-                with contextlib.suppress(CorruptDataError):  # said when somebody needs it
+                with contextlib.suppress(CorruptDataError):  # raised when it is needed
                     self._open.readers[shard] = self._open_shard(shard)
 
     @property
-    def generation(self) -> int:
+    def _generation(self) -> int:
         return self._open.generation
 
-    def parts(self) -> list[tuple[_core.ShardReader, Part]]:
-        """Each shard's reader and rows; a shard that is not here has none.
+    def _parts(self) -> list[tuple[_core.ShardReader, Part]]:
+        """Return each shard's reader and rows; a shard that is not here has none.
 
-        Its place is kept, because a shard's number is a key of its rows' order.
+        It keeps its position, because a shard's number is a key of its row order.
         """
         here = self._open.readers
         if not here:
@@ -72,15 +71,15 @@ class PlacedDataset(Dataset):
             for shard, part in enumerate(self._rows)
         ]
 
-    def with_rows(self, rows: Sequence[Part], operation: dict[str, Any]) -> Dataset:
-        """A view, such as a fold, of what is here now or later."""
+    def _with_rows(self, rows: Sequence[Part], operation: dict[str, Any]) -> Dataset:
+        """Return a view, such as a fold, of the shards that are here now or later."""
         view: PlacedDataset = object.__new__(PlacedDataset)
         view._open = self._open
         return self._fill(view, rows, operation)
 
-    def verify_shard(self, shard: int) -> None:
+    def _verify_shard(self, shard: int) -> None:
         try:
-            super().verify_shard(shard)
+            super()._verify_shard(shard)
         except CorruptDataError:
             self._forget(shard)
             raise
@@ -88,17 +87,17 @@ class PlacedDataset(Dataset):
             self._open.readers[shard] = self._open_shard(shard)
             self._open.generation += 1
 
-    def check_sizes(self, shard: int) -> None:
+    def _check_sizes(self, shard: int) -> None:
         try:
-            super().check_sizes(shard)
+            super()._check_sizes(shard)
         except CorruptDataError:
             self._forget(shard)
             raise
         if shard not in self._open.readers:
-            self.verify_shard(shard)
+            self._verify_shard(shard)
 
     def _forget(self, shard: int) -> None:
-        """Close a damaged shard: whoever brings it again brings other files."""
+        """Close a damaged shard: its replacement comes in new files."""
         self._open.readers.pop(shard, None)
         self._open.generation += 1
 
@@ -107,13 +106,13 @@ class PlacedDataset(Dataset):
 
     def _view(self, rows: Any, operation: dict[str, Any]) -> Dataset:
         raise InputError(
-            "the data of a search on a cluster lie in parts on its nodes: make views of them "
+            "the data of a search on a cluster are spread over its nodes: make views of them "
             "before the search"
         )
 
 
 class _Open:
-    """The shards that are here, open; looks like the list of a data set's readers."""
+    """The open shards; looks like the list of a data set's readers."""
 
     def __init__(self) -> None:
         self.readers: dict[int, _core.ShardReader] = {}
@@ -133,17 +132,17 @@ class _Open:
 
 
 def write_view(view: Dataset, folder: Path) -> Dataset:
-    """Write the rows of a view as a data set of their own; return it with the view's transforms.
+    """Write the rows of a view as a separate data set; return it with the view's transforms.
 
-    Shards stay apart, so that its batches are the view's; those without rows are left out.
+    Shards are kept, and so the batches are the view's; shards without rows are left out.
 
     Parameters
     ----------
     folder
-        Where to: an empty folder.
+        The target: an empty folder.
     """
     shards: list[ShardEntry] = []
-    for rows, index in ((rows, i) for i, rows in enumerate(view.shard_rows()) if rows):
+    for rows, index in ((rows, i) for i, rows in enumerate(view._shard_rows()) if rows):
         place = folder / shard_folder(len(shards))
         place.mkdir()
         files: dict[str, FileEntry] = {}

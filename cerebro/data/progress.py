@@ -1,4 +1,4 @@
-"""How far writing a data set is: a bar on a terminal, nothing for small sets."""
+"""Progress of writing a data set: a bar on a terminal, nothing for small sets."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from cerebro.errors import InputError
 
-QUIET_BYTES = 128_000_000  # what takes about a second
+QUIET_BYTES = 128_000_000  # takes about a second
 
 
 class Meter:
-    """Counts bytes and shows them once there are many, if standard error is a terminal.
+    """Count bytes and show them once there are many, if standard error is a terminal.
 
-    ``progress`` is ``"auto"`` (as said), True (always) or False (never).
+    ``progress`` is ``"auto"`` (as above), True (always) or False (never).
     """
 
     def __init__(self, progress: str | bool) -> None:

@@ -1,8 +1,8 @@
 """Rows of a view: selected by number, or split by position, class or group.
 
-Pure functions over row counts and labels. A part takes a share of every shard, so that its shards
-stay alike. Shares are rounded with the error carried on, so that the sizes over all shards are
-right to the row even where shards are small.
+Pure functions of row counts and labels. A part takes a share of every shard, which keeps its shards
+alike. Rounding errors are carried over from shard to shard, so that the sizes over all shards are
+exact to the row even if shards are small.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ Selection = slice | Sequence[int] | Array
 
 
 def part_rows(part: Part) -> int:
-    """The number of rows."""
+    """Return the number of rows."""
     return part[1] - part[0] if isinstance(part, tuple) else len(part)
 
 
 def part_index(part: Part) -> slice | Rows:
-    """The part as an index into a shard's column."""
+    """Return the part as an index into a shard's column."""
     return slice(*part) if isinstance(part, tuple) else part
 
 
 def cut(part: Part, start: int, stop: int) -> Part:
-    """The rows of `part` at the positions from `start` up to `stop`."""
+    """Return the rows of `part` at the positions from `start` up to `stop`."""
     if isinstance(part, tuple):
         return part[0] + start, part[0] + stop
     return part[start:stop]
 
 
 def take(part: Part, positions: Array) -> Part:
-    """The rows of `part` at these positions, in this order; a range where they are one."""
+    """Return the rows of `part` at these positions, in this order; as a range if they form one."""
     index = positions + part[0] if isinstance(part, tuple) else part[positions]
     rows = index.astype(np.uint32)
     if len(rows) == 0:
@@ -57,10 +57,11 @@ def take(part: Part, positions: Array) -> Part:
 
 
 def select_rows(parts: Sequence[Part], selection: Selection) -> list[Part]:
-    """Choose rows by their number in the view: slice, boolean mask or row numbers.
+    """Select rows by their number in the view: a slice, a boolean mask or row numbers.
 
-    Shards are kept; within a shard rows keep the order they are asked in, and a row asked for twice
-    is there twice. Raises InputError for numbers out of range, a wrong mask, or no row at all.
+    Each row stays in its shard. Within a shard, rows keep the requested order; a row requested
+    twice occurs twice. Raises InputError for numbers out of range, a mask of the wrong size, or no
+    rows.
     """
     starts = np.cumsum([0, *(part_rows(part) for part in parts)])
     if isinstance(selection, slice) and selection.step in (None, 1):
@@ -83,7 +84,7 @@ def select_rows(parts: Sequence[Part], selection: Selection) -> list[Part]:
 
 def _check_any(count: int) -> None:
     if count <= 0:
-        raise InputError("select chooses no row: choose at least one")
+        raise InputError("select chooses no rows: choose at least one")
 
 
 def _row_numbers(selection: Selection, rows: int) -> Array:
@@ -98,7 +99,7 @@ def _row_numbers(selection: Selection, rows: int) -> Array:
         return np.flatnonzero(numbers)
     if numbers.size and (int(numbers.min()) < 0 or int(numbers.max()) >= rows):
         wrong = int(numbers[(numbers < 0) | (numbers >= rows)][0])
-        raise InputError(f"select: there is no row {wrong}: rows are numbered 0 to {rows - 1}")
+        raise InputError(f"select: no row {wrong}: rows are numbered 0 to {rows - 1}")
     return numbers.astype(np.int64)
 
 
@@ -113,7 +114,7 @@ def covers(part: Part, other: Part) -> bool:
 
 
 def part_to_json(part: Part) -> Any:
-    """``[start, stop]``, or the row numbers as base64 of zlib of little-endian uint32."""
+    """Return ``[start, stop]``, or the row numbers as base64 of zlib of little-endian uint32."""
     if isinstance(part, tuple):
         return list(part)
     packed = zlib.compress(np.ascontiguousarray(part, "<u4").tobytes(), 1)
@@ -121,7 +122,7 @@ def part_to_json(part: Part) -> Any:
 
 
 def part_from_json(value: Any, rows: int) -> Part:
-    """The inverse of `part_to_json`, for a shard of `rows` rows; InputError for what is no part."""
+    """Invert `part_to_json` for a shard of `rows` rows; raise InputError if the part is invalid."""
     try:
         if isinstance(value, list):
             start, stop = (int(number) for number in value)
@@ -144,15 +145,16 @@ _TOLERANCE = 1e-9
 
 
 def check_fractions(fractions: Sequence[float]) -> list[float]:
-    """Cumulative fractions; the last is exactly 1 if they sum to 1 but for rounding.
+    """Return cumulative fractions; the last is exactly 1 if they sum to 1 but for rounding.
 
-    Raises InputError unless there is one at least, all are positive and they sum to at most 1.
+    Raises InputError unless there is at least one fraction, all are positive and they sum to at
+    most 1.
     """
     if not fractions:
         raise InputError("split needs fractions, such as split(0.8, 0.2)")
     for fraction in fractions:
         if isinstance(fraction, bool) or not isinstance(fraction, (int, float, np.number)):
-            raise InputError(f"split: {fraction!r} is no fraction: give numbers such as 0.8")
+            raise InputError(f"split: {fraction!r} is not a fraction: give numbers such as 0.8")
         if not fraction > 0 or not math.isfinite(fraction):
             raise InputError(f"split: the fraction {fraction} must be greater than 0")
     total = math.fsum(fractions)
@@ -165,7 +167,7 @@ def check_fractions(fractions: Sequence[float]) -> list[float]:
 
 
 class Rounder:
-    """Cuts runs of rows by cumulative fractions, carrying the rounding error on."""
+    """Cut runs of rows by cumulative fractions, carrying the rounding error over."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
@@ -173,7 +175,7 @@ class Rounder:
         self._given = [0] * len(bounds)
 
     def cut(self, rows: int) -> list[int]:
-        """Cuts of the next run: part p is from ``cuts[p]`` up to ``cuts[p + 1]``."""
+        """Return the cuts of the next run: part p is from ``cuts[p]`` up to ``cuts[p + 1]``."""
         self._rows += rows
         cuts = [0]
         for part, bound in enumerate(self._bounds):
@@ -184,16 +186,17 @@ class Rounder:
 
 
 def stratified(labels: Sequence[Array], bounds: Sequence[float], seed: int) -> list[list[Array]]:
-    """Positions by part and shard, ascending, such that parts have the classes in proportion.
+    """Return positions by part and shard, ascending; parts have the classes in proportion.
 
-    `labels` has the label of each row, by shard. Which rows of a class go where is drawn by `seed`.
+    `labels` has the label of each row, by shard. `seed` keys which rows of a class go to which
+    part.
     """
     parts = len(bounds)
     shards = len(labels)
     rounder = Rounder(bounds)
     found: list[list[list[Array]]] = [[[] for _ in labels] for _ in range(parts)]
     for index, members in enumerate(_members(labels)):
-        # Each class begins at another shard: the rounding would else always favour the same ones.
+        # Each class begins at a different shard, or rounding would always favor the same ones.
         for turn in range(shards):
             shard = (index + turn) % shards
             rows = members[shard]
@@ -205,11 +208,11 @@ def stratified(labels: Sequence[Array], bounds: Sequence[float], seed: int) -> l
 
 
 def dealt(labels: Sequence[Array], folds: int, seed: int) -> Array:
-    """The fold of each row, over all shards: folds have the classes, and the shards, in proportion.
+    """Return the fold of each row, over all shards: folds have classes and shards in proportion.
 
-    `labels` has the label of each row, by shard. The rows of a class in a shard come in an order
-    drawn by `seed` and are dealt out one by one. So the sizes of the folds differ by one row at
-    most, and so do their numbers of rows of any class.
+    `labels` has the label of each row, by shard. The rows of a class in a shard are permuted, keyed
+    by `seed`, and dealt out one by one. The sizes of the folds therefore differ by at most one row,
+    and so do their numbers of rows of any class.
     """
     starts = np.cumsum([0, *(len(of_shard) for of_shard in labels)])
     fold_of = np.empty(int(starts[-1]), np.int64)
@@ -223,7 +226,7 @@ def dealt(labels: Sequence[Array], folds: int, seed: int) -> Array:
 
 
 def _members(labels: Sequence[Array]) -> list[list[Array]]:
-    """Positions of the rows of each class (ascending), by class and shard."""
+    """Return the positions of the rows of each class (ascending), by class and shard."""
     classes = np.unique(np.concatenate(labels))
     members: list[list[Array]] = [[] for _ in classes]
     for of_shard in labels:
@@ -235,10 +238,10 @@ def _members(labels: Sequence[Array]) -> list[list[Array]]:
 
 
 def grouped(labels: Sequence[Array], bounds: Sequence[float], seed: int) -> list[list[Array]]:
-    """Positions by part and shard such that the rows of a group stay together.
+    """Return positions by part and shard that keep the rows of a group together.
 
-    Groups come in an order drawn by `seed`, each to the part that lacks most rows. Raises
-    InputError if there are fewer groups than parts.
+    Groups are taken in an order keyed by `seed`, each assigned to the part that lacks the most
+    rows. Raises InputError if there are fewer groups than parts.
     """
     part_of = part_of_groups(labels, bounds, seed)
     ends = np.cumsum([len(of_shard) for of_shard in labels])[:-1]
@@ -247,7 +250,7 @@ def grouped(labels: Sequence[Array], bounds: Sequence[float], seed: int) -> list
 
 
 def part_of_groups(labels: Sequence[Array], bounds: Sequence[float], seed: int) -> Array:
-    """The part of each row, over all shards; see `grouped`."""
+    """Return the part of each row, over all shards; see `grouped`."""
     names, codes, counts = np.unique(
         np.concatenate(labels), return_inverse=True, return_counts=True
     )
@@ -259,7 +262,7 @@ def part_of_groups(labels: Sequence[Array], bounds: Sequence[float], seed: int) 
 
 
 def _assign(counts: Array, bounds: Sequence[float], seed: int) -> Array:
-    """The part of each group; the number after the last stands for the rows left over."""
+    """Return the part of each group; the number after the last part means left over."""
     rows = int(counts.sum())
     targets = np.diff([0.0, *bounds, 1.0]) * rows
     parts = len(bounds)

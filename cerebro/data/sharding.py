@@ -1,9 +1,9 @@
-"""`shard`: any source into a data set on disk, or nothing at all.
+"""`shard`: write any source as a data set on disk, completely or not at all.
 
-Everything is written into a temporary folder beside the target and renamed at the end, so the
-target is there whole or not at all. The temporary folder holds a locked file while its
-process lives; one whose lock is free was left by a dead process and is removed by the next `shard`
-to the same path.
+Everything is written into a temporary folder beside the target, which is renamed at the end: the
+target is complete or absent. The temporary folder holds a file that is locked while its process
+lives; the next `shard` to the same path removes a folder whose lock is free, left by a dead
+process.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def shard(
     The same rows and seed give the same bits from any source. Arrays and typed columns keep their
     type; Python's and CSV's integers become int64, floats float64, strings categories (sorted
     names, int64 codes; see `Dataset.classes`). A missing value (None, null, an empty cell) is NaN
-    in a column of floats and refused in any other. A list of sequences is a ragged column. Sources
-    that come row by row or in batches may be larger than memory; they need room on disk for one
-    more copy while writing.
+    in a column of floats and an error in any other. A list of sequences is a ragged column. Sources
+    that are read row by row or in batches may be larger than memory; writing them takes disk space
+    for one more copy.
 
     Parameters
     ----------
@@ -81,22 +81,22 @@ def shard(
     path
         The folder to make.
     shards
-        How many shards; None: 8, more so that each stays under 256 MB, never more than rows. The
-        first ``rows % shards`` have one row more.
+        The number of shards; None: 8, or more to keep each under 256 MB, but never more than rows.
+        The first ``rows % shards`` have one more row.
     columns
         Names to keep, or a mapping of new names to a name or to a list of names that are stacked
-        into one vector a row, cast to their common type (categories as their codes).
+        into one vector per row, cast to their common type (categories as their codes).
     dtypes
-        Types by (new) column name, such as ``{"x": "float32"}``. Floats are rounded; what an
-        integer type cannot hold is refused.
+        Types by (new) column name, such as ``{"x": "float32"}``. Floats are rounded; a value that
+        an integer type cannot hold is an error.
     shuffle
-        Whether the rows are permuted; without, shard after shard has the source's order.
+        Whether the rows are permuted; if not, they keep the source's order across shards.
     seed
         Keys the permutation.
     exist_ok
-        Return the data set that is at `path` if it was made with the same arguments from the same
-        source. Arrays are compared by content, files by size and content, image folders by names,
-        sizes and times; other iterables cannot be compared and count as the same.
+        Return the data set at `path` if it was made with the same arguments from the same source.
+        Arrays are compared by content, files by size and content, image folders by names, sizes
+        and times; other iterables cannot be compared and count as the same.
     progress
         ``"auto"`` shows a bar for large sets on a terminal; True always, False never.
 
@@ -107,9 +107,9 @@ def shard(
     Raises
     ------
     InputError
-        The source or an argument is wrong, or `path` exists. Nothing is left behind.
+        The source or an argument is invalid, or `path` exists. Nothing is left behind.
     OSError
-        The disk is full or cannot be written. Nothing is left behind.
+        The disk is full or not writable. Nothing is left behind.
     """
     target = path_of("path", path).absolute()
     arguments = _arguments(shards, columns, dtypes, shuffle, seed)
@@ -148,7 +148,7 @@ def _arguments(
     shuffle: bool,
     seed: int,
 ) -> dict[str, Any]:
-    """Check the arguments that do not need the source; return them as they are recorded."""
+    """Check the arguments that do not need the source; return them as they are stored."""
     shards = whole_number("shards", shards, 1, math.inf, optional=True)
     seed = whole_number("seed", seed, 0, 2**64 - 1)
     source_columns(columns)
@@ -172,18 +172,18 @@ def _arguments(
 
 
 def _is_there(target: Path) -> bool:
-    """Whether something is at the path; an empty folder is nothing."""
+    """Whether something exists at the path; an empty folder does not count."""
     if not target.exists() and not target.is_symlink():
         return False
     return not (target.is_dir() and not any(target.iterdir()))
 
 
 def _refuse_existing(target: Path, path: Any, arguments: Mapping[str, Any]) -> NoReturn:
-    """Say what is at the path, and what to do: not what the next call would refuse."""
+    """Raise an InputError that names what is at the path, and a cure that the next call accepts."""
     try:
         different = _difference(read_manifest(target), arguments)
     except (CerebroError, OSError):
-        different = "and is no data set"
+        different = "and is not a data set"
     if different is None:
         raise InputError(
             f"'{path}' exists: pass exist_ok=True to use it if it has the same rows, choose "
@@ -193,7 +193,7 @@ def _refuse_existing(target: Path, path: Any, arguments: Mapping[str, Any]) -> N
 
 
 def _difference(manifest: Manifest, arguments: Mapping[str, Any]) -> str | None:
-    """Which argument the data set there was made with; None if all are the same."""
+    """Return which argument the existing data set was made with; None if all are the same."""
     for name, value in arguments.items():
         if manifest.arguments.get(name) != value:
             return f"was made with {name}={manifest.arguments.get(name)!r}, not {value!r}"
@@ -203,7 +203,7 @@ def _difference(manifest: Manifest, arguments: Mapping[str, Any]) -> str | None:
 def _check_same(
     manifest: Manifest, arguments: Mapping[str, Any], fingerprint: str | None, path: Any
 ) -> None:
-    """Raise InputError unless the data set there was made from the same."""
+    """Raise InputError unless the existing data set was made from the same arguments and source."""
     different = _difference(manifest, arguments)
     if different is None and manifest.source["fingerprint"] != fingerprint:
         different = "was made from other data"
@@ -220,7 +220,7 @@ def _whole_table(source: Source, columns: Columns | None) -> Table | None:
 
 
 def _content_fingerprint(table: Table) -> str:
-    """A hash of the columns' values, names and types."""
+    """Return a hash of the columns' values, names and types."""
     content = {name: _column_fingerprint(data) for name, data in table.items()}
     return f"content:{checksum_of(content)}"
 
@@ -238,7 +238,7 @@ def _column_fingerprint(data: ColumnData) -> list[Any]:
 
 
 def _spooled(source: Source, columns: Columns | None, folder: Path, meter: Meter) -> Table:
-    """Read a source that comes in chunks into temporary files."""
+    """Read a source in chunks into temporary files."""
     wanted = source_columns(columns)
     unpacked, free = source.unpacked_bytes(wanted), shutil.disk_usage(folder).free
     if unpacked is not None and unpacked > free:
@@ -259,7 +259,7 @@ def _write(
     if shards is None:
         shards = default_shards(sum(output.nbytes for output in outputs), rows)
     if shards > rows:
-        raise InputError(f"{shards} shards are more than the {rows} rows: ask for fewer shards")
+        raise InputError(f"{shards} shards are more than the {rows} rows: use fewer shards")
     order = _core.permutation(rows, arguments["seed"], "write") if arguments["shuffle"] else None
     return write_shards(outputs, shards, order, folder, meter)
 
@@ -271,15 +271,15 @@ def _commit(manifest: Manifest, folder: Path, target: Path) -> None:
     if len(content) > MAX_MANIFEST_BYTES:
         raise InputError(
             f"{len(manifest.shards)} shards of {len(manifest.columns)} columns are more than a "
-            "manifest can list: ask for fewer shards"
+            "manifest can list: use fewer shards"
         )
     durable.replace_file(folder / FILE_NAME, content)
     durable.sync_folder(folder)
     try:
-        folder.rename(target)  # an empty folder gives way, anything else does not
+        folder.rename(target)  # replaces an empty folder, and nothing else
     except OSError:
         if _is_there(target):
-            raise InputError(f"'{target}' was made by somebody else meanwhile") from None
+            raise InputError(f"'{target}' was meanwhile made by another process") from None
         raise
     (target / _LOCK).unlink(missing_ok=True)
     durable.sync_folder(target.parent)
@@ -287,7 +287,7 @@ def _commit(manifest: Manifest, folder: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def _temporary_folder(target: Path) -> Iterator[Path]:
-    """A new folder beside the target; removed at the end unless it was renamed."""
+    """Make a folder beside the target; remove it at the end unless it was renamed."""
     folder = target.with_name(f"{_prefix(target)}{secrets.token_hex(8)}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -298,7 +298,7 @@ def _temporary_folder(target: Path) -> Iterator[Path]:
         raise OSError(error.errno, reason) from error
     try:
         with (folder / _LOCK).open("wb") as lock:
-            with contextlib.suppress(OSError):  # a file system without locks: never cleaned up
+            with contextlib.suppress(OSError):  # the file system has no locks: never cleaned up
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield folder
     finally:
@@ -317,7 +317,7 @@ def _remove_stale(target: Path) -> None:
             continue
         try:
             lock = open_plain(folder / _LOCK, os.O_RDONLY)
-        except OSError:  # just being made, or not ours to remove
+        except OSError:  # being made right now, or not ours to remove
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,8 +1,8 @@
-"""Temporary files for sources that come in chunks.
+"""Temporary files for sources that are read in chunks.
 
-Each column grows in a file of its own while the source is read once, and is mapped when it is
-complete. So a source may be larger than memory and need not say how many rows it has. A column
-whose type turns out wider, or whose rows turn out to differ in length, is converted on the way.
+The source is read once, while each column grows in a separate file, which is mapped when complete.
+A source may therefore be larger than memory and need not know its number of rows. A column is
+converted on the way if its type turns out to be wider, or its rows to differ in length.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def spool(chunks: Iterable[Table], folder: Path, meter: Meter) -> Table:
 
 
 class _Spooled:
-    """One column in the making: a file of values and, once ragged, one of row lengths."""
+    """One column being spooled: a file of values and, once ragged, one of row lengths."""
 
     def __init__(self, name: str, path: Path, first: ColumnData) -> None:
         self.name = name
@@ -81,7 +81,7 @@ class _Spooled:
         self.rows += data.rows
 
     def finish(self) -> ColumnData:
-        """Map what was written."""
+        """Map the values written."""
         self.close()
         if self.absent is not None and not self.has_floats:
             raise missing(self.name, self.absent)
@@ -104,7 +104,7 @@ class _Spooled:
         return self.path.with_suffix(".lengths")
 
     def _note_absent(self, data: ColumnData) -> None:
-        """A missing value stands among floats, of which a later chunk may be the first."""
+        """Note a missing value; it needs floats, which may first come in a later chunk."""
         if self.absent is None:
             self.absent = data.absent
         if data.absent is None and data.dtype.startswith(("float", "bfloat")):
@@ -145,7 +145,7 @@ class _Spooled:
         if mine_flat or other_flat or other != self._element_shape():
             raise InputError(
                 f"column {self.name!r}: rows may differ only in the length of their first "
-                f"dimension, but after row {self.rows} they are of another shape"
+                f"dimension, but after row {self.rows} they have a different shape"
             )
         self._become_ragged()
         return data.as_ragged()

@@ -1,4 +1,4 @@
-"""Statistics of a column, in float64 and in pieces."""
+"""Statistics of a column, computed in float64, piece by piece."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from cerebro.data.manifest import Column
 from cerebro.errors import InputError
 
 PIECE_BYTES = 8 << 20
-MOST_COUNTS = 65_536  # distinct values; a column with more is no label
+MOST_COUNTS = 65_536  # distinct values; a column with more is not a label
 
 
 @dataclass(frozen=True)
 class Stats:
-    """What a column's values are like.
+    """Statistics of a column's values.
 
     Attributes
     ----------
     column
         The column's name.
     rows, values
-        How many rows and how many values (row elements) were looked at.
+        The number of rows and of values (row elements) that were counted.
     mean, std, min, max
-        Over all values: floats; with ``axis=`` arrays with one float64 for each index of that axis.
-        `std` is the standard deviation of the values themselves (divided by n).
+        Over all values: floats; with ``axis=``, arrays with one float64 for each index of that
+        axis. `std` is the population standard deviation (divided by n).
     counts
         For scalar integer, boolean and category columns: rows by class name (categories, all of
-        them in the order of their codes) or by value (those that occur, ascending). None otherwise,
-        or where more than 65,536 different values occur.
+        them in the order of their codes) or by value (those that occur, ascending). None for other
+        columns, or if there are more than 65,536 distinct values.
     """
 
     column: str
@@ -52,16 +52,16 @@ class Stats:
 
 
 def pieces(array: Array) -> Iterator[Array]:
-    """The array in runs of rows of about 8 MB."""
+    """Yield the array in runs of rows of about 8 MB."""
     step = max(1, PIECE_BYTES // max(1, array[:1].nbytes))
     for start in range(0, len(array), step):
         yield array[start : start + step]
 
 
 def column_stats(column: Column, runs: Iterable[Array], rows: int, axis: int | None) -> Stats:
-    """Statistics over runs of storage values of shape ``(n, *column.shape)``.
+    """Return statistics over runs of storage values of shape ``(n, *column.shape)``.
 
-    Raises InputError for complex columns and an axis that rows do not have.
+    Raises InputError for complex columns and for an axis that rows do not have.
     """
     if column.dtype == "complex64":
         raise InputError(f"column {column.name!r} is complex: it has no mean, minimum and maximum")
@@ -104,7 +104,7 @@ class _Moments:
         if n == 0:
             return
         total = self.values + n
-        with np.errstate(invalid="ignore", over="ignore"):  # infinities give NaN, quietly
+        with np.errstate(invalid="ignore", over="ignore"):  # infinities give NaN, silently
             mean = values.mean(axis=0)
             squares = np.square(values - mean).sum(axis=0)
             delta = mean - self._mean
@@ -119,7 +119,7 @@ class _Moments:
 
 
 def _by_channel(column: Column, piece: Array, axis: int | None) -> Array:
-    """Float64 of shape (n, channels); one channel without an axis."""
+    """Return float64 of shape (n, channels); one channel without an axis."""
     if column.dtype == "bfloat16":
         piece = bfloat16_to_float32(piece)
     if axis is None:

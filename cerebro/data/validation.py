@@ -1,7 +1,7 @@
-"""What a search validates on: a data set, a part of the training rows, or folds of them.
+"""Validation of a search: a data set, a part of the training rows, or folds of them.
 
-`KFold` says which rows; `Folds` are these rows, as views of one data set. There are two views
-a fold, whatever the number of trials: all configurations share them, in every process.
+`KFold` describes the choice of rows; `Folds` holds these rows, as views of one data set. Each fold
+has two views, however many trials there are: all configurations share them, in every process.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ MAX_FOLDS = 10_000
 
 
 class KFold:
-    """Cross-validation: `n` parts of the rows, each held out in turn while the others train.
+    """Cross-validation: `n` parts of the rows, each held out in turn while training on the others.
 
-    Every fold has rows of every shard, so that the folds are trained shard by shard like the
-    whole. The rows are chosen by `seed` alone.
+    Every fold has rows of every shard and is trained shard by shard, like the whole. The choice of
+    rows depends on `seed` alone.
 
     Parameters
     ----------
     n
-        How many folds, at least 2; or a scikit-learn splitter (anything with ``split`` and
+        The number of folds, at least 2; or a scikit-learn splitter (anything with ``split`` and
         ``get_n_splits``), which is given the column `stratify` as its ``y`` and the column
         `groups` as its ``groups``.
     stratify
@@ -42,13 +42,13 @@ class KFold:
         A scalar integer, boolean or category column; rows with the same value are never on both
         sides.
     seed
-        Keys the choice of rows. Splitters have a ``random_state`` of their own.
+        Keys the choice of rows. Splitters use their ``random_state`` instead.
 
     Raises
     ------
     InputError
-        If `n` or `seed` is out of its range, or both `stratify` and `groups` are given with a
-        number. What does not fit the data is found by :meth:`split` and by `cerebro.search`.
+        `n` or `seed` is out of range, or both `stratify` and `groups` are given with a number.
+        :meth:`split` and `cerebro.search` check the folds against the data.
 
     Examples
     --------
@@ -74,14 +74,13 @@ class KFold:
             )
 
     def split(self, data: Dataset) -> list[tuple[Dataset, Dataset]]:
-        """Return for each fold the views to train on and to validate on.
+        """Return the training and validation view of each fold.
 
         Raises
         ------
         InputError
-            If a column is not there or unsuitable, a class has fewer rows than there are
-            folds, there are fewer groups than folds, or a splitter chooses rows that
-            cannot be.
+            A column is missing or unsuitable, a class has fewer rows than there are folds, there
+            are fewer groups than folds, or a splitter chooses invalid rows.
         """
         folds = make_folds(data, self)
         return [folds.of_trial(fold) for fold in range(len(folds))]
@@ -102,11 +101,11 @@ class Folds:
     Parameters
     ----------
     data
-        What they are folds of.
+        The data set.
     parts
-        For each fold the rows of each shard to train on, and those held out.
+        For each fold, the rows of each shard to train on and those held out.
     name
-        What chose the rows, for people.
+        The name of the splitter, for display.
     """
 
     def __init__(
@@ -117,8 +116,8 @@ class Folds:
         self._parts = [(list(train), list(held_out)) for train, held_out in parts]
         self._views = [
             (
-                data.with_rows(train, {"fold": fold, "of": name, "part": "train"}),
-                data.with_rows(held_out, {"fold": fold, "of": name, "part": "validation"}),
+                data._with_rows(train, {"fold": fold, "of": name, "part": "train"}),
+                data._with_rows(held_out, {"fold": fold, "of": name, "part": "validation"}),
             )
             for fold, (train, held_out) in enumerate(self._parts)
         ]
@@ -127,16 +126,16 @@ class Folds:
         return len(self._views)
 
     def of_trial(self, trial: int) -> tuple[Dataset, Dataset]:
-        """The views that a trial trains on and is validated on."""
+        """Return the views that a trial is trained and validated on."""
         return self._views[trial % len(self._views)]
 
     @property
     def checksum(self) -> str:
-        """32 hexadecimal digits that differ wherever the data or the folds do."""
+        """32 hexadecimal digits that differ whenever the data or the folds differ."""
         return checksum_of([self.data.checksum, self.to_json()["folds"]])
 
     def to_json(self) -> dict[str, Any]:
-        """Return all that `from_json` needs but the data."""
+        """Return a JSON value from which `from_json` makes the folds, given the data."""
         return {
             "name": self.name,
             "folds": [
@@ -147,19 +146,19 @@ class Folds:
 
     @classmethod
     def from_json(cls, data: Dataset, value: Mapping[str, Any]) -> Folds:
-        """Make the folds again that were described by `to_json`.
+        """Make the folds that `to_json` described.
 
         Raises
         ------
         InputError
-            If they do not fit the data.
+            The folds do not fit the data.
         """
-        rows = data.stored_rows()
+        rows = data._stored_rows()
 
         def parts(fold: Mapping[str, Any], name: str) -> list[Part]:
             described = fold[name]
             if len(described) != len(rows):
-                raise InputError(f"the folds do not fit '{data.path}': the shards are others")
+                raise InputError(f"the folds do not fit '{data.path}': its shards differ")
             return [part_from_json(part, n) for part, n in zip(described, rows, strict=True)]
 
         pairs = [(parts(fold, "train"), parts(fold, "validation")) for fold in value["folds"]]
@@ -173,14 +172,14 @@ class Folds:
 
 
 class Validation(NamedTuple):
-    """What a search trains on and is validated on."""
+    """The data that a search trains on and validates on."""
 
     train: Dataset
     held_out: Dataset | None
     folds: Folds | None
 
     def of_trial(self, trial: int) -> tuple[Dataset, Dataset | None]:
-        """What a trial is trained on, and validated on."""
+        """Return the data that a trial is trained on and validated on."""
         return (self.train, self.held_out) if self.folds is None else self.folds.of_trial(trial)
 
 
@@ -196,7 +195,7 @@ def make_folds(data: Dataset, given: Any) -> Folds:
         pairs, name = _split_by(kfold.n, data, kfold), repr(kfold.n)
     else:
         pairs, name = _held_out_in_turn(_fold_of_rows(data, kfold), kfold.n), repr(kfold)
-    shards = [part for _, part in data.parts()]
+    shards = [part for _, part in data._parts()]
     parts = [(select_rows(shards, train), select_rows(shards, held)) for train, held in pairs]
     return Folds(data, parts, " ".join(name.split()))
 
@@ -205,12 +204,12 @@ def make_folds(data: Dataset, given: Any) -> Folds:
 
 
 def _fold_of_rows(data: Dataset, kfold: KFold) -> Array:
-    """In which fold each row is held out."""
+    """Return the fold that holds out each row."""
     n = kfold.n
     if n > data.num_rows:
         raise InputError(f"{kfold!r} needs a row for each fold, but the data have {data.num_rows}")
     if kfold.groups is not None:
-        labels = data.labels(kfold.groups)
+        labels = data._labels(kfold.groups)
         groups = len(np.unique(np.concatenate(labels)))
         if groups < n:
             raise InputError(
@@ -220,15 +219,15 @@ def _fold_of_rows(data: Dataset, kfold: KFold) -> Array:
         bounds = [*(np.arange(1, n) / n), 1.0]
         return splitting.part_of_groups(labels, bounds, kfold.seed)
     if kfold.stratify is not None:
-        labels = data.labels(kfold.stratify)
+        labels = data._labels(kfold.stratify)
         _check_classes(data, kfold, np.concatenate(labels))
     else:
-        labels = [np.zeros(rows, np.int64) for rows in data.shard_rows()]
+        labels = [np.zeros(rows, np.int64) for rows in data._shard_rows()]
     return splitting.dealt(labels, n, kfold.seed)
 
 
 def _check_classes(data: Dataset, kfold: KFold, labels: Array) -> None:
-    """Refuse folds in which a class would be missing."""
+    """Raise InputError if a fold would lack a class."""
     classes, counts = np.unique(labels, return_counts=True)
     rarest = int(np.argmin(counts))
     if counts[rarest] >= kfold.n:
@@ -255,10 +254,10 @@ def _held_out_in_turn(fold_of: Array, n: int) -> list[tuple[Array, Array]]:
 
 
 def _split_by(splitter: Any, data: Dataset, kfold: KFold) -> list[tuple[Array, Array]]:
-    """The rows that a splitter chooses, checked and in ascending order."""
+    """Return the rows that a splitter chooses, checked and in ascending order."""
     name = " ".join(repr(splitter).split())
     y, groups = (
-        None if column is None else np.concatenate(data.scalars(column))
+        None if column is None else np.concatenate(data._scalars(column))
         for column in (kfold.stratify, kfold.groups)
     )
     try:
@@ -279,8 +278,8 @@ def _split_by(splitter: Any, data: Dataset, kfold: KFold) -> list[tuple[Array, A
         both = np.intersect1d(train, held_out)
         if len(both):
             raise InputError(
-                f"{name}, fold {fold}: row {both[0]} is on both sides ({len(both)} rows are): what "
-                "is validated on must not be trained on"
+                f"{name}, fold {fold}: row {both[0]} is on both sides ({len(both)} rows are): "
+                "validation rows must not be trained on"
             )
         found.append((train, held_out))
     return found
@@ -289,19 +288,20 @@ def _split_by(splitter: Any, data: Dataset, kfold: KFold) -> list[tuple[Array, A
 def _rows(rows: Any, count: int, where: str) -> Array:
     numbers = np.asarray(rows)
     if numbers.ndim != 1 or numbers.size == 0 or numbers.dtype.kind not in "iu":
-        raise InputError(f"{where}: it must give two lists of row numbers, neither of them empty")
+        raise InputError(f"{where}: it must give two non-empty lists of row numbers")
     wrong = numbers[(numbers < 0) | (numbers >= count)]
     if len(wrong):
-        raise InputError(f"{where}: there is no row {wrong[0]}: rows are 0 to {count - 1}")
+        raise InputError(f"{where}: no row {wrong[0]}: rows are numbered 0 to {count - 1}")
     return np.sort(numbers.astype(np.int64))
 
 
 def views_of(data: Any, validation: Any) -> Validation:
-    """Return what is trained on, what is validated on, and the folds where there are some.
+    """Return training data, validation data, and the folds if there are any.
 
-    `validation` is as of `cerebro.search`: also a `cerebro.KFold` or a scikit-learn splitter.
+    `validation` is the argument of `cerebro.search`: it may be a `cerebro.KFold` or a scikit-learn
+    splitter.
     """
-    if isinstance(validation, Folds):  # which were made already
+    if isinstance(validation, Folds):  # already made
         return Validation(validation.data, None, validation)
     if isinstance(validation, KFold) or (
         is_splitter(validation) and not isinstance(validation, Dataset)
@@ -339,7 +339,7 @@ def split_validation(data: Any, validation: Any) -> tuple[Dataset, Dataset | Non
 
 
 def check_columns(train: Dataset, validation: Dataset | None) -> None:
-    """A model that trains on one must be able to read the other."""
+    """Raise InputError unless a model that trains on one can read the other."""
     if validation is None:
         return
     missing = sorted(set(train.columns) - set(validation.columns))
@@ -356,9 +356,9 @@ def check_columns(train: Dataset, validation: Dataset | None) -> None:
 
 
 def other_classes(train: Dataset, data: Dataset) -> str | None:
-    """Name a column whose codes mean other classes than in the training data; None if none does.
+    """Describe a column whose codes mean different classes in the training data; None if all agree.
 
-    Of data sets that were written apart, each has numbered the names that it has.
+    Data sets that were written separately each number only the names that they have.
     """
     for name, ours in train.classes.items():
         theirs = data.classes.get(name)

@@ -1,9 +1,9 @@
-"""Rows into shards: one pass over each column of each shard, in chunks.
+"""Write rows into shards: one pass over each column of each shard, in chunks.
 
-Row i of shard s is the source's row ``order[first(s) + i]``. Where the source lies in mapped files
-and is larger than memory, reading it in a random order would read each page many times; its columns
-are then first dealt to one temporary file a shard, in one pass from front to back, and shuffled
-there. (Ragged columns are read in place: their rows are long enough to be worth a page each.)
+Row i of shard s is the source's row ``order[first(s) + i]``. If the source is in mapped files and
+larger than memory, reading it in random order would read each page many times; its columns are then
+first dealt to one temporary file per shard, in one pass from front to back, and shuffled there.
+(Ragged columns are read in place: their rows are long enough to be worth a page each.)
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from cerebro.data.layout import OutputColumn
 from cerebro.data.manifest import FileEntry, ShardEntry, shard_folder
 from cerebro.data.progress import Meter
 from cerebro.machine import durable
-from cerebro.machine.resources import free_memory
+from cerebro.machine.resources import total_memory
 
 CHUNK_BYTES = 16 << 20
 
-SHARD_BYTES = 256_000_000  # the most that a shard holds unless asked otherwise
+SHARD_BYTES = 256_000_000  # the default limit of a shard
 
 DEFAULT_SHARDS = 8
 
@@ -35,12 +35,12 @@ Order = Array | None  # None: the source's own order
 
 
 def default_shards(nbytes: int, rows: int) -> int:
-    """8 shards, more so that each stays under 256 MB, never more than rows."""
+    """Return 8, or more to keep shards under 256 MB, but never more than rows."""
     return min(rows, max(DEFAULT_SHARDS, -(-nbytes // (SHARD_BYTES - 1))))
 
 
 def shard_starts(rows: int, shards: int) -> list[int]:
-    """The first row of each shard, and the number of rows: the first ones have one more."""
+    """Return each shard's first row, and the number of rows; the first shards have one more."""
     base, extra = divmod(rows, shards)
     return [shard * base + min(shard, extra) for shard in range(shards + 1)]
 
@@ -55,15 +55,15 @@ def write_shards(
 ) -> list[ShardEntry]:
     """Write the columns into ``folder/shard-00000`` and so on; all files are on disk afterwards.
 
-    `memory_bytes` is what the source may take before it is dealt to files first (None: half of the
-    machine's memory).
+    `memory_bytes` is how large the source may be before it is dealt to files first (None: half of
+    the machine's memory).
     """
     rows = outputs[0].pieces[0][0].rows
     starts = shard_starts(rows, shards)
     files: list[dict[str, FileEntry]] = [{} for _ in range(shards)]
     for shard in range(shards):
         (folder / shard_folder(shard)).mkdir()
-    limit = free_memory() // 2 if memory_bytes is None else memory_bytes
+    limit = total_memory() // 2 if memory_bytes is None else memory_bytes
     total = sum(output.nbytes for output in outputs)
     deal = order is not None and total > limit and shards > 1
     meter.begin("writing shards", total)
@@ -90,7 +90,7 @@ def _is_mapped(output: OutputColumn) -> bool:
 def _direct(
     output: OutputColumn, starts: Sequence[int], order: Order, folder: Path
 ) -> Iterator[tuple[OutputColumn, Array | slice]]:
-    """For each shard the source itself and the numbers of the shard's rows in it."""
+    """Yield for each shard the source itself and the source's row numbers for the shard."""
     for start, stop in pairwise(starts):
         yield output, slice(start, stop) if order is None else order[start:stop]
 
@@ -98,7 +98,7 @@ def _direct(
 def _dealt(
     output: OutputColumn, starts: Sequence[int], order: Order, folder: Path
 ) -> Iterator[tuple[OutputColumn, Array | slice]]:
-    """For each shard a file of its rows in the source's order, and how to shuffle them."""
+    """Yield for each shard a file of its rows in the source's order, and how to shuffle them."""
     assert order is not None
     column = output.column
     sorted_rows = [np.sort(order[a:b]) for a, b in pairwise(starts)]
@@ -137,7 +137,7 @@ def _write_ragged(
     values_name, offsets_name = output.column.file_names
     starts, stops = offsets[:-1][rows], offsets[1:][rows]
     shard_offsets = offsets_of(stops - starts)
-    # Cut where a chunk is full, but never within a row.
+    # Cut when a chunk is full, but never within a row.
     per_chunk = max(1, CHUNK_BYTES // max(1, output.column.item_bytes))
     numbers = shard_offsets[1:] // per_chunk
     cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(starts)]

@@ -164,7 +164,7 @@ class LocalExecutor:
         self._kills = memory.kills()
         resident = stay(context.train, context.validation, self._seats, stagger=context.stagger)
         self._places = SeatedShards(
-            len(self._seats), context.train.shard_rows() if resident else []
+            len(self._seats), context.train._shard_rows() if resident else []
         )
         return [self._start_worker(seat) for seat in range(len(self._seats))]
 

@@ -1,4 +1,4 @@
-"""Models in JAX: a function, its parameters and an optimizer of optax's kind, made ready to hop.
+"""Models in JAX: a function, its parameters and an optax-like optimizer, made ready to hop.
 
 :class:`Model` trains exactly as this loop does::
 
@@ -9,8 +9,8 @@
         updates, state = optimizer.update(gradients, state, params)
         return optax.apply_updates(params, updates), state, loss
 
-bit for bit, and adds what a model needs to move between workers: a state with everything that
-later training depends on.
+bit for bit. It adds what a model needs to move between workers: a state with everything that
+further training depends on.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class Model(BaseModel):
     Parameters
     ----------
     apply
-        ``apply(params, *inputs) -> outputs``. Where its signature names them it is also given
-        ``train=`` (a bool), ``key=`` (a random key, in training another one each step) and
-        ``variables=`` (see there).
+        ``apply(params, *inputs) -> outputs``. If its signature names them, it also receives
+        ``train=`` (a bool), ``key=`` (a random key, new in each training step) and ``variables=``
+        (see below).
     params
-        What is trained: any tree of floating-point arrays. They are copied.
+        The trained parameters: any tree of floating-point arrays. They are copied.
     optimizer
-        Has optax's methods ``init(params)`` and ``update(gradients, state, params) -> (updates,
-        state)``.
+        An object with optax's methods ``init(params)`` and ``update(gradients, state, params) ->
+        (updates, state)``.
     loss
         ``loss(outputs, target) -> 0-d array``, the mean over the batch's rows. None: the outputs
         have it, as ``outputs.loss`` or ``outputs["loss"]``.
@@ -59,38 +59,37 @@ class Model(BaseModel):
         weight)``. Computed on every training and validation batch, in training on the outputs
         before the update.
     epoch_metrics
-        ``metric(outputs, targets)`` by name, for what is no mean over batches (AUC, F1):
-        computed once per validation pass on all its outputs and targets, which are NumPy arrays
-        then.
+        ``metric(outputs, targets)`` by name, for metrics that are not means over batches (AUC,
+        F1): computed once per validation pass on all outputs and targets, as NumPy arrays.
     inputs
-        What `apply` is called with: a column, a list of columns (positional) or a mapping of
-        keywords to columns.
+        The inputs of `apply`: a column, a list of columns (positional) or a mapping of keywords to
+        columns.
     target
-        What loss and metrics compare with: a column, a list (a tuple of arrays), a mapping (a
-        dict of arrays), or None: loss and metrics are called with the outputs alone.
+        The target of loss and metrics: a column, a list (a tuple of arrays), a mapping (a dict of
+        arrays), or None: loss and metrics are called with the outputs alone.
     step
         ``step(params, batch) -> {"loss": ..., metric: ...}`` replaces `apply`, `inputs`, `target`,
         `loss` and `metrics`, in training and in validation. It may take ``train=``, ``key=`` and
-        ``variables=``. With `apply` given as well, predictions are its outputs; else None.
+        ``variables=``. Predictions need `apply` as well.
     variables
-        What training changes beside the parameters, such as the statistics of batch norm: a tree
-        of arrays. Then `apply` (or `step`) takes them as ``variables=`` and returns in training
-        ``(outputs, new variables)``; new ones returned in evaluation are not used.
+        Values besides the parameters that training changes, such as the statistics of batch norm:
+        a tree of arrays. `apply` (or `step`) then takes them as ``variables=`` and in training
+        returns ``(outputs, new variables)``; new ones returned in evaluation are ignored.
     seed
-        Of the keys: in step number ``n``, from 0, ``key=`` is ``jax.random.fold_in(
+        The seed of the keys: in step ``n``, from 0, ``key=`` is ``jax.random.fold_in(
         jax.random.key(seed), n)``; in evaluation it is always ``jax.random.key(seed)``. None: the
-        trial's, ``info.seed``.
+        trial's seed, ``info.seed``.
 
     Notes
     -----
-    A step is one compiled program; parameters and the optimizer's state are replaced in it, in
-    place where that is possible. It is compiled for each shape of a batch: also for a shorter
-    last one. Functions are compiled, so they must be pure, as always in JAX.
+    A step is one compiled program, which replaces parameters and the optimizer's state, in place
+    if possible. It is compiled for each batch shape, including that of a shorter last batch.
+    Functions are compiled, so they must be pure, as always in JAX.
 
     Raises
     ------
     InputError
-        If an argument is of no use, saying which and why.
+        An argument is invalid; the message says which and why.
 
     Examples
     --------
@@ -148,8 +147,8 @@ class Model(BaseModel):
         for method in ("init", "update"):
             if not callable(getattr(self._optimizer, method, None)):
                 raise InputError(
-                    f"optimizer must have init(params) and update(gradients, state, params), as "
-                    f"optax's have, not be {self._optimizer!r}"
+                    f"optimizer must have init(params) and update(gradients, state, params), as in "
+                    f"optax, not be {self._optimizer!r}"
                 )
         column_names("inputs", self._inputs)
         column_names("target", self._target)
@@ -182,23 +181,23 @@ class Model(BaseModel):
         return jax.device_put(jax.random.key(seed), self._device)
 
     def bind_info(self, info: Any) -> None:
-        """Take the seed from the trial where none was given."""
+        """Use the trial's seed if none was given."""
         if self._seed is None:
             self._key = self._make_key(info.seed)
 
     @property
     def params(self) -> Any:
-        """The parameters as they are now, in the structure that they were given in."""
+        """The current parameters, in their original structure."""
         return self._carry.lend(0)
 
     @property
     def optimizer_state(self) -> Any:
-        """The optimizer's state as it is now."""
+        """The optimizer's current state."""
         return self._carry.lend(1)
 
     @property
     def variables(self) -> Any:
-        """The variables as they are now; None if there are none."""
+        """The current variables; None if there are none."""
         return self._carry.lend(2)
 
     # --- training and evaluation ----------------------------------------------
@@ -209,12 +208,12 @@ class Model(BaseModel):
         Parameters
         ----------
         batch
-            Arrays by column, of JAX or anything that it takes.
+            Arrays by column, of JAX or any type that it accepts.
 
         Returns
         -------
         dict
-            The loss and the metrics: 0-d arrays, which may not be computed yet.
+            The loss and the metrics: 0-d arrays, possibly not computed yet.
         """
         batch = self._placed(batch)
         tree, values = self._program.train(self._carry.take(self._device), self._key, batch)
@@ -222,13 +221,13 @@ class Model(BaseModel):
         return values  # type: ignore[no-any-return]
 
     def eval_batch(self, batch: Batch) -> dict[str, Any]:
-        """Return loss and metrics of one batch; the model stays as it is."""
+        """Return loss and metrics of one batch; the model is not changed."""
         return self._program.evaluate(*self._now(), self._placed(batch))  # type: ignore[no-any-return]
 
     def predict_batch(self, batch: Batch) -> Any:
         """Return the outputs for a batch, as `apply` gives them with ``train=False``."""
         if self._apply is None:
-            raise InputError("there are no outputs to predict with: give apply beside step")
+            raise InputError("there are no outputs to predict with: give apply as well as step")
         return self._program.predict(*self._now(), self._placed(batch))
 
     def _measure(self, batch: Batch) -> tuple[dict[str, Any], tuple[Any, ...]]:
@@ -244,8 +243,7 @@ class Model(BaseModel):
     def state_dict(self) -> dict[str, Any]:
         """Return the state: ``params``, ``optimizer``, ``step``, ``key`` and any ``variables``.
 
-        Arrays are NumPy's, in dictionaries of the names that lead to them; nothing that is in
-        host memory is copied.
+        Arrays are NumPy's, in nested dictionaries by name; arrays in host memory are not copied.
         """
         params, optimizer, variables, steps = self._carry.tree
         state = {
@@ -259,17 +257,17 @@ class Model(BaseModel):
         return state
 
     def weights(self) -> dict[str, Any]:
-        """Return what a trained model needs: ``params`` and any ``variables`` of the state."""
+        """Return the state's part that a trained model needs: ``params`` and any ``variables``."""
         state = self.state_dict()
         return {name: state[name] for name in ("params", "variables") if name in state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a state of an equally built model; its arrays are copied, not kept.
+        """Load a state of an equally built model; its arrays are copied, not kept.
 
         Raises
         ------
         StateError
-            If the state is another model's, naming the array; the model stays as it was.
+            The state is a different model's; the message names the array. The model is not changed.
         """
         known = {"params", "optimizer", "step", "key"} | (
             {"variables"} if self._has_variables else set()
@@ -298,12 +296,12 @@ class Model(BaseModel):
         self._key = rest["key"]
 
     def load_clone(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-        """Go on from another trial's state with this trial's hyper-parameters.
+        """Continue from another trial's state with this trial's hyperparameters.
 
-        Parameters, moments, variables and the number of steps are the parent's. What the
-        optimizer was made with stays as `build` made it from `config`: the settings of optax's
-        optimizers are no part of their state, and those of `optax.inject_hyperparams` are kept.
-        So is the key, so that the clone draws other random numbers than its parent.
+        Parameters, moments, variables and the number of steps are the parent's. The optimizer's
+        settings stay as `build` made them from `config`: in optax they are not part of the state,
+        and those of `optax.inject_hyperparams` are kept. The key is kept too, so the clone draws
+        different random numbers than its parent.
         """
         own = self.state_dict()
         optimizer = _with_own_settings(state.get("optimizer", {}), own["optimizer"])
@@ -334,9 +332,9 @@ class Model(BaseModel):
         return jax.tree.unflatten(trees[0][1], joined)
 
     def _placed(self, batch: Batch) -> Batch:
-        """Return the batch on the model's device, itself if it is there.
+        """Return the batch on the model's device; the batch itself if it is already there.
 
-        Arrays of the loader's are bound to the device that they are on; others are bound too, or
+        The loader's arrays are committed to their device. Other arrays are committed too; otherwise
         the steps would be compiled for both kinds.
         """
         if self._on_host and all(isinstance(v, jax.Array) and v.committed for v in batch.values()):
@@ -345,9 +343,9 @@ class Model(BaseModel):
 
 
 def _device() -> Any:
-    """Return where a model that is being built shall be: JAX's name for the trial's device.
+    """Return JAX's device for the trial whose model is being built.
 
-    A JAX that knows no GPU computes where it does by default.
+    If JAX has no GPU, it is JAX's default device.
     """
     name = build_device()
     if name == "cpu":
@@ -373,7 +371,7 @@ def _check_params(params: Any) -> None:
 
 
 def _with_own_settings(state: Any, own: Any) -> Any:
-    """Return an optimizer's state, but with the settings of `optax.inject_hyperparams` of `own`."""
+    """Return an optimizer's state with the `optax.inject_hyperparams` settings of `own`."""
     if not isinstance(state, Mapping) or not isinstance(own, Mapping):
         return state
     return {

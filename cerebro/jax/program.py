@@ -1,7 +1,7 @@
 """The compiled steps of a JAX model: training, evaluation and prediction, one program each.
 
-A model that is built again makes them again. They are shared, in one process, by models of the
-very same functions and optimizer, and compiled once for each shape of a batch.
+Rebuilding a model makes them again. Within a process, models with the very same functions and
+optimizer share them; they are compiled once per batch shape.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from cerebro.model import Batch, Columns, check_batch, loss_of
 Pairs = tuple[tuple[str | None, str], ...]
 
 MAX_PROGRAMS = 16
-"""That are kept for models to come."""
+"""The most programs that are kept for later models."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a program is made of: programs of equal recipes are the same."""
+    """The ingredients of a program: equal recipes share one program."""
 
     apply: Callable[..., Any] | None
     step: Callable[..., Any] | None
@@ -35,7 +35,7 @@ class Recipe:
     metrics: tuple[tuple[str, Callable[..., Any]], ...]
     optimizer: Any
     inputs: Pairs
-    """(keyword, column); the keyword of positional ones is None."""
+    """(keyword, column); the keyword of a positional input is None."""
     target: Pairs | None
     one_target: bool
     has_variables: bool
@@ -44,7 +44,7 @@ class Recipe:
 
 
 def pairs_of(columns: Columns) -> Pairs:
-    """Return the columns that a model is called with as pairs (keyword, column)."""
+    """Return a model's input columns as pairs (keyword, column)."""
     if isinstance(columns, str):
         return ((None, columns),)
     if isinstance(columns, Mapping):
@@ -58,9 +58,9 @@ def taken(function: Callable[..., Any] | None, filled: int) -> frozenset[str]:
     Parameters
     ----------
     function
-        Where nobody knows what it takes, it takes none of them; nor does None.
+        If its signature is unknown, it takes none of them; nor does None.
     filled
-        How many of its arguments are given by position.
+        The number of arguments passed by position.
     """
     if function is None:
         return frozenset()
@@ -76,9 +76,9 @@ def taken(function: Callable[..., Any] | None, filled: int) -> frozenset[str]:
 
 
 class Carry:
-    """What training replaces: (parameters, optimizer's state, variables, steps).
+    """The values that training replaces: (parameters, optimizer's state, variables, steps).
 
-    A training step uses up the arrays that it is given, unless somebody else has them.
+    A training step consumes its arrays, unless they are lent.
     """
 
     def __init__(self, tree: Any) -> None:
@@ -86,21 +86,21 @@ class Carry:
         self._is_lent = False
 
     def lend(self, part: int) -> Any:
-        """Return a part that is to stay usable."""
+        """Return a part that must stay usable."""
         self._is_lent = True
         return self.tree[part]
 
     def take(self, device: Any) -> Any:
-        """Return the tree to be used up: a copy of it if it is lent."""
+        """Return the tree for consumption: a copy of it if a part is lent."""
         return owned("the model", self.tree, device) if self._is_lent else self.tree
 
 
 class Program:
     """The compiled steps of one recipe.
 
-    ``train(tree, key, batch)`` returns the new tree of a `Carry` and the metrics; the old one is
-    used up. ``evaluate``, ``measure`` (metrics,
-    outputs and targets) and ``predict`` are called with (parameters, variables, key, batch).
+    ``train(tree, key, batch)`` returns the new tree of a `Carry` and the metrics; the old tree is
+    consumed. ``evaluate``, ``measure`` (metrics, outputs and targets) and ``predict`` are called
+    with (parameters, variables, key, batch).
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -180,9 +180,9 @@ class Program:
         return self._parted(returned, variables, train, "apply", "outputs")
 
     def _parted(self, returned: Any, variables: Any, train: bool, who: str, what: str) -> Any:
-        """Part what a function returned into itself and the new variables.
+        """Split a function's return value into outputs and new variables.
 
-        In evaluation they may be there or not, and are not used.
+        In evaluation variables may be missing; they are ignored.
         """
         if not self._recipe.has_variables:
             return returned, variables
@@ -223,10 +223,10 @@ _programs: OrderedDict[Recipe, Program] = OrderedDict()
 
 
 def program_of(recipe: Recipe) -> Program:
-    """Return a recipe's program: one that was made before, if there is one."""
+    """Return a recipe's program, an existing one if possible."""
     try:
         program = _programs.pop(recipe, None)
-    except TypeError:  # of something that has no hash: not to be found again
+    except TypeError:  # not hashable: cannot be looked up again
         return Program(recipe)
     program = program or Program(recipe)
     _programs[recipe] = program
@@ -249,7 +249,7 @@ def _names(tree: Any) -> list[Any]:
 
 
 def _takes_value(update: Callable[..., Any]) -> bool:
-    """Whether an optimizer looks at the loss, as optax's `reduce_on_plateau` does."""
+    """Whether an optimizer uses the loss, as optax's `reduce_on_plateau` does."""
     try:
         parameters = inspect.signature(update).parameters.values()
     except (TypeError, ValueError):
@@ -265,18 +265,18 @@ def _updated(params: Any, updates: Any) -> Any:
 
 
 def _like(what: str, new: Any, old: Any, *, retyped: bool = False) -> Any:
-    """Return `new`, whose leaves must have the names and shapes of those of `old`, and the types.
+    """Return `new`, whose leaves must have the names, shapes and types of those of `old`.
 
-    Not all of optax's optimizers keep their states' types: moments of bfloat16 become float32 in
-    the first step where the settings are arrays. They may, with `retyped`.
+    With `retyped`, types may change. Some of optax's optimizers need that: bfloat16 moments become
+    float32 in the first step if the settings are arrays.
 
-    Types that JAX calls weak are made ordinary ones, as they are after a hop.
+    Weak types become ordinary ones, as after a hop.
     """
     fresh = dict(named_leaves(new))
     named = named_leaves(old)
     differ = fresh.keys() ^ {path for path, _ in named}
     if differ:
-        raise InputError(f"{what}: {'/'.join(min(differ))} is not there before and after a step")
+        raise InputError(f"{what}: {'/'.join(min(differ))} must exist both before and after a step")
     leaves = []
     for path, before in named:
         after = fresh[path]
@@ -300,7 +300,7 @@ def _as_loss(what: str, value: Any) -> Any:
 
 
 def _as_metric(what: str, value: Any) -> Any:
-    """Return a metric as a 0-d array, or as a pair of them: the mean and its weight."""
+    """Return a metric as a 0-d array, or as a pair of them: mean and weight."""
     if isinstance(value, tuple) and len(value) == 2:
         return tuple(_as_metric(what, item) for item in value)
     try:

@@ -1,7 +1,7 @@
-"""States of JAX's models, in and out: trees of arrays as dictionaries that name every array.
+"""Save and load states of JAX models: trees of arrays as nested dictionaries of named arrays.
 
-Taking a state copies nothing where the arrays are in host memory: NumPy's views of them hold
-their memory, which then no compiled step writes into. Loading copies.
+Taking a state copies no arrays that are in host memory: NumPy views keep their memory alive, and no
+compiled step then writes to it. Loading copies.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HINT = "build must make the same model from the same configuration"
 
 
 def named_leaves(tree: Any) -> list[tuple[Path, Any]]:
-    """Return a tree's leaves with their paths, as people would write them: layers, 0, kernel."""
+    """Return a tree's leaves with readable paths, such as layers, 0, kernel."""
     found = jax.tree_util.tree_flatten_with_path(tree)[0]
     return [(tuple(map(_part, path)) or ("value",), leaf) for path, leaf in found]
 
@@ -33,31 +33,31 @@ def _part(entry: Any) -> str:
 
 
 def owned(what: str, tree: Any, device: Any) -> Any:
-    """Return a copy of a tree on a device, which shares no memory with anything.
+    """Return a copy of a tree on a device, sharing no memory with anything.
 
     Raises
     ------
     InputError
-        If it has something that is no array, or two of one name.
+        A leaf is not an array, or two have the same name.
     """
     named = named_leaves(tree)
     paths = [path for path, _ in named]
     if len(set(paths)) < len(paths):
         twice = next(path for path in paths if paths.count(path) > 1)
-        raise InputError(f"{what} has two arrays that are called {'/'.join(twice)}: rename one")
+        raise InputError(f"{what} has two arrays named {'/'.join(twice)}: rename one")
     arrays = [_array(what, path, leaf) for path, leaf in named]
     return jax.tree.unflatten(jax.tree.structure(tree), _put(arrays, device))
 
 
 def _array(what: str, path: Path, leaf: Any) -> Any:
-    """Return a copy of a leaf in host memory; of a random key, its words with how to read them."""
+    """Return a copy of a leaf in host memory; a random key becomes its words and its kind."""
     if is_key(leaf):
         return _Key(np.array(jax.random.key_data(leaf)), jax.random.key_impl(leaf))
     array = None if callable(leaf) else np.array(leaf)
     if array is None or array.dtype.kind in "OUSMm":
         raise InputError(
-            f"{what} has a {type(leaf).__name__} at {'/'.join(path)}, which is no array: keep it "
-            "out (with equinox: equinox.partition)"
+            f"{what} has a {type(leaf).__name__} at {'/'.join(path)}, which is not an array: leave "
+            "it out (with equinox: equinox.partition)"
         )
     return array
 
@@ -71,7 +71,7 @@ class _Key:
 
 
 def _put(arrays: list[Any], device: Any) -> list[Any]:
-    """Bring arrays from host memory to a device, in one go."""
+    """Copy arrays from host memory to a device in one transfer."""
     words = [array.words if isinstance(array, _Key) else array for array in arrays]
     placed = jax.device_put(words, device)
     return [
@@ -81,7 +81,7 @@ def _put(arrays: list[Any], device: Any) -> list[Any]:
 
 
 def is_key(leaf: Any) -> bool:
-    """Whether a leaf is a random key with a type of its own, `jax.random.key`'s."""
+    """Whether a leaf is a typed random key, as from `jax.random.key`."""
     return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
@@ -100,8 +100,7 @@ def to_state(tree: Any) -> dict[str, Any]:
 
 
 def to_host(leaf: Any) -> Any:
-    """Return an array as NumPy's: random keys as their words, types of one byte that states
-    cannot hold (float8) as bytes."""
+    """Return a NumPy array; random keys become words, and float8 (not allowed in states) bytes."""
     array = np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
     return array if _is_held(array.dtype) else array.view(np.uint8)
 
@@ -118,18 +117,18 @@ def from_state(what: str, tree: Any, state: Any, device: Any, *, retyped: bool =
     what
         The part of the state, for errors.
     tree
-        Says structure, shapes and types.
+        The required structure, shapes and types.
     state
-        What `to_state` has returned; its arrays are copied.
+        The result of `to_state`; its arrays are copied.
     device
-        Where the new ones shall be.
+        The device of the new arrays.
     retyped
-        Whether they may be of other types than those of `tree`, which they then keep.
+        Whether the arrays may have, and keep, types other than those of `tree`.
 
     Raises
     ------
     StateError
-        If names, shapes or types differ, naming the first array.
+        Names, shapes or types differ; the message names the first array.
     """
     found = dict(_walk(state if isinstance(state, Mapping) else {}, ()))
     named = named_leaves(tree)
@@ -139,7 +138,7 @@ def from_state(what: str, tree: Any, state: Any, device: Any, *, retyped: bool =
     unknown = found.keys() - {path for path, _ in named}
     if unknown:
         raise StateError(
-            f"the state has {what}/{'/'.join(min(unknown))}, which the model has not: {HINT}"
+            f"the state has {what}/{'/'.join(min(unknown))}, which the model lacks: {HINT}"
         )
     arrays = [
         _fitting(f"{what}/{'/'.join(path)}", leaf, found[path], retyped) for path, leaf in named
@@ -156,7 +155,7 @@ def _walk(state: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def _fitting(name: str, leaf: Any, value: Any, retyped: bool) -> Any:
-    """Return a copy of a state's array, which must be as the model's own is."""
+    """Return a copy of a state's array, which must match the model's."""
     words = jax.random.key_data(leaf) if is_key(leaf) else leaf
     array = np.array(value)
     if not _is_held(words.dtype) and array.dtype == np.uint8:

@@ -1,8 +1,8 @@
-"""CUDA in this process: its runtime, found when it is first needed, and its devices.
+"""CUDA in this process: its runtime, found on first use, and its devices.
 
-Nothing of CUDA is linked, brought along or opened by importing Cerebro. The runtime (12 or 13) is
-the one that a framework has loaded, else that of NVIDIA's wheels, else the system's: never a second
-one. ``CEREBRO_CUDART`` names one by its path, for odd installations and for tests.
+Importing Cerebro neither links, ships nor opens any part of CUDA. The runtime (12 or 13) is the one
+that a framework has loaded, else that of NVIDIA's wheels, else the system's: never a second one.
+``CEREBRO_CUDART`` gives a runtime's path, for unusual installations and for tests.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     import cerebro._core as _core
 
 OVERRIDE = "CEREBRO_CUDART"
-"""The variable with the path of the CUDA runtime to use."""
+"""The environment variable with the path of the CUDA runtime to use."""
 
 CUDNN_OVERRIDE = "CEREBRO_CUDNN"
-"""The variable with the path of the cuDNN to use."""
+"""The environment variable with the path of the cuDNN to use."""
 
-# Within NVIDIA's wheels; the first is CUDA 13's.
+# Inside NVIDIA's wheels; the first is CUDA 13's.
 WHEEL_FOLDERS = ("nvidia/cu13/lib", "nvidia/cuda_runtime/lib", "nvidia/cudnn/lib")
 SYSTEM_FOLDERS = ("/usr/local/cuda/lib64",)
 MPS_FOLDER = "/tmp/nvidia-mps"
@@ -36,10 +36,10 @@ _log = logging.getLogger("cerebro.machine.cuda")
 
 
 def folders() -> list[str]:
-    """Return the folders in which CUDA's libraries may be, the best first.
+    """Return the folders that may contain CUDA's libraries, the best first.
 
-    Those of NVIDIA's wheels, of this environment, of ``CUDA_HOME`` and ``CUDA_PATH``, of
-    ``LD_LIBRARY_PATH`` and the usual place; only those that exist.
+    These are the folders of NVIDIA's wheels, of this environment, of ``CUDA_HOME`` and
+    ``CUDA_PATH``, of ``LD_LIBRARY_PATH`` and the usual system folder; only those that exist.
     """
     found = [Path(entry or ".") / inner for entry in sys.path for inner in WHEEL_FOLDERS]
     found.append(Path(sys.prefix) / "lib")
@@ -52,9 +52,9 @@ def folders() -> list[str]:
 
 
 def preferred() -> int:
-    """Return the CUDA (12 or 13) that the framework here is made for; 0: either will do.
+    """Return the CUDA (12 or 13) that the installed framework is built for; 0: either.
 
-    A framework that is not loaded yet would bring its own runtime as a second one.
+    A framework that is loaded later would load its own runtime as a second one.
     """
     torch = sys.modules.get("torch")
     if torch is not None and getattr(torch, "version", None) is not None and torch.version.cuda:
@@ -79,7 +79,7 @@ def preferred() -> int:
 
 
 def _major(version: str | None) -> int:
-    """Of ``"12.8"``, 12."""
+    """Return the major version: 12 for ``"12.8"``."""
     found = re.match(r"\d+", version or "")
     return 0 if found is None else int(found[0])
 
@@ -90,12 +90,12 @@ def open_runtime() -> dict[str, Any]:
     Returns
     -------
     dict
-        Its ``path``, its ``version`` and that of the ``driver``: 12080 is 12.8.
+        Its ``path``, its ``version`` and the version of the ``driver``: 12080 is 12.8.
 
     Raises
     ------
     DeviceError
-        If there is no driver, or no runtime that it can run; the message says what to install.
+        There is no driver, or no runtime that it can run; the message says what to install.
     """
     import cerebro._core as _core
 
@@ -104,7 +104,7 @@ def open_runtime() -> dict[str, Any]:
 
 
 def describe_devices() -> list[dict[str, Any]]:
-    """Describe the GPUs that this process may use, in their order; makes no context.
+    """Describe the GPUs that this process may use, in order; creates no context.
 
     Returns
     -------
@@ -115,7 +115,7 @@ def describe_devices() -> list[dict[str, Any]]:
     Raises
     ------
     DeviceError
-        If there is none, or CUDA cannot be used here.
+        There is no GPU, or CUDA cannot be used here.
     """
     import cerebro._core as _core
 
@@ -129,7 +129,7 @@ def find_cudnn() -> dict[str, Any] | None:
     Raises
     ------
     DeviceError
-        If it is there and does not load.
+        It exists but cannot be loaded.
     """
     import cerebro._core as _core
 
@@ -137,12 +137,12 @@ def find_cudnn() -> dict[str, Any] | None:
 
 
 def cudnn_path() -> str | None:
-    """Return the path of the cuDNN to use: what ``CEREBRO_CUDNN`` says, else the one found.
+    """Return the path of the cuDNN to use: that of ``CEREBRO_CUDNN``, else the one found.
 
     Raises
     ------
     DeviceError
-        If the one that is found does not load.
+        The one that was found cannot be loaded.
     """
     named = os.environ.get(CUDNN_OVERRIDE)
     if named:
@@ -153,9 +153,9 @@ def cudnn_path() -> str | None:
 
 @functools.cache
 def device(name: str) -> _core.Device:
-    """Return a device of this process, always the same one for a name.
+    """Return a device of this process; one object per name.
 
-    See `share_pool` for where its memory is from.
+    See `share_pool` for the source of its memory.
 
     Parameters
     ----------
@@ -165,9 +165,9 @@ def device(name: str) -> _core.Device:
     Raises
     ------
     DeviceError
-        If CUDA cannot be used here.
+        CUDA cannot be used here.
     InputError
-        If there is no such device.
+        The device does not exist.
     """
     import cerebro._core as _core
 
@@ -184,9 +184,9 @@ def device(name: str) -> _core.Device:
 
 
 def share_pool(name: str) -> None:
-    """Have a GPU take its memory from PyTorch's allocator, if PyTorch is loaded by now.
+    """Let a GPU take its memory from PyTorch's allocator, if PyTorch is loaded by now.
 
-    So that two pools do not compete for it. To be called whenever memory is about to be asked for:
+    Otherwise two pools would compete for the memory. Call this before every request for memory:
     PyTorch may have been imported since the device was opened.
     """
     if name != "cpu":
@@ -201,13 +201,13 @@ def _take_from_torch(opened: _core.Device) -> None:
 
 
 _opened: list[str] = []
-_pooled: dict[str, _core.Device] = {}  # that take memory from PyTorch
+_pooled: dict[str, _core.Device] = {}  # these take memory from PyTorch
 
 
 def describe_opened() -> dict[str, Any] | None:
-    """Describe the GPU that this process computes on itself, without a framework; None without one.
+    """Describe the GPU that this process uses without a framework; None without one.
 
-    As `cerebro.machine.environment.cuda` does of PyTorch's.
+    The format is that of `cerebro.machine.environment.cuda`, which describes PyTorch's.
     """
     if not _opened:
         return None
@@ -223,9 +223,9 @@ def describe_opened() -> dict[str, Any] | None:
 
 
 def start_torch() -> bool:
-    """Have PyTorch start its part of CUDA; return whether it has one.
+    """Initialize PyTorch's CUDA; return whether it supports CUDA.
 
-    Its operations on tensors that it takes over through its C table fail before it has.
+    Until then, its operations fail on tensors that it received through its C table.
     """
     import torch
 
@@ -236,7 +236,7 @@ def start_torch() -> bool:
 
 
 def _torch_allocate(nbytes: int, index: int) -> int:
-    """Take memory from PyTorch's pool of the default stream."""
+    """Allocate memory from PyTorch's pool of the default stream."""
     import torch
 
     try:
@@ -252,12 +252,12 @@ def _torch_release(address: int) -> None:
 
 
 def tell_unpinned(why: str) -> None:
-    """Log that host memory cannot be pinned here, once in a process.
+    """Log that host memory cannot be pinned here, once per process.
 
     Parameters
     ----------
     why
-        What the system said, the first time.
+        The system's first error.
     """
     if not _unpinned:
         _unpinned.append(why)
@@ -273,7 +273,7 @@ _unpinned: list[str] = []
 
 
 def mps_runs() -> bool:
-    """Tell whether the Multi-Process Service's control daemon runs here, as its pipe says."""
+    """Return whether the Multi-Process Service's control daemon runs here, judging by its pipe."""
     folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or MPS_FOLDER
     return (Path(folder) / "control").exists()
 

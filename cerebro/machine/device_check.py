@@ -1,9 +1,9 @@
-"""Whether a GPU can be trusted with batches: tried before its first use, in a process of its own.
+"""Check whether a GPU can be trusted with batches, before its first use, in a separate process.
 
-A device that fails a kernel may take its process with it, or never answer. So what is tried first
-is tried elsewhere: memory, streams and every kernel (`_core.Device.check`). What came of it is kept
-for this GPU, driver and versions of PyTorch, the CUDA runtime and Cerebro, in a file of its own
-below the user's cache folder. A file that cannot be read or written costs another check.
+A device that fails in a kernel may kill its process or hang. The check therefore runs elsewhere:
+memory, streams and every kernel (`_core.Device.check`). The verdict is stored for this GPU, driver
+and versions of PyTorch, the CUDA runtime and Cerebro, in a separate file in the user's cache
+folder. If the file cannot be read or written, the check runs again.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from cerebro.machine import cuda
 from cerebro.machine.environment import package_version, version
 
 SECONDS = 60.0
-"""What a check may take; it needs about a second, most of it to start CUDA."""
+"""The timeout of a check; it takes about a second, most of it to start CUDA."""
 END_SECONDS = 5.0
 FOLDER = "CEREBRO_CACHE"
-"""The variable with the folder to keep verdicts in, instead of ``cerebro`` in the user's cache."""
+"""The environment variable with the folder of verdicts; default: the user's cache folder."""
 KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 MOST_BYTES = 100_000  # of a verdict
 
@@ -45,14 +45,14 @@ def problem(name: str, *, anew: bool = False) -> str:
     name
         ``"cuda:0"`` and so on.
     anew
-        Try it whatever is known, and keep what comes of it.
+        Ignore a stored verdict, check again, and store the result.
 
     Raises
     ------
     DeviceError
-        If CUDA cannot be used in this process.
+        CUDA cannot be used in this process.
     InputError
-        If there is no such GPU here.
+        There is no such GPU here.
     """
     of = identity(name)
     path = _place(of)
@@ -66,7 +66,7 @@ def problem(name: str, *, anew: bool = False) -> str:
 
 
 def identity(name: str) -> dict[str, Any]:
-    """What a verdict is about: this GPU, and all that computes on it."""
+    """Return the key of a verdict: this GPU, and everything that computes on it."""
     import cerebro._core as _core
 
     runtime, devices = cuda.open_runtime(), cuda.describe_devices()
@@ -85,12 +85,12 @@ def identity(name: str) -> dict[str, Any]:
         "runtime": cuda.version_text(runtime["version"]),
         "torch": package_version("torch"),
         "cerebro": version(),
-        "core": [core.st_size, core.st_mtime_ns],  # of a clone that is built again
+        "core": [core.st_size, core.st_mtime_ns],  # changes if a clone is rebuilt
     }
 
 
 def _kernel_module() -> str:
-    """What the kernel's part of the driver says of itself; empty where it says nothing."""
+    """Return the driver's kernel module's description of itself; empty without one."""
     try:
         return one_line(KERNEL_MODULE.read_text(errors="replace").partition("\n")[0])
     except OSError:
@@ -101,7 +101,7 @@ def _kernel_module() -> str:
 
 
 def folder() -> Path | None:
-    """Return where verdicts are kept; None where this user has no place for them."""
+    """Return the folder of verdicts; None if this user has no cache folder."""
     if named := os.environ.get(FOLDER):
         return Path(named)
     if named := os.environ.get("XDG_CACHE_HOME"):
@@ -119,7 +119,7 @@ def _place(of: dict[str, Any]) -> Path | None:
 
 
 def _read(path: Path | None, of: dict[str, Any]) -> str | None:
-    """The verdict that is kept; None if there is none that can be read."""
+    """Return the stored verdict; None if there is none or it cannot be read."""
     try:
         if path is None or not path.is_file():
             return None
@@ -134,7 +134,7 @@ def _read(path: Path | None, of: dict[str, Any]) -> str | None:
 
 
 def _write(path: Path | None, of: dict[str, Any], found: str) -> None:
-    """Keep a verdict, whole or not at all: others may read or write it at the same time."""
+    """Store a verdict atomically: other processes may read or write it at the same time."""
     if path is None:
         return
     with contextlib.suppress(OSError):
@@ -152,10 +152,10 @@ def _write(path: Path | None, of: dict[str, Any], found: str) -> None:
 
 
 def _try(name: str) -> tuple[str, bool]:
-    """Run a check; return what fails, and whether that would be so another time."""
+    """Run a check; return what fails, and whether that is permanent."""
     variables = dict(os.environ)
     if path := cuda.open_runtime()["path"]:
-        variables[cuda.OVERRIDE] = path  # the one that is used here
+        variables[cuda.OVERRIDE] = path  # the one used here
     folders = json.dumps([str(entry) for entry in sys.path if entry])
     try:
         process = subprocess.Popen(
@@ -168,12 +168,12 @@ def _try(name: str) -> tuple[str, bool]:
             errors="replace",
         )
     except OSError as error:
-        return f"{name}: its check cannot be started: {error}", False
+        return f"{name}: its check could not be started: {error}", False
     try:
         said, errors = process.communicate(timeout=SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hold on to it
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the driver may keep it alive
             process.communicate(timeout=END_SECONDS)
         return f"{name}: its check gave no answer within {SECONDS:g} seconds", False
     try:
@@ -184,7 +184,7 @@ def _try(name: str) -> tuple[str, bool]:
 
 
 def _end_of(status: int, errors: str) -> str:
-    """How a process ended that has said nothing."""
+    """Describe how a process ended that printed nothing."""
     if status < 0:
         try:
             return signal.Signals(-status).name
@@ -195,7 +195,7 @@ def _end_of(status: int, errors: str) -> str:
 
 
 def main(name: str) -> NoReturn:
-    """Try a GPU in this process, and print what fails and whether that lasts."""
+    """Check a GPU in this process, and print what fails and whether that is permanent."""
     found, is_lasting = "", True
     try:
         cuda.device(name).check()
@@ -204,4 +204,4 @@ def main(name: str) -> NoReturn:
     except (DeviceError, InputError) as error:
         found = str(error)
     print(json.dumps([found, is_lasting]), flush=True)
-    os._exit(0)  # whatever the driver would do at the end
+    os._exit(0)  # skip whatever the driver does at exit

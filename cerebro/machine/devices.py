@@ -1,8 +1,8 @@
-"""Where models are trained: names of devices, which are here, and who works on which.
+"""Training devices: their names, which ones exist, and which worker uses which.
 
-Nothing here starts CUDA in the process that asks: what there is is found by a program of its
-own, once, and only where a driver is loaded. A worker of a GPU sees no other one
-(``CUDA_VISIBLE_DEVICES``), so that code that says ``.cuda()`` cannot go astray.
+Nothing here starts CUDA in the calling process: a separate program lists the GPUs, once, and only
+if a driver is loaded. A GPU worker sees no other GPU (``CUDA_VISIBLE_DEVICES``), so code that calls
+``.cuda()`` cannot pick the wrong one.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from cerebro.machine.resources import usable_cores
 
 CPU = "cpu"
 ALL = "cuda"
-"""All GPUs, wherever they are: what the record of a run on other machines says."""
+"""All GPUs, on any machine: recorded for a run on other machines."""
 IN_WORKER = "cuda:0"
-"""What a worker calls its GPU, the only one that it sees."""
+"""A worker's name for its GPU, the only one that it sees."""
 
 CUBLAS_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 CUBLAS_WORKSPACE = ":4096:8"
-"""With which cuBLAS gives equal bits for equal inputs; it is read when CUDA starts."""
+"""Makes cuBLAS give equal bits for equal inputs; read when CUDA starts."""
 
 FIND_SECONDS = 120.0
 SIGNS_OF_A_DRIVER = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg")
 PROGRAM = """
 import sys
-sys.path[:] = filter(None, sys.path)  # no file of the working directory that is called like these
+sys.path[:] = filter(None, sys.path)  # do not import files of the working directory
 import json
 found, problem = [], ""
 try:
@@ -71,16 +71,15 @@ class Device:
     Attributes
     ----------
     name
-        ``"cuda:0"`` and so on, in the order in which this process sees them.
+        ``"cuda:0"`` and so on, in this process's order.
     label
-        What its maker calls it.
+        The manufacturer's name for it.
     memory
-        Bytes, all of them.
+        Total bytes.
     visible
-        ``CUDA_VISIBLE_DEVICES`` of a process that is to see it alone.
+        ``CUDA_VISIBLE_DEVICES`` of a process that sees this GPU alone.
     about
-        What computes there, as `cerebro.machine.environment.cuda` says of a process that has
-        started CUDA; empty if it is not known.
+        A description in the format of `cerebro.machine.environment.cuda`; empty if unknown.
     """
 
     name: str
@@ -92,7 +91,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Found:
-    """The GPUs that can be used here, or why there is none."""
+    """The usable GPUs of this machine, or why there are none."""
 
     devices: tuple[Device, ...] = ()
     problem: str = ""
@@ -108,7 +107,7 @@ def lookup() -> Found:
 
 
 def has_driver() -> bool:
-    """Whether an NVIDIA driver is loaded; nothing is started to know it."""
+    """Whether an NVIDIA driver is loaded; starts nothing."""
     return any(Path(sign).exists() for sign in SIGNS_OF_A_DRIVER)
 
 
@@ -119,7 +118,7 @@ def _lookup(visible: str | None) -> Found:
     if visible is not None and not visible.strip():
         return Found(problem="CUDA_VISIBLE_DEVICES is empty")
     if not installed("torch"):
-        return Found(problem="PyTorch is not installed, through which GPUs are used")
+        return Found(problem="PyTorch, which is needed to use GPUs, is not installed")
     try:
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM],
@@ -141,24 +140,24 @@ def _lookup(visible: str | None) -> Found:
 
 
 def visible_alone(index: int, visible: str | None) -> str:
-    """Return ``CUDA_VISIBLE_DEVICES`` for one GPU of those that `visible` leaves."""
+    """Return ``CUDA_VISIBLE_DEVICES`` for one of the GPUs that `visible` lists."""
     if visible is None:
         return str(index)
     return [name.strip() for name in visible.split(",")][index]
 
 
 def is_gpu(name: str) -> bool:
-    """Whether a device's name is that of a GPU."""
+    """Whether a device's name is a GPU's."""
     return name.startswith("cuda")
 
 
 def are_gpus(devices: Sequence[str]) -> bool:
-    """Whether models are trained on GPUs, which never are beside the CPU."""
+    """Whether models are trained on GPUs; GPUs are never combined with the CPU."""
     return is_gpu(devices[0])
 
 
 def in_worker(devices: Sequence[str]) -> str:
-    """Return what a worker calls its device, where models are trained on these."""
+    """Return a worker's name for its device, if models are trained on these."""
     return IN_WORKER if are_gpus(devices) else CPU
 
 
@@ -166,20 +165,20 @@ def in_worker(devices: Sequence[str]) -> str:
 
 
 def choose(devices: Any, found: Found | None = None) -> tuple[str, ...]:
-    """Return the names of the devices that ``devices=`` means, ``("cpu",)`` or GPUs.
+    """Return the devices that ``devices=`` selects, ``("cpu",)`` or GPUs.
 
     Parameters
     ----------
     devices
-        ``"auto"`` (or None): all GPUs, the CPU where there is none; ``"cpu"``; ``"cuda"``: all
-        GPUs; ``"cuda:1"``; or a list of such.
+        ``"auto"`` (or None): all GPUs, or the CPU if there are none; ``"cpu"``; ``"cuda"``: all
+        GPUs; ``"cuda:1"``; or a list of GPUs.
     found
-        What there is; default: `lookup` says.
+        The GPUs that exist; default: those of `lookup`.
 
     Raises
     ------
     InputError
-        If it names no device, or one that is not here.
+        A name is not a device's, or the device is not here.
     """
     wanted = named(devices)
     if wanted == [CPU]:
@@ -190,25 +189,25 @@ def choose(devices: Any, found: Found | None = None) -> tuple[str, ...]:
     if not found.devices:
         raise InputError(
             f"devices={devices!r}: no GPU can be used here ({found.problem}); give devices='auto' "
-            "or 'cpu', and `python -m cerebro doctor` says what is missing"
+            "or 'cpu', or run `python -m cerebro doctor` to see what is missing"
         )
     if wanted == ["cuda"]:
         return tuple(found.names)
     for name in wanted:
         if name not in found.names:
             raise InputError(
-                f"devices={devices!r}: there is no {name!r} here, only {', '.join(found.names)}"
+                f"devices={devices!r}: no {name!r} here, only {', '.join(found.names)}"
             )
     return tuple(wanted)
 
 
 def named(devices: Any) -> list[str]:
-    """Return what ``devices=`` names, checked for its form alone.
+    """Return the names in ``devices=``, checking only their form.
 
     Raises
     ------
     InputError
-        If it names no device, or one twice.
+        A name is not a device's, or occurs twice.
     """
     several = isinstance(devices, (list, tuple))
     items = devices if several else ["auto" if devices is None else devices]
@@ -233,13 +232,13 @@ def named(devices: Any) -> list[str]:
 
 
 def _torch_name(item: Any) -> str:
-    """A ``torch.device`` by its name; anything else is none."""
+    """Return a ``torch.device``'s name; empty for anything else."""
     named = type(item).__module__ == "torch" and type(item).__name__ == "device"
     return str(item) if named else ""
 
 
 def mixed(devices: Sequence[str]) -> str | None:
-    """Say that GPUs are of different kinds, on which states differ in their last bits."""
+    """Warn that GPUs are of different kinds, on which states differ in their last bits."""
     if not are_gpus(devices):
         return None
     known = lookup().devices
@@ -248,12 +247,12 @@ def mixed(devices: Sequence[str]) -> str | None:
         return None
     return (
         f"the GPUs are of different kinds ({', '.join(labels)}): a trial's states depend on which "
-        "of them train it; give devices= of one kind to have them exact"
+        "of them train it; give devices= of one kind for exact states"
     )
 
 
 def recorded(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the devices that a run's record names; runs of the first version had the CPU."""
+    """Return the devices in a run's record; runs of the first version used the CPU."""
     names = settings.get("devices")
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
         return (CPU,)
@@ -261,7 +260,7 @@ def recorded(settings: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def here(devices: Sequence[str]) -> tuple[str, ...]:
-    """Return where a run goes on that used these devices: on them, or what there is like them."""
+    """Return where a run that used these devices resumes: on them, or on similar ones."""
     if not are_gpus(devices):
         return (CPU,)
     found = lookup().names
@@ -274,12 +273,12 @@ def count_workers(
     workers_per_device: int | None,
     threads: int,
 ) -> int:
-    """Return how many workers there are: as asked, or by what the devices are.
+    """Return the number of workers: as requested, or derived from the devices.
 
     Raises
     ------
     InputError
-        If the arguments contradict each other.
+        The arguments contradict each other.
     """
     if not are_gpus(devices):
         return max(1, usable_cores() // threads) if workers is None else workers
@@ -295,24 +294,24 @@ def count_workers(
 
 
 def seats(devices: Sequence[str], workers: int) -> list[Device | None]:
-    """Return where each worker sits, the devices in turn; None: on the CPU.
+    """Return each worker's device, assigned in turn; None: the CPU.
 
     Raises
     ------
     InputError
-        If a device is not here.
+        A device is not here.
     """
     if not are_gpus(devices):
         return [None] * workers
     known = {device.name: device for device in lookup().devices}
     for name in devices:
         if name not in known:
-            raise InputError(f"there is no {name!r} here: give devices= that are")
+            raise InputError(f"no {name!r} here: give devices= that exist")
     return [known[devices[i % len(devices)]] for i in range(workers)]
 
 
 def variables(device: Device) -> dict[str, str]:
-    """What a worker's environment needs before CUDA starts in it."""
+    """Return the environment variables that a worker needs before CUDA starts."""
     return {
         "CUDA_VISIBLE_DEVICES": device.visible,
         CUBLAS_VARIABLE: os.environ.get(CUBLAS_VARIABLE, CUBLAS_WORKSPACE),
@@ -320,26 +319,26 @@ def variables(device: Device) -> dict[str, str]:
 
 
 def computing_with(devices: Sequence[str]) -> Mapping[str, Any]:
-    """What computes on the first of these GPUs; empty if that is not known here."""
+    """Describe the first of these GPUs; empty if unknown here."""
     found = [device.about for device in lookup().devices if device.name == devices[0]]
     return found[0] if found else {}
 
 
 def memory_of(devices: Sequence[str]) -> int:
-    """Bytes of the smallest of these GPUs."""
+    """Return the bytes of the smallest of these GPUs."""
     return min(device.memory for device in lookup().devices if device.name in devices)
 
 
 @contextmanager
 def using(device: str) -> Iterator[None]:
-    """Compute on a device in this process, which leaves its current one as it was.
+    """Compute on a device in this process, then restore the current device.
 
-    What cuBLAS reads when it starts is set before.
+    Sets the variable that cuBLAS reads when it starts.
 
     Warns
     -----
     UserWarning
-        If CUDA has started without it.
+        CUDA has already started without it.
     """
     if not is_gpu(device):
         yield
@@ -350,8 +349,8 @@ def using(device: str) -> Iterator[None]:
         if torch.cuda.is_initialized():
             warnings.warn(
                 f"CUDA has started in this process without {CUBLAS_VARIABLE}={CUBLAS_WORKSPACE}, "
-                "which workers have: products of matrices may have other last bits than theirs. "
-                "Set it before anything is computed on a GPU to have the same",
+                "which workers have: matrix products may differ from theirs in the last bits. "
+                "Set it before anything is computed on a GPU to get the same bits",
                 stacklevel=4,
             )
         os.environ[CUBLAS_VARIABLE] = CUBLAS_WORKSPACE
@@ -366,7 +365,7 @@ _building: ContextVar[str | None] = ContextVar("cerebro_building", default=None)
 
 @contextmanager
 def building_on(device: str) -> Iterator[None]:
-    """Call a user's ``build`` with models made for this device."""
+    """Call a user's ``build`` in this block; models are made for this device."""
     token = _building.set(device)
     try:
         yield
@@ -375,5 +374,5 @@ def building_on(device: str) -> Iterator[None]:
 
 
 def build_device() -> str | None:
-    """The device that a model is being built for; None outside of Cerebro's own calls."""
+    """Return the device that a model is being built for; None outside Cerebro's own calls."""
     return _building.get()

@@ -1,7 +1,7 @@
 """Files that survive a loss of power: synced, renamed, and their folders synced.
 
-A row of the run store names a state; it may be written only when the state is durable under
-that name. Until a function here returns, nothing that it was given is safe.
+A row of the run store names a state; it may be written only when the state is durable under that
+name. Data passed to a function here is safe only once the function has returned.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Path = str | os.PathLike[str]
 
 
 def sync_folder(folder: Path) -> None:
-    """Make names added to or removed from a folder durable.
+    """Make additions to and removals from a folder durable.
 
     Raises
     ------
     OSError
-        Naming the folder. A file system that cannot sync folders (EINVAL) is believed.
+        Naming the folder. EINVAL, from a file system that cannot sync folders, is ignored.
     """
     with _says(f"cannot open folder {os.fspath(folder)}"):
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -43,9 +43,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Put bytes in the place of a file in one durable step.
+    """Replace a file's content in one durable step.
 
-    Readers see the old bytes or the new ones, also after a loss of power.
+    Readers see the old bytes or the new ones, even after a loss of power.
 
     Raises
     ------
@@ -72,20 +72,20 @@ def replace_file(path: Path, data: bytes) -> None:
 def publish(files: Iterable[tuple[Path, Path]]) -> None:
     """Make complete files durable under their final names.
 
-    All are synced, then all are renamed, then their folders are synced. The disk is told of all
-    files before the first is waited for, and one descriptor is enough for any number.
+    First all files are synced, then all are renamed, then their folders are synced. Writing begins
+    for all files before the first is waited for, and one descriptor is open at a time.
 
     Parameters
     ----------
     files
-        The temporary and the final path of each; a file that has the final name is replaced.
+        The temporary and the final path of each; an existing file of that name is replaced.
 
     Raises
     ------
     OSError
         Naming what failed. If a file could not be synced, nothing was renamed, and that file is
         lost: a second sync may succeed without the data. If a rename or the sync of a folder
-        failed, some files may have their final name, and none is known to be durable under it.
+        failed, some files may have their final name, but none is known to be durable.
     """
     pairs = [(os.fspath(temporary), os.fspath(final)) for temporary, final in files]
     if len(pairs) > 1:
@@ -103,10 +103,10 @@ def publish(files: Iterable[tuple[Path, Path]]) -> None:
 
 
 def _begin_writing(fd: int) -> None:
-    """Have the disk begin to write a file, where the system can be told; the sync does the rest.
+    """Ask the system to begin writing a file, if it supports that; the sync does the rest.
 
-    On Linux this also drops pages that are on the disk already. That costs a later reader
-    something, and a sync for each of many small files costs twice as much without it.
+    On Linux this also drops pages that are already on the disk. A later reader pays a little for
+    that; without it, syncing each of many small files costs twice as much.
     """
     if sys.platform != "darwin":
         with contextlib.suppress(OSError):
@@ -114,7 +114,7 @@ def _begin_writing(fd: int) -> None:
 
 
 def _sync(fd: int) -> None:
-    if sys.platform == "darwin":  # where fsync stops at the drive's cache
+    if sys.platform == "darwin":  # fsync stops at the drive's cache
         with contextlib.suppress(OSError):
             fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
             return
@@ -129,14 +129,14 @@ def _opened(path: str) -> Iterator[int]:
         try:
             yield fd
         finally:
-            os.close(fd)  # NFS writes here, and tells of its failure only once
+            os.close(fd)  # NFS writes here, and reports its failure only once
 
 
 def _make_temporary(path: str) -> tuple[int, str]:
     """Open a new file beside `path`.
 
-    Its name holds the process, and a number for what other threads or a dead process with the
-    same id have left.
+    Its name contains the process id, and a number to avoid the files of other threads or of a dead
+    process with the same id.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     for number in range(_TRIES):
@@ -156,10 +156,10 @@ def _folder_of(path: str) -> str:
 
 @contextlib.contextmanager
 def _says(what: str) -> Iterator[None]:
-    """Have an OSError say what failed, and of which file."""
+    """Add the failed operation and the file to an OSError."""
     try:
         yield
     except LinkError:
-        raise  # it says more
+        raise  # its message is more precise
     except OSError as error:
         raise OSError(error.errno, f"{what}: {error.strerror}") from None

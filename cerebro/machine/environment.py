@@ -1,10 +1,9 @@
-"""What a run depends on besides its code and data: versions, CPU, threads, flags.
+"""The environment of a run, besides code and data: versions, CPU, threads, flags.
 
-The same configuration gives the same bits only on the same kind of machine, with
-the same library versions, instruction set and thread count. :func:`describe`
-writes these down for the run's record, :func:`differences` compares two records
-and ``python -m cerebro doctor`` prints them. torch is looked at only where it is
-imported already, so none of this costs an import.
+The same configuration gives the same bits only on the same kind of machine, with the same library
+versions, instruction set and thread count. :func:`describe` returns these for the run's record,
+:func:`differences` compares two records, and ``python -m cerebro doctor`` prints them. torch is
+examined only if it is already imported, so nothing here imports it.
 """
 
 from __future__ import annotations
@@ -24,9 +23,10 @@ import numpy as np
 
 from cerebro.machine.flags import torch_flags
 from cerebro.machine.installation import DISTRIBUTION
+from cerebro.machine.mappings import flatten
 from cerebro.machine.resources import usable_cores
 
-# Packages whose version can change the bits of a run, or what can be read.
+# Packages whose version can change the bits of a run, or which data can be read.
 PACKAGES = (
     "numpy",
     "torch",
@@ -43,8 +43,8 @@ PACKAGES = (
     "cloudpickle",
 )
 
-# NVIDIA's libraries, whose packages can be exchanged without PyTorch's: another version is
-# another choice of kernels. And what brings them for JAX.
+# NVIDIA's libraries, whose packages can be replaced without PyTorch's: a different version chooses
+# different kernels. And the plugins that install them for JAX.
 CUDA_LIBRARIES = ("cublas", "cudnn", "cufft", "curand", "cusolver", "cusparse", "cuda-runtime")
 
 CUDA_PACKAGES = (
@@ -52,7 +52,7 @@ CUDA_PACKAGES = (
     *(f"jax-cuda{major}-plugin" for major in (12, 13)),
 )
 
-# Variables by which libraries choose other kernels or orders, and so other bits.
+# Variables that make libraries choose other kernels or orders, and so other bits.
 VARIABLES = (
     "ATEN_CPU_CAPABILITY",
     "CUBLAS_WORKSPACE_CONFIG",
@@ -78,11 +78,11 @@ VARIABLES = (
     "XLA_FLAGS",
 )
 
-# Set to `threads` in workers; in the caller's process they are as they are.
-# The last one is XLA's, which reads it when JAX first computes in a process.
+# Set to `threads` in workers, and unchanged in the caller's process.
+# The last one is read by XLA when JAX first computes in a process.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC")
 
-# What PyTorch's description of its own build says about its libraries.
+# Patterns of library versions in PyTorch's description of its build.
 TORCH_LIBRARIES = {
     "mkl": r"Math Kernel Library Version (\S+)",
     "onednn": r"(?:MKL-DNN|oneDNN) v(\S+)",
@@ -92,7 +92,7 @@ TORCH_LIBRARIES = {
     "compiler": r"GCC (\S+)",
 }
 
-# Vector instruction sets, best first, as the kernel names them.
+# Vector instruction sets by the kernel's names, best first.
 INSTRUCTION_SETS = {
     "amx_tile": "AMX",
     "avx512f": "AVX-512",
@@ -110,7 +110,7 @@ def version() -> str:
     """Return Cerebro's version."""
     try:
         return metadata.version(DISTRIBUTION)
-    except metadata.PackageNotFoundError:  # on the path without being installed
+    except metadata.PackageNotFoundError:  # on the path but not installed
         return "unknown"
 
 
@@ -126,7 +126,7 @@ def package_version(name: str) -> str | None:
 def cpu() -> dict[str, str]:
     """Return the CPU's ``model``, its best vector ``instruction_set`` and all ``features``.
 
-    Features are the names of its vector and matrix instructions, with blanks between.
+    Features are the names of its vector and matrix instructions, separated by spaces.
     """
     fields: dict[str, str] = {}
     try:
@@ -147,7 +147,7 @@ def cpu() -> dict[str, str]:
 
 @functools.cache
 def gpu() -> str | None:
-    """Return the GPUs' names and their driver's version, None without one. Starts no driver."""
+    """Return the GPUs' names and driver version, or None. Starts no driver."""
     names = []
     for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         with contextlib.suppress(OSError):
@@ -163,17 +163,17 @@ def gpu() -> str | None:
 
 @functools.cache
 def numpy_blas() -> str:
-    """Return the name and version of the library that NumPy multiplies matrices with."""
+    """Return the name and version of NumPy's BLAS library."""
     try:
         config: Any = np.show_config(mode="dicts")
         blas = config["Build Dependencies"]["blas"]
         return f"{blas['name']} {blas.get('version', '')}".strip()
-    except (TypeError, KeyError):  # before NumPy 1.25 it could only be printed
+    except (TypeError, KeyError):  # before NumPy 1.25 the configuration could only be printed
         return "unknown"
 
 
 def torch_libraries() -> dict[str, str]:
-    """Return the versions of the libraries in PyTorch; empty while it is not imported."""
+    """Return the versions of PyTorch's libraries; empty if PyTorch is not imported."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "__config__"):
         return {}
@@ -188,7 +188,7 @@ def _torch_capability() -> str | None:
 
 
 def cuda() -> dict[str, Any] | None:
-    """Return what CUDA computes with in this process; None where it has not started."""
+    """Describe the CUDA that computes in this process; None if it has not started."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
@@ -203,9 +203,9 @@ def cuda() -> dict[str, Any] | None:
 
 
 def jax_backend() -> str | None:
-    """Return what JAX computes on in this process, such as "gpu"; None where it has not started."""
+    """Return JAX's backend in this process, such as "gpu"; None if it has not started."""
     jax = sys.modules.get("jax")
-    bridge = sys.modules.get("jax._src.xla_bridge")  # to ask JAX itself would start it
+    bridge = sys.modules.get("jax._src.xla_bridge")  # asking JAX itself would start it
     has_started = getattr(bridge, "backends_are_initialized", None)
     if jax is None or has_started is None or not has_started():
         return None
@@ -213,7 +213,7 @@ def jax_backend() -> str | None:
 
 
 def uses_gpu(record: Mapping[str, Any]) -> bool:
-    """Whether a process computes on a GPU, by what `describe` says of it."""
+    """Whether a process computes on a GPU, according to its record from `describe`."""
     return "cuda" in record or record.get("jax_backend") in ("gpu", "cuda", "rocm")
 
 
@@ -230,14 +230,14 @@ def describe(threads: int | None = None, device: str = "cpu") -> dict[str, Any]:
     threads
         Compute threads per worker of the run.
     device
-        What computes: "cpu", or any other name for a GPU.
+        The computing device: "cpu", or any other name for a GPU.
 
     Returns
     -------
     dict
-        JSON-able: ``cerebro python packages system libc cpu gpu device cuda cuda_packages
+        JSON values: ``cerebro python packages system libc cpu gpu device cuda cuda_packages
         jax_backend cores threads blas torch torch_capability torch_libraries variables``;
-        ``cuda`` and ``jax_backend`` only where they have started.
+        ``cuda`` and ``jax_backend`` only if they have started.
     """
     more: dict[str, Any] = {}
     if device != "cpu":
@@ -267,12 +267,12 @@ def describe(threads: int | None = None, device: str = "cpu") -> dict[str, Any]:
 
 
 def variables() -> dict[str, str]:
-    """Return those of `VARIABLES` that are set in this process."""
+    """Return the members of `VARIABLES` that are set in this process."""
     return {name: os.environ[name] for name in VARIABLES if name in os.environ}
 
 
 def _variables(threads: int | None) -> dict[str, str]:
-    """The variables that are set; those about threads only where they say something else."""
+    """Return the set variables; those about threads only if they differ from `threads`."""
     found = variables()
     for name in THREAD_VARIABLES:
         value = os.environ.get(name)
@@ -282,23 +282,23 @@ def _variables(threads: int | None) -> dict[str, str]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Name what differs between two records and could change a run's bits.
+    """List the differences between two records that could change a run's bits.
 
     Returns
     -------
     list of str
-        One line each, such as ``"packages.torch was 2.12.0, is 2.13.0"``; the number of
-        cores is left out, for it changes nothing, and so is what an older record lacks.
+        One line each, such as ``"packages.torch was 2.12.0, is 2.13.0"``. The number of cores is
+        left out, because it changes nothing, and so are fields that an older record lacks.
     """
     both = before.keys() & now.keys()
     old, new = ({k: v for k, v in record.items() if k in both} for record in (before, now))
-    old, new = _flat(old), _flat(new)
+    old, new = flatten(old), flatten(new)
     lines = []
     for key in sorted(old.keys() | new.keys()):
         if key == "cores" or old.get(key) == new.get(key):
             continue
         if key.startswith("torch") and (old.get(key) is None or new.get(key) is None):
-            continue  # torch was not imported yet on one side: nothing is known
+            continue  # one side had not imported torch yet: unknown
         if key == "cpu.features" and key in old and key in new:
             lines.append(_features_differ(str(old[key]), str(new[key])))
         else:
@@ -307,25 +307,15 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _features_differ(before: str, now: str) -> str:
-    """Name the CPU's instructions that have come and gone."""
+    """Describe which CPU instructions were added and removed."""
     old, new = set(before.split()), set(now.split())
     parts = [("without", sorted(old - new)), ("with", sorted(new - old))]
     said = "; ".join(f"{word} {' '.join(names)}" for word, names in parts if names)
     return f"cpu.features differ: now {said}"
 
 
-def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in record.items():
-        if isinstance(value, Mapping):
-            flat.update(_flat(value, f"{prefix}{key}."))
-        else:
-            flat[prefix + key] = value
-    return flat
-
-
 def installed(module: str) -> bool:
-    """Tell whether a module could be imported, without importing it."""
+    """Return whether a module could be imported, without importing it."""
     try:
         return util.find_spec(module) is not None
     except (ImportError, ValueError):

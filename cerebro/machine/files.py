@@ -1,10 +1,9 @@
-"""Files and the disk under them: plain files, failures to write, file systems, free space.
+"""Files and the disk under them: plain files, write errors, file systems, free space.
 
-Such a folder may hold anything: a link to a file elsewhere, a pipe that nobody writes into,
-gigabytes where a page is expected, JSON that is nested without end. One rule keeps all of that
-out. *The folder itself may be reached by any path, links included: the user chose it. What lies in
-it is plain*: names without a slash and without ``..``, that are files or folders themselves and
-not links to some.
+A run's folder may contain anything: a link to a file elsewhere, a pipe without a writer, gigabytes
+where a page is expected, endlessly nested JSON. One rule keeps all of that out. *The folder itself
+may be reached by any path, links included: the user chose it. Its content is plain*: names without
+a slash and without ``..``, of files or folders, not of links.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from cerebro.machine.resources import available_memory
 
 MAX_NAME_BYTES = 255
 
-MAX_DIGITS = 400  # of a whole number; Python's own limit is ten times that, where it has one
+MAX_DIGITS = 400  # of a whole number; Python's own limit, if any, is ten times that
 
 _NEVER_WAIT = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class LinkError(CorruptDataError, OSError):
-    """A symbolic link lies in the place of a file or folder that is to be opened or made."""
+    """A symbolic link is in the place of a file or folder to be opened or made."""
 
 
 def path_of(argument: str, value: Any) -> Path:
-    """The path that an argument is; InputError for what is none."""
+    """Convert an argument to a Path; raise InputError if it is not a path."""
     try:
         return Path(value)
     except TypeError:
@@ -42,7 +41,7 @@ def path_of(argument: str, value: Any) -> Path:
 
 
 def is_plain_name(name: object) -> bool:
-    """Whether `name` can only mean something in the folder it is looked for in."""
+    """Whether `name` can only refer to an entry of the folder it is looked up in."""
     return (
         isinstance(name, str)
         and name not in ("", ".", "..")
@@ -58,35 +57,35 @@ def read_bytes(path: Path, limit: int | None = None) -> bytes:
     Raises
     ------
     FileNotFoundError
-        It is not there.
+        The file does not exist.
     CorruptDataError
-        It is a link or no regular file, or has more than `limit` bytes.
+        It is a link, not a regular file, or larger than `limit` bytes.
     """
     fd = open_plain(path, os.O_RDONLY)
     with open(fd, "rb") as file:  # noqa: PTH123
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
-            raise CorruptDataError(f"{path} is no regular file")
+            raise CorruptDataError(f"{path} is not a regular file")
         if limit is None:
             return file.read()
         content = file.read(limit + 1) if info.st_size <= limit else None
         if content is None or len(content) > limit:
-            raise CorruptDataError(f"{path} is larger than any such file: more than {limit} bytes")
+            raise CorruptDataError(f"{path} is too large: more than {limit} bytes")
         return content
 
 
-def open_plain(path: str | os.PathLike[str], flags: int, mode: int = 0o644) -> int:
-    """`os.open` of a file that must not be a link, and never waits for a pipe's other end.
+def open_plain(path: str | os.PathLike[str], flags: int) -> int:
+    """Open a file as `os.open`, but never follow a link or wait for a pipe's other end.
 
     Raises
     ------
     LinkError
-        It is a link.
+        The file is a link.
     OSError
-        It cannot be opened.
+        The file cannot be opened.
     """
     try:
-        return os.open(path, flags | _NEVER_WAIT, mode)
+        return os.open(path, flags | _NEVER_WAIT, 0o644)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise _link(path) from None
@@ -94,7 +93,7 @@ def open_plain(path: str | os.PathLike[str], flags: int, mode: int = 0o644) -> i
 
 
 def check_folder(path: Path) -> None:
-    """Raise CorruptDataError if `path` is a link or no folder; nothing if it is not there."""
+    """Raise CorruptDataError if `path` exists and is a link or not a folder."""
     try:
         info = path.lstat()
     except FileNotFoundError:
@@ -102,7 +101,7 @@ def check_folder(path: Path) -> None:
     if stat.S_ISLNK(info.st_mode):
         raise _link(path)
     if not stat.S_ISDIR(info.st_mode):
-        raise CorruptDataError(f"{path} is no folder")
+        raise CorruptDataError(f"{path} is not a folder")
 
 
 def check_no_link(path: Path) -> None:
@@ -112,12 +111,12 @@ def check_no_link(path: Path) -> None:
 
 
 def load_json(content: bytes, path: str | os.PathLike[str]) -> Any:
-    """Parse JSON strictly: UTF-8, no key twice, no NaN, no number of endless digits.
+    """Parse JSON strictly: UTF-8, no duplicate keys, no NaN, no endless numbers.
 
     Raises
     ------
     CorruptDataError
-        It is cut or damaged; the message names `path`.
+        The content is cut or damaged; the message names `path`.
     """
     try:
         return json.loads(
@@ -133,20 +132,20 @@ def load_json(content: bytes, path: str | os.PathLike[str]) -> Any:
 
 def _link(path: str | os.PathLike[str]) -> LinkError:
     return LinkError(
-        f"{os.fspath(path)} is a symbolic link, and those are not followed here: put what it "
-        "points to in its place"
+        f"{os.fspath(path)} is a symbolic link, which is not followed here: replace it with what "
+        "it points to"
     )
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        raise ValueError("a field is given twice")
+        raise ValueError("a field occurs twice")
     return value
 
 
 def _refuse_constant(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON number")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 def _whole_number(digits: str) -> int:
@@ -158,7 +157,7 @@ def _whole_number(digits: str) -> int:
 def _finite_number(digits: str) -> float:
     value = float(digits)
     if value in (float("inf"), float("-inf")):
-        raise ValueError("a number beyond all floats")
+        raise ValueError("a number too large for a float")
     return value
 
 
@@ -172,17 +171,17 @@ class StorageError(OSError):
 
 
 class ExhaustedError(StorageError):
-    """This process has no file descriptor left for the run's files: another one has."""
+    """This process has no file descriptors left for the run's files; other workers may."""
 
 
 @contextlib.contextmanager
 def storing() -> Iterator[None]:
-    """Turn an OSError into a StorageError that says what to do.
+    """Turn an OSError into a StorageError that names the cure.
 
     Raises
     ------
     StorageError
-        Or ExhaustedError, where all descriptors are taken.
+        Or ExhaustedError, if all descriptors are taken.
     """
     try:
         yield
@@ -194,13 +193,13 @@ def storing() -> Iterator[None]:
                 "socket or a subprocess left open in every batch?"
             ) from error
         raise StorageError(
-            f"{cause} (the run's folder must be writable and needs room for states: free some, "
+            f"{cause} (the run's folder must be writable and have room for states: free some, "
             "or choose another run= or state_dir=)"
         ) from error
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether a disk is full, wherever that was noticed: in a print, say."""
+    """Whether an error means a full disk, wherever it occurred, such as in a print."""
     return isinstance(error, OSError) and error.errno in FULL
 
 
@@ -232,7 +231,7 @@ NETWORK_FILE_SYSTEMS = frozenset(
 def file_system(path: str | os.PathLike[str]) -> str:
     """Return the type of the file system that holds `path` (which need not exist yet).
 
-    ``"unknown"`` where the system does not tell.
+    ``"unknown"`` if the system does not report it.
     """
     place = Path(path).absolute()
     while not place.exists():
@@ -250,7 +249,7 @@ def file_system(path: str | os.PathLike[str]) -> str:
 
 
 def mounts(table: bytes) -> Iterator[tuple[str, str]]:
-    """Read ``/proc/self/mountinfo``: the place of every mount and the type of its file system."""
+    """Parse ``/proc/self/mountinfo``: yield each mount point and its file system type."""
     for line in table.splitlines():
         left, _, right = line.partition(b" - ")
         place = re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), left.split()[4])
@@ -258,7 +257,7 @@ def mounts(table: bytes) -> Iterator[tuple[str, str]]:
 
 
 def is_network_file_system(path: str | os.PathLike[str]) -> bool:
-    """Tell whether `path` is on a network file system, where locks and mmap are less sure."""
+    """Whether `path` is on a network file system, where locks and mmap are less reliable."""
     return file_system(path) in NETWORK_FILE_SYSTEMS
 
 
@@ -266,14 +265,14 @@ MEMORY_FILE_SYSTEMS = frozenset(["tmpfs", "ramfs", "hugetlbfs"])
 
 
 def free_bytes(folder: Path) -> int:
-    """Bytes that can be written to a folder's file system; memory too where it is one."""
+    """Return the bytes that can be written to a folder, limited by memory if it is in memory."""
     status = os.statvfs(folder)
     free = status.f_bavail * status.f_frsize
     return min(free, available_memory()) if is_memory(folder) else free
 
 
 def is_memory(folder: Path) -> bool:
-    """Whether what is written to a folder takes memory and no disk."""
+    """Whether files in a folder take memory, not disk."""
     return file_system(folder) in MEMORY_FILE_SYSTEMS
 
 

@@ -1,6 +1,6 @@
 """Process-wide settings of PyTorch and XLA that change bits or speed.
 
-They change the bits that a model computes, so they hold inline as in workers.
+A model's bits depend on them, so they apply inline as well as in workers.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from typing import Any, Literal
 def compute_settings(
     threads: int, deterministic: Literal["warn"] | bool, device: str = "cpu"
 ) -> Iterator[None]:
-    """Run with `threads` compute threads, restoring what was set before.
+    """Run with `threads` compute threads, then restore the previous settings.
 
-    Does nothing while PyTorch is not imported. On the CPU its operators give
-    the same bits for the same number of threads without being asked to, so
-    only ``deterministic=True`` turns on its checks, which cost time. On a GPU many
-    have a version that does and a faster one that does not: unless `deterministic`
-    is False the first is chosen, and with "warn" an operation that has none is
-    noted (`operations_noted`) instead of refused.
+    Does nothing unless PyTorch is imported. On the CPU its operators give the same bits for the
+    same number of threads by default, so only ``deterministic=True`` turns on its checks, which
+    cost time. On a GPU many operators have a deterministic version and a faster one that is not.
+    Unless `deterministic` is False, the deterministic one is chosen; with "warn", an operation
+    without one is noted (`operations_noted`), not an error.
     """
     torch = sys.modules.get("torch")
     if torch is None:
@@ -40,8 +39,8 @@ def compute_settings(
     if deterministic is True or on_gpu:
         wanted |= {"deterministic": True, "warn_only": deterministic is not True}
     if on_gpu:
-        # A kernel that is chosen by trying is another one on another day. Memory that nobody
-        # has written is filled only for those who look for mistakes: it takes time.
+        # Autotuning may pick a different kernel on the next run. Filling uninitialized memory
+        # takes time and only helps to find mistakes.
         wanted |= {"cudnn_deterministic": True, "cudnn_benchmark": False}
         wanted["fill"] = deterministic is True
     _choose(torch, before, wanted)
@@ -64,7 +63,7 @@ def _choices(torch: Any) -> dict[str, bool]:
 
 
 def _choose(torch: Any, now: dict[str, bool], wanted: dict[str, bool]) -> None:
-    """Make choices what is `wanted`, where they differ from what was chosen before."""
+    """Set the choices in `wanted`, if they differ from the current ones."""
     if now == wanted:
         return
     torch.use_deterministic_algorithms(wanted["deterministic"], warn_only=wanted["warn_only"])
@@ -79,7 +78,7 @@ _NOTICE = r"(?i).*(does not have a deterministic|non-?deterministic|not determin
 
 
 def operation_of(message: str) -> str | None:
-    """Return the operation that one of PyTorch's notices is about; None if it is none such."""
+    """Return the operation that a PyTorch nondeterminism warning is about; None for others."""
     if re.match(_NOTICE, message, re.DOTALL) is None:
         return None
     name = re.match(r"(\S+) does not have a deterministic", message)
@@ -95,7 +94,7 @@ def operation_of(message: str) -> str | None:
 
 @contextmanager
 def operations_noted(found: set[str]) -> Iterator[None]:
-    """Add to `found` what PyTorch says has no deterministic version, instead of showing it."""
+    """Add operations to `found` for which PyTorch warns of nondeterminism; hide the warnings."""
     with warnings.catch_warnings():
         show = warnings.showwarning
 
@@ -107,7 +106,7 @@ def operations_noted(found: set[str]) -> Iterator[None]:
                 found.add(name)
 
         warnings.showwarning = note
-        # Once for each place is enough; a filter that makes errors of warnings is not for these.
+        # Once per location is enough; filters that turn warnings into errors do not apply to these.
         warnings.filterwarnings("default", message=_NOTICE)
         yield
 
@@ -122,16 +121,16 @@ FIRST_TORCH_FLAGS = {
     "deterministic_warn_only": False,
     "flush_denormal": False,
 }
-"""What `torch_flags` reads when torch has just been imported."""
+"""The `torch_flags` of a freshly imported torch."""
 
 
 def torch_flags() -> dict[str, Any]:
-    """Read torch's process-wide settings that change results; empty if torch is not imported.
+    """Return torch's process-wide settings that change results; empty if torch is not imported.
 
     Returns
     -------
     dict
-        JSON-able; :func:`set_torch_flags` applies it in another process.
+        JSON values; :func:`set_torch_flags` applies them in another process.
     """
     torch = sys.modules.get("torch")
     if torch is None:
@@ -149,16 +148,16 @@ def torch_flags() -> dict[str, Any]:
 
 
 def _flushes_denormals(torch: Any) -> bool:
-    """Tell whether torch treats denormal numbers as zero; it has no getter of its own."""
+    """Whether torch treats denormal numbers as zero; torch has no getter for it."""
     smallest = torch.tensor(1e-310, dtype=torch.float64)
     return bool((smallest * 1.0).item() == 0.0)
 
 
 def set_torch_flags(flags: Mapping[str, Any]) -> None:
-    """Apply what :func:`torch_flags` read, in this process.
+    """Apply settings from :func:`torch_flags` in this process.
 
-    Imports torch, which takes seconds and 200 MB, only for flags that it does not
-    begin with: a model that has nothing to do with it is trained without it.
+    Imports torch, which takes seconds and 200 MB, only for settings that differ from its defaults:
+    models that do not use torch train without it.
     """
     if not flags or (flags == FIRST_TORCH_FLAGS and "torch" not in sys.modules):
         return
@@ -180,10 +179,10 @@ def set_torch_flags(flags: Mapping[str, Any]) -> None:
 
 @contextmanager
 def flags_of_run(flags: Mapping[str, Any]) -> Iterator[None]:
-    """Run with the process-wide settings that a run was trained with, then put the caller's back.
+    """Run with the process-wide settings that a run was trained with, then restore the caller's.
 
-    Does nothing while PyTorch is not imported: `cerebro.worker.runner.build_model` sees to
-    the first import.
+    Does nothing unless PyTorch is imported: `cerebro.worker.runner.build_model` handles the first
+    import.
     """
     before = torch_flags()
     if not before or not flags or before == flags:
@@ -198,9 +197,9 @@ def flags_of_run(flags: Mapping[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def xla_threads(threads: int) -> Iterator[None]:
-    """Have JAX begin with so many threads, if it begins to compute within this block.
+    """Make JAX use this many threads, if it starts computing within this block.
 
-    It cannot be told afterwards, and they change the bits.
+    They cannot be changed afterwards, and they change the bits.
     """
     before = os.environ.get("NPROC")
     os.environ["NPROC"] = str(threads)

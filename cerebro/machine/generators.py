@@ -1,8 +1,8 @@
-"""The global random generators: `random`, NumPy's legacy one and torch's.
+"""The global random generators: those of `random`, NumPy (legacy) and torch.
 
-They belong to a trial's state: saved and restored around every unit, so that
-trials that share a process do not disturb each other, and evaluation leaves
-them alone. Capturing and restoring together take well below 0.1 ms.
+They are part of a trial's state, saved and restored around every unit. Trials that share a process
+therefore do not disturb each other, and evaluation does not change the generators. Capturing and
+restoring together take well under 0.1 ms.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cerebro.errors import StateError
 # random.getstate() is (version, 624 words and a position, the spare normal number).
 _PYTHON_VERSION = 3
 DEEPEST = 64
-"""How deep the containers of a `state_dict` may be nested."""
+"""The deepest nesting of containers in a `state_dict`."""
 
 
 def seed_all(seed: int, torch: bool) -> None:
@@ -32,7 +32,7 @@ def seed_all(seed: int, torch: bool) -> None:
     seed
         0 <= seed < 2**32, as :func:`cerebro.trial_seed` returns.
     torch
-        Whether the model uses torch, see :func:`uses_torch`.
+        Whether the model uses torch; see :func:`uses_torch`.
     """
     random.seed(seed)
     np.random.seed(seed)
@@ -46,10 +46,10 @@ def capture(torch: bool, cuda: bool = True) -> dict[str, Any]:
     Parameters
     ----------
     torch
-        Whether torch's generators are part of it.
+        Whether to include torch's generators.
     cuda
-        Whether CUDA's is too, if CUDA is in use in this process. A trial that computes on the
-        CPU must not have it: its states would depend on what else the process does.
+        Whether to include CUDA's, if CUDA is in use in this process. A trial on the CPU must not:
+        its states would depend on other work in the process.
     """
     _, words, gauss = random.getstate()
     legacy = np.random.get_state(legacy=False)
@@ -70,12 +70,12 @@ def capture(torch: bool, cuda: bool = True) -> dict[str, Any]:
 
 
 def restore(state: Mapping[str, Any]) -> None:
-    """Put the generators back to a state that :func:`capture` returned.
+    """Restore a state that :func:`capture` returned.
 
     Raises
     ------
     StateError
-        If `state` is not such a state.
+        `state` is not a state of the generators.
     """
     try:
         words = tuple(np.asarray(state["python"]).tolist())
@@ -86,7 +86,7 @@ def restore(state: Mapping[str, Any]) -> None:
             ("MT19937", key, state["numpy_position"], int(gauss is not None), gauss or 0.0)
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise StateError(f"this is no state of the random generators: {error}") from error
+        raise StateError(f"this is not a state of the random generators: {error}") from error
     if "torch" in state:
         module = _torch()
         module.set_rng_state(_bytes(state["torch"]))
@@ -96,14 +96,14 @@ def restore(state: Mapping[str, Any]) -> None:
 
 @contextmanager
 def preserved(torch: bool, seed: int | None = None) -> Iterator[None]:
-    """Run a block of code that leaves the generators as they were.
+    """Run a block of code, then restore the generators.
 
     Parameters
     ----------
     torch
         Whether the block may use torch's generators.
     seed
-        If given, the block starts with generators seeded by it.
+        If given, seeds the generators at the start of the block.
     """
     state = capture(torch)
     try:
@@ -115,10 +115,10 @@ def preserved(torch: bool, seed: int | None = None) -> Iterator[None]:
 
 
 def uses_torch(model: object) -> bool:
-    """Return whether a model uses torch: to be asked once, after `build`.
+    """Return whether a model uses torch; call it once, after `build`.
 
-    It does if its ``framework`` is "torch", or if a torch tensor, module or
-    optimizer is among its attributes or in its state.
+    It does if its ``framework`` is "torch", or if its attributes or state contain a torch tensor,
+    module or optimizer.
     """
     if getattr(model, "framework", None) == "torch":
         return True
@@ -134,7 +134,7 @@ def uses_torch(model: object) -> bool:
 
 
 def uses_cuda(model: object) -> bool:
-    """Return whether a model that uses torch has anything on a GPU: to be asked after `build`."""
+    """Return whether a model that uses torch has tensors on a GPU; call it after `build`."""
     module = _torch()
     if not module.cuda.is_initialized():
         return False
@@ -151,7 +151,7 @@ def _state_of(model: object) -> object:
 
 
 def _holds(value: object, wanted: Callable[[Any], bool], depth: int = 4) -> bool:
-    """Whether there is such a value in nested containers."""
+    """Whether nested containers hold a value that `wanted` accepts."""
     if wanted(value):
         return True
     if depth == 0:
@@ -171,7 +171,7 @@ def _torch() -> Any:
 
 
 def _bytes(state: Any) -> Any:
-    """Return a generator's state as the byte tensor that torch wants, a copy."""
+    """Return a copy of a generator's state as the byte tensor that torch needs."""
     module = _torch()
     if isinstance(state, module.Tensor):
         return state.to(module.uint8).clone()

@@ -1,13 +1,13 @@
-"""Refuses to train where code is only imported, or inside of a worker.
+"""Refuse to train during an import or inside a worker.
 
-A script needs no main guard, because workers are sent its ``build`` by value. When ``build`` is
-found by its name instead, the script is imported, and the search that it calls would search
-again, in every worker of every search. So while something is being found (`finding`), and in a
-worker for all of its life (`enter_worker`), whatever trains is refused (`refuse`).
+A script needs no main guard, because workers receive its ``build`` by value. If ``build`` is found
+by name instead, the script is imported, and the search that it calls would search again, in every
+worker of every search. So during such an import (`finding`), and throughout a worker's life
+(`enter_worker`), every call that trains is refused (`refuse`).
 
-A refused call ends the import that it is reached in. Where the module has by then what is sought
-in it, the import counts as done: the module is what it is above the call. Otherwise the user is
-told what to do. Code that catches the refusal goes on, but has no run.
+A refused call ends the import that reached it. If the module by then has the names that are sought,
+the import counts as done: the module consists of the code above the call. Otherwise the user gets
+an error with the cure. Code that catches the refusal continues, but without a run.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from cerebro.errors import InputError
 from cerebro.machine.imports import PACKAGE, is_installed
 
 VARIABLE = "CEREBRO_IN_WORKER"
-"""Set in workers' environment, and so in that of every process that is started in one."""
+"""Set in the environment of workers, and so of every process that they start."""
 
 CURE = 'put it under `if __name__ == "__main__":`'
 
 BUILD = ("build",)
-"""What a module that is only imported on the way is expected to have."""
+"""The names that a module must have if it is only imported on the way."""
 
 _OWN = str(PACKAGE) + os.sep
 
 
 class Stopped(BaseException):
-    """A call that trains was reached while its module was imported.
+    """A call that trains was reached while its module was being imported.
 
-    Not an Exception, so that a script's own ``except Exception`` does not take it for a search
-    that failed. It never leaves `finding`, nor the outermost import of a worker.
+    Not an Exception, so that a script's own ``except Exception`` does not mistake it for a failed
+    search. It never leaves `finding`, nor the outermost import of a worker.
     """
 
     def __init__(self, call: str, where: str) -> None:
-        super().__init__(f"{where}: {call} is called while the file is imported")
+        super().__init__(f"{where}: {call} is called while the file is being imported")
         self.call = call
         self.where = where
 
     def refusal(self, missing: Sequence[str] = ()) -> InputError:
-        """What the user is told where the import cannot stop at the call."""
+        """Return the user's error if the import cannot stop at the call."""
         before = ""
         if missing:
             before = f", before {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} set"
@@ -56,7 +56,7 @@ class Stopped(BaseException):
 
 
 class _Finding:
-    """Something that is being found, or a trial that runs."""
+    """A search for names in user code, or a running trial."""
 
     def __init__(self, target: str | None, names: tuple[str, ...], *, is_trial: bool) -> None:
         self.target = target
@@ -66,19 +66,19 @@ class _Finding:
         self.others = frozenset(sys._current_frames()) - {self.thread}
 
     def includes_this_thread(self) -> bool:
-        """Whether this thread finds it, or has been started meanwhile: by what is imported.
+        """Whether this thread does the finding or was started by the imported code.
 
-        Beside a trial there may be new threads with searches that are none of its business.
+        New threads beside a trial may run searches that are unrelated to it.
         """
         here = threading.get_ident()
         return here == self.thread if self.is_trial else here not in self.others
 
 
 class _Here(threading.local):
-    """What this thread is doing."""
+    """The state of the current thread."""
 
     def __init__(self) -> None:
-        self.imports = 0  # of users' modules, one within another
+        self.imports = 0  # nested imports of users' modules
         self.found: list[_Finding] = []
 
 
@@ -90,7 +90,7 @@ _in_worker = bool(os.environ.get(VARIABLE))
 
 
 def enter_worker() -> None:
-    """Refuse from now on, in this process and those that it starts: it is a worker."""
+    """Refuse training from now on, in this process and its children: it is a worker."""
     global _in_worker
     _in_worker = True
     os.environ[VARIABLE] = "1"
@@ -98,26 +98,26 @@ def enter_worker() -> None:
 
 
 def finding(*names: str, target: str | None = None) -> AbstractContextManager[None]:
-    """Refuse what trains in the block, which imports a user's code to find something in it.
+    """Refuse training in the block, which imports a user's code to find something in it.
 
     Parameters
     ----------
     names
-        What is sought, ``build`` by default: an import that has it stops at a refused call.
+        The names sought, ``build`` by default: an import that has them stops at a refused call.
     target
-        The module, or the path of the file, that is to have it. Other modules that are imported
-        on the way are to have ``build``.
+        The module, or the path of the file, that must have them. Other modules imported on the way
+        must have ``build``.
 
     Raises
     ------
     InputError
-        If something was called that trains, before what is sought was there.
+        A call that trains was reached before the names were defined.
     """
     return _refusing(_Finding(target, names or BUILD, is_trial=False))
 
 
 def in_trial() -> AbstractContextManager[None]:
-    """Refuse what trains in the block: it runs a trial, or the user's ``build``."""
+    """Refuse training in the block: it runs a trial, or the user's ``build``."""
     return _refusing(_Finding(None, BUILD, is_trial=True))
 
 
@@ -140,19 +140,19 @@ def _refusing(found: _Finding) -> Iterator[None]:
 
 
 def refuse(call: str) -> None:
-    """Do nothing where a run may be started; whatever starts one asks first.
+    """Raise an error unless a run may be started; every call that starts one calls this first.
 
     Parameters
     ----------
     call
-        What is about to train, as users call it.
+        The call that would train, as users write it.
 
     Raises
     ------
     InputError
-        Saying what to do.
+        The message names the cure.
     Stopped
-        In an import, which is decided on by what imports.
+        In an import, where the importer decides.
     """
     ours = [found for found in list(_findings) if found.includes_this_thread()]
     spawned = _is_spawned()
@@ -160,8 +160,8 @@ def refuse(call: str) -> None:
         return
     if not (_here.imports or spawned or any(not found.is_trial for found in ours)):
         raise InputError(
-            f"{call} is called inside of a trial, which cannot start a run: call it outside of "
-            "build and of what build returns"
+            f"{call} is called inside a trial, which cannot start a run: call it outside build "
+            "and the model that build returns"
         )
     place = _statement()
     stop = Stopped(call, f"{place.f_code.co_filename}, line {place.f_lineno}")
@@ -176,7 +176,7 @@ def stopped_at(module: ModuleType) -> Stopped | None:
 
 
 def stoppable(spec: ModuleSpec | None) -> ModuleSpec | None:
-    """Let the import of a user's file stop at a refused call."""
+    """Allow the import of a user's file to stop at a refused call."""
     loader = None if spec is None else spec.loader
     if spec is not None and type(loader) is SourceFileLoader and not is_installed(loader.path):
         spec.loader = _StoppableLoader(loader.name, loader.path)
@@ -184,7 +184,7 @@ def stoppable(spec: ModuleSpec | None) -> ModuleSpec | None:
 
 
 def _statement() -> FrameType:
-    """The statement of a user's module that the call comes from, or in a thread the call."""
+    """Return the module-level statement of the user's call; in a thread, the call itself."""
     outside: list[FrameType] = []
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
@@ -198,23 +198,23 @@ def _statement() -> FrameType:
 
 
 def _is_spawned() -> bool:
-    """Whether this is a child of multiprocessing's that imports its parent's script."""
+    """Whether this is a multiprocessing child that imports its parent's script."""
     module = sys.modules.get("multiprocessing.process")
     return module is not None and getattr(module.current_process(), "_inheriting", False)
 
 
 class _StoppableLoader(SourceFileLoader):
-    """Decides what becomes of an import in which something was refused."""
+    """Decides the outcome of an import in which a call was refused."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Execute the module, as far as it gets."""
+        """Execute the module up to a refused call."""
         _here.imports += 1
         try:
             super().exec_module(module)
         except Stopped as stop:
             missing = [name for name in self._sought(module) if not hasattr(module, name)]
             if missing and _here.imports > 1:
-                raise  # a module that imports this one may have what is sought
+                raise  # a module that imports this one may have the names
             if missing:
                 raise stop.refusal(missing) from None
             _stops[module.__name__] = stop
@@ -230,7 +230,7 @@ class _StoppableLoader(SourceFileLoader):
 
 
 def _explain_what_is_missing(module: ModuleType, stop: Stopped) -> None:
-    """Have a module that stopped say why it lacks what is asked for."""
+    """Make a stopped module explain why an attribute is missing."""
 
     def missing(name: str) -> Any:
         raise AttributeError(f"module {module.__name__!r} has no {name!r}: {stop}; {CURE}")
@@ -239,12 +239,12 @@ def _explain_what_is_missing(module: ModuleType, stop: Stopped) -> None:
 
 
 class _Finder:
-    """Finds what Python's own finder of files does, and lets imports of users' files stop."""
+    """Finds what Python's own path finder does, but lets imports of users' files stop."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return what is known of a module."""
+        """Return a module's spec."""
         if not (_findings or _in_worker):
             return None
         return stoppable(PathFinder.find_spec(name, path, target))
@@ -254,9 +254,10 @@ _finder = _Finder()
 
 
 def _watch_imports() -> None:
-    """Have imports watched from now on; another thread's must find all finders that it began with.
+    """Watch imports from now on.
 
-    So this one is never taken away again.
+    The finder is never removed, because an import in another thread must find all finders that it
+    began with.
     """
     if _finder not in sys.meta_path:
         at = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else 0

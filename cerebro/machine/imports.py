@@ -1,50 +1,101 @@
-"""Python files this process has imported: whether they have changed, and which hide a library.
+"""Imported Python files: whether they have changed, and whether one hides a library.
 
-A worker that stays warm from one run to the next keeps its imported modules. If the
-user has edited one of them since, or means another file by the same name, the worker
-would train with the wrong code.
+A worker that stays warm between runs keeps its imported modules. If the user has since edited one
+of them, or now means a different file of the same name, the worker would train with the wrong code.
 
-Python looks for modules in the folder of the script first. What then goes wrong, goes wrong
-deep inside of something else; so the file is named.
+Python looks for modules first in the script's folder. A file there that hides a library causes
+errors deep inside other code; so the file is named.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import sys
 import sysconfig
+import traceback
 from collections.abc import Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
+
+from cerebro.errors import InputError
+from cerebro.machine.installation import install_hint
 
 PACKAGE = Path(__file__).parent.parent
-"""The folder of Cerebro itself: lines of files below it are not the user's."""
+"""The folder of Cerebro itself: files below it are not the user's."""
 
 _INSTALLED = tuple(
     os.path.join(sysconfig.get_path(name), "")  # noqa: PTH118
     for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 
+_GENERATED = ("<frozen ", "<__array_function__")
+"""How the names of code begin that libraries make without a file."""
+
 sent_whole: set[str] = set()
-"""Modules that no worker could import by their names: their code is sent."""
+"""Modules that workers could not import by name: their code is sent."""
 
 _PROGRAMS = ("__main__", "__mp_main__")  # every process has its own
 
 Sources = dict[tuple[str, str], int]
-"""Module name and file to the file's time of change in ns."""
+"""Module name and file to the file's modification time in ns."""
+
+
+def import_extra(module: str, extra: str, need: str) -> Any:
+    """Return a module that one of Cerebro's extras installs.
+
+    Parameters
+    ----------
+    need
+        How the message begins, such as ``"pictures need matplotlib"``.
+
+    Raises
+    ------
+    InputError
+        If the import fails: why, and how to install the extra.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise InputError(f"{need} ({error}): {install_hint(extra)}") from error
 
 
 def is_installed(file: str) -> bool:
-    """Whether a file is the standard library's or an installed package's."""
+    """Whether a file belongs to the standard library or an installed package."""
     return file.startswith(_INSTALLED)
+
+
+def raised_at(error: BaseException, *, libraries: bool = False) -> traceback.FrameSummary | None:
+    """Return the last line of the user's code that led to an exception.
+
+    Not where a library noticed the mistake.
+
+    Parameters
+    ----------
+    libraries
+        Whether to return a library's line if there is none of the user's.
+    """
+    here = str(PACKAGE) + os.sep
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [frame for frame in frames if not frame.filename.startswith(here)]
+    users = [frame for frame in outside if not _is_library(frame.filename)]
+    found = users or (outside if libraries else [])
+    return found[-1] if found else None
+
+
+def _is_library(file: str) -> bool:
+    """Whether a file of a traceback is Python's or a package's, wherever that is installed."""
+    packaged = {"site-packages", "dist-packages"} & set(Path(file).parts)
+    return bool(packaged) or is_installed(file) or file.startswith(_GENERATED)
 
 
 def note_imported(times: Sources) -> None:
     """Add the modules imported by now.
 
-    Those that `times` has already keep the time at which they were first seen. Left out
-    are the standard library and installed packages, which nobody edits in passing.
+    Modules already in `times` keep the time at which they were first seen. The standard library and
+    installed packages are left out: they are not edited between runs.
     """
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
@@ -63,7 +114,7 @@ def are_current(times: Mapping[tuple[str, str], int]) -> bool:
 
 
 def _is_another(name: str, file: str) -> bool:
-    """Whether a module of this name comes from another file here."""
+    """Whether a module of this name comes from a different file here."""
     here = getattr(sys.modules.get(name), "__file__", None)
     if here is None:
         spec = PathFinder.find_spec(name)
@@ -72,7 +123,7 @@ def _is_another(name: str, file: str) -> bool:
 
 
 def _changed_at(file: str) -> int:
-    """Time of a file's last change in ns; -1 where there is none."""
+    """Return a file's modification time in ns; -1 if it does not exist."""
     try:
         return os.stat(file).st_mtime_ns  # noqa: PTH116
     except OSError:
@@ -83,18 +134,18 @@ LIBRARIES = (
     *("cloudpickle", "jax", "matplotlib", "numpy", "optuna", "pandas", "PIL", "pyarrow", "ray"),
     *("optax", "rich", "safetensors", "scipy", "sklearn", "torch", "torchvision"),
 )
-"""All of them packages: a single file is something else."""
+"""All of them are packages: a single file of that name is something else."""
 
 
 def refuse_shadow(library: str) -> None:
-    """Raise ImportError if a file would be imported in the place of a library."""
+    """Raise ImportError if a file would be imported instead of a library."""
     spec = importlib.util.find_spec(library)
     if spec is not None and spec.submodule_search_locations is None:
         raise ImportError(_said(str(spec.origin), library))
 
 
 def imported_shadows() -> str:
-    """Name the files that were imported in the place of libraries; empty if none was."""
+    """Name the files that were imported instead of libraries; empty if there are none."""
     said = []
     for library in LIBRARIES:
         module = sys.modules.get(library)
@@ -105,4 +156,4 @@ def imported_shadows() -> str:
 
 
 def _said(file: str, library: str) -> str:
-    return f"{file} is found in the place of the library {library}: rename it"
+    return f"{file} hides the library {library}: rename it"

@@ -1,23 +1,23 @@
-"""How Cerebro and its extras are installed: the one place that says it.
+"""How to install Cerebro and its extras, stated in one place.
 
-Every message about a missing extra is made here. The module imports nothing, so that a message
-can also be made where NumPy or the C core is missing.
+Every message about a missing extra is made here. The module imports nothing, so that it works even
+if NumPy or the C core is missing.
 """
 
 from __future__ import annotations
 
 DISTRIBUTION = "cerebro-mop"
-"""The name to install by. On the package index ``cerebro`` is an unrelated program; what is
-imported, and the command, are called ``cerebro`` all the same."""
+"""The name to install. On the package index, ``cerebro`` is an unrelated program; the imported
+package and the command are nevertheless called ``cerebro``."""
 
 PUBLISHED = False
-"""Whether the package index has `DISTRIBUTION`. Until it has, Cerebro is installed from a clone."""
+"""Whether the package index has `DISTRIBUTION`. Until then, Cerebro is installed from a clone."""
 
 CLONE = "in the clone of Cerebro"
 
 
 def install_hint(*extras: str) -> str:
-    """Return how to install Cerebro with these extras, to stand at the end of a message."""
+    """Return how to install Cerebro with these extras, for the end of a message."""
     wanted = f"[{','.join(extras)}]" if extras else ""
     if PUBLISHED:
         return f"pip install {_quoted(DISTRIBUTION + wanted)}"
@@ -25,12 +25,12 @@ def install_hint(*extras: str) -> str:
 
 
 def update_hint() -> str:
-    """Return how to get the newest Cerebro, to stand at the end of a message."""
+    """Return how to get the newest Cerebro, for the end of a message."""
     if PUBLISHED:
         return f"pip install -U {DISTRIBUTION}"
     return f"git pull && pip install -e . {CLONE}"
 
 
 def _quoted(target: str) -> str:
-    """Return the target as a shell takes it: brackets are patterns to some."""
+    """Quote the target for a shell: some treat brackets as patterns."""
     return f"'{target}'" if "[" in target else target

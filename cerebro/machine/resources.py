@@ -1,4 +1,4 @@
-"""The cores and the memory of this machine that this process may use."""
+"""Cores and memory that this process may use."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Usage:
     """Memory of a process, in bytes."""
 
     resident: int
-    """All of it that is in memory, mapped files too."""
+    """All resident memory, including mapped files."""
     private: int
-    """Without mapped files, which the system may take back whenever it needs to."""
+    """Resident memory without mapped files, which the system may reclaim at any time."""
 
 
 def usage(process: str = "self") -> Usage | None:
-    """Return what a process uses now; None where the system does not say (not Linux)."""
+    """Return a process's memory usage; None if the system does not report it (not Linux)."""
     try:
         file = os.open(f"/proc/{process}/statm", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -37,10 +37,9 @@ def usage(process: str = "self") -> Usage | None:
 
 
 def kills(groups: Path = GROUPS, proc: Path = Path("/proc")) -> int:
-    """How many processes the kernel's out-of-memory killer has killed around this one.
+    """Return how many processes the kernel's out-of-memory killer has killed near this one.
 
-    Those of this process's control group where it has one, else of the machine;
-    0 where nobody counts them.
+    Counts this process's control group if it has one, else the machine; 0 if there is no counter.
     """
     for file in _counters(groups, proc):
         try:
@@ -55,7 +54,7 @@ def kills(groups: Path = GROUPS, proc: Path = Path("/proc")) -> int:
 
 
 def _counters(groups: Path, proc: Path) -> list[Path]:
-    """Files that may hold the count, the closest first."""
+    """Return the files that may hold the count, the closest first."""
     try:
         lines = (proc / "self/cgroup").read_text().splitlines()
     except OSError:
@@ -69,13 +68,13 @@ def _counters(groups: Path, proc: Path) -> list[Path]:
             found.append(groups / inside / "memory.events")
         elif "memory" in controllers.split(","):
             found.append(groups / "memory" / inside / "memory.oom_control")
-            # In a container the path is often that of the host, and the group is the root.
+            # In a container the path is often the host's, and the group is the root.
             found.append(groups / "memory" / "memory.oom_control")
     return [*found, groups / "memory.events", proc / "vmstat"]
 
 
 def usable_cores() -> int:
-    """Count the cores this process may use: its affinity, and its container's quota."""
+    """Return the number of cores this process may use: its affinity and container quota."""
     try:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:  # macOS
@@ -93,7 +92,7 @@ def _cgroup_cores() -> float | None:
 
 
 def available_memory() -> int:
-    """Memory that could be used now, in bytes: the machine's, and what a container may take."""
+    """Return the bytes of memory available now on the machine and within the container's limit."""
     available = 4 << 30
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
@@ -109,6 +108,6 @@ def available_memory() -> int:
         return available
 
 
-def free_memory() -> int:
-    """Bytes of memory in this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def total_memory() -> int:
+    """Return the bytes of memory in this machine."""
+    return PAGE_BYTES * os.sysconf("SC_PHYS_PAGES")

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first one ends a run, the next ones do not spoil its end."""
+"""Ctrl-C and SIGTERM: the first ends a run, later ones do not disturb its cleanup."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TERMINATED = 143
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM: whoever cleans up after Ctrl-C cleans up after it, too."""
+    """SIGTERM was received; code that cleans up after Ctrl-C handles it, too."""
 
 
 def _terminate(signum: int, frame: object) -> None:
@@ -24,10 +24,10 @@ def _terminate(signum: int, frame: object) -> None:
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Have SIGTERM raise `Terminated` in the block, as Ctrl-C raises KeyboardInterrupt.
+    """Make SIGTERM raise `Terminated` in the block, as Ctrl-C raises KeyboardInterrupt.
 
-    Only in the main thread, which alone hears signals, and only where nobody else
-    has said what SIGTERM is to do.
+    Only in the main thread, which alone receives signals, and only if SIGTERM has its default
+    handler.
     """
     if not _in_main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
@@ -41,13 +41,13 @@ def terminable() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted(after: BaseException | None = None) -> Iterator[None]:
-    """Put off Ctrl-C, and SIGTERM if it is ours, for as long as it takes to clean up.
+    """Defer Ctrl-C, and SIGTERM if it is ours, during a cleanup.
 
     Parameters
     ----------
     after
-        Why there is something to clean up. After an interrupt the next ones are dropped: what they
-        ask for is happening. After anything else they are heard at the block's end.
+        The cause of the cleanup. After an interrupt, further ones are dropped: their request is
+        being carried out. After any other cause, they are delivered at the end of the block.
     """
     heard: list[int] = []
     with ExitStack() as stack:
@@ -63,7 +63,7 @@ def uninterrupted(after: BaseException | None = None) -> Iterator[None]:
 @contextmanager
 def _noted(number: signal.Signals, heard: list[int]) -> Iterator[None]:
     before: Any = signal.getsignal(number)
-    if before is None or before is signal.SIG_IGN:  # None: set from outside of Python
+    if before is None or before is signal.SIG_IGN:  # None: set from outside Python
         yield
         return
     signal.signal(number, lambda signum, frame: heard.append(signum))

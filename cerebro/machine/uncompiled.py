@@ -1,4 +1,4 @@
-"""What is said where the C core does not load, mostly a checkout in which it was never built."""
+"""The error if the C core does not load, usually in a checkout where it was never built."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cerebro.machine.imports import PACKAGE
 def refuse_uncompiled(folder: Path = PACKAGE) -> None:
     """Raise ImportError if there is no core for this Python; end a command with one line.
 
-    A core that is there and does not load has its own message.
+    A core that exists but does not load raises its own error.
     """
     if any((folder / f"_core{suffix}").exists() for suffix in EXTENSION_SUFFIXES):
         return
@@ -24,7 +24,7 @@ def refuse_uncompiled(folder: Path = PACKAGE) -> None:
 
 
 def explanation(folder: Path) -> str:
-    """Say what is missing, and the command that makes it."""
+    """Name what is missing, and the command that builds it."""
     others = sorted(file.name for file in folder.glob("_core.*") if file.suffix in (".so", ".pyd"))
     missing = f"has no compiled core for this Python {sys.version_info[0]}.{sys.version_info[1]}"
     if others:
@@ -36,9 +36,9 @@ def explanation(folder: Path) -> str:
 
 
 def _is_command() -> bool:
-    """Whether this process is Cerebro's command: nobody is there to catch an exception."""
+    """Whether this process is Cerebro's command, in which an exception would not be caught."""
     program, *_ = sys.argv or [""]
-    if program == "-m":  # as long as Python looks for the module
+    if program == "-m":  # while Python is still locating the module
         at = sys.orig_argv.index("-m") if "-m" in sys.orig_argv else len(sys.orig_argv)
         return sys.orig_argv[at + 1 : at + 2] == ["cerebro"]
     return os.path.basename(program) == "cerebro"  # noqa: PTH119

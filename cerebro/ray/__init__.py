@@ -1,11 +1,11 @@
-"""Cerebro and Ray: a cluster behind, Ray Tune in front.
+"""Cerebro with Ray: searches on a cluster, and Ray Tune as the front end.
 
     cerebro.search(build, space, train, ..., executor=cerebro.ray.Executor(address="auto"))
     tune.Tuner(cerebro.ray.trainable(build, train, batch_size=64), param_space=..., ...).fit()
     cerebro.ray.fit(build, train, param_space=..., scheduler=ASHAScheduler(...), ...)
 
-`Executor` runs a search's units on the nodes of a cluster (docs/guide/cluster.md), `trainable`
-is for Ray Tune's Tuner and `fit` drives Tune's algorithms (docs/guide/ray-tune.md). Ray itself
+`Executor` runs a search on the nodes of a cluster (docs/guide/cluster.md), `trainable` is for
+Ray Tune's Tuner, and `fit` searches with Tune's algorithms (docs/guide/ray-tune.md). Ray itself
 is imported when one of them is used.
 """
 
@@ -14,8 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from cerebro.errors import InputError
-from cerebro.machine.installation import install_hint
+from cerebro.machine.imports import import_extra
 
 if TYPE_CHECKING:
     from cerebro.ray.cluster.executor import Executor
@@ -29,13 +28,8 @@ _LAZY = {"Executor": "cluster.executor", "fit": "tune.fit", "trainable": "tune.t
 
 
 def __getattr__(name: str) -> Any:
+    if name == "trainable":  # its class derives from Ray's
+        import_extra("ray.tune", "ray", "cerebro.ray.trainable needs Ray Tune")
     if name in _LAZY:
-        try:
-            return getattr(importlib.import_module(f"cerebro.ray.{_LAZY[name]}"), name)
-        except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] != "ray":
-                raise
-            raise InputError(
-                f"cerebro.ray.{name} needs Ray Tune ({error}): {install_hint('ray')}"
-            ) from None
+        return getattr(importlib.import_module(f"cerebro.ray.{_LAZY[name]}"), name)
     raise AttributeError(f"module 'cerebro.ray' has no attribute {name!r}")

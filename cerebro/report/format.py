@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from cerebro.machine.mappings import flatten
+
 PREFIXES = ("val_", "train_")
 BEST_AT = "best at"
 """The column with the number of epochs after which a trial was best, as its metrics were then."""
@@ -37,12 +39,12 @@ def metric(value: float | None, digits: int = 4) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """Write how many there are: ``1 epoch``, ``2 epochs``."""
+    """Write a count with its noun: ``1 epoch``, ``2 epochs``."""
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def tie(numbers: Sequence[int]) -> str:
-    """Say which trials are equally good, and which counts as the best; empty if one is better."""
+    """Name trials that tie, and the one that counts as best; empty without a tie."""
     if len(numbers) < 2:
         return ""
     first, *others = sorted(numbers)
@@ -66,7 +68,7 @@ def duration(seconds: float | None) -> str:
 
 
 def about(seconds: float | None) -> str:
-    """Write a time that is only a guess in whole seconds: ``4 s``, ``1:05``; ``-`` for None."""
+    """Write an estimated time in whole seconds: ``4 s``, ``1:05``; ``-`` for None."""
     if seconds is None or not math.isfinite(seconds):
         return "-"
     whole = math.ceil(seconds)
@@ -77,22 +79,10 @@ def size(nbytes: float) -> str:
     """Write a size in bytes with a unit: ``1.2 MB`` (1 MB is 10^6 bytes)."""
     units = ["bytes", "kB", "MB", "GB", "TB", "PB"]
     power = 0
-    while nbytes >= 1000 and power < len(units) - 1:
+    while nbytes >= 999.5 and power < len(units) - 1:
         nbytes /= 1000
         power += 1
     return f"{nbytes:.0f} bytes" if power == 0 else f"{nbytes:.3g} {units[power]}"
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Turn nested dictionaries into one, with keys joined by dots."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            flat.update(flatten(value, f"{name}."))
-        else:
-            flat[name] = value
-    return flat
 
 
 def settings(config: Mapping[str, Any], width: int | None = None) -> str:
@@ -134,14 +124,14 @@ def without_spread(names: Iterable[str]) -> list[str]:
 
 
 def full_names(names: Iterable[str]) -> list[str]:
-    """Leave short names out where the full one is there: ``loss`` beside ``val_loss``."""
+    """Omit short names whose full name is present: ``loss`` beside ``val_loss``."""
     known = without_spread(names)
     full = {short_name(name) for name in known if name.startswith(PREFIXES)}
     return [name for name in known if name not in full]
 
 
 def metric_columns(rows: Iterable[Mapping[str, float]], ranked_by: str) -> list[str]:
-    """Choose the metric columns of a table: both losses, then what trials are ranked by.
+    """Choose the metric columns of a table: both losses, then the metric that ranks trials.
 
     Where trials are ranked by the loss, the first other metric (accuracy, say) comes third.
     """

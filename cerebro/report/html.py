@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cerebro.errors import InputError
+from cerebro.machine.mappings import flatten
 from cerebro.report import format as fmt
 from cerebro.report import plots, summary
 
@@ -74,7 +75,7 @@ def trial_html(trial: Any) -> str:
         rows.append([fmt.BEST_AT, str(trial.best_epoch + 1)])
     names = fmt.full_names(trial.metrics)
     rows += [[fmt.heading(name), fmt.metric(trial.metrics[name])] for name in names]
-    rows += [[k, fmt.number(v)] for k, v in fmt.flatten(trial.config).items()]
+    rows += [[k, fmt.number(v)] for k, v in flatten(trial.config).items()]
     return f"<div>{table_html([f'trial {trial.number}', ''], rows)}</div>"
 
 
@@ -89,7 +90,7 @@ def render_page(
     metric: str | None = None,
     trials: Sequence[int] | None = None,
 ) -> str:
-    """Write a result's table and pictures as a page of its own.
+    """Write a result's table and pictures as a standalone page.
 
     Parameters
     ----------
@@ -98,7 +99,7 @@ def render_page(
     kinds
         The pictures, as for ``Result.plot``.
     metric, trials
-        What to draw, as for ``Result.plot``.
+        The metric to draw, as for ``Result.plot``.
 
     A picture that cannot be drawn, of a run that has just begun say, is replaced by the
     reason.

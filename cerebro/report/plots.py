@@ -1,4 +1,4 @@
-"""Pictures of a result: learning curves, units on workers, and what mattered.
+"""Pictures of a result: learning curves, units on workers, and importance of parameters.
 
 Every function returns a new ``matplotlib.figure.Figure`` that is tied to no window
 and to no global state of pyplot, so it works without a display and in threads:
@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cerebro.errors import InputError
-from cerebro.machine.installation import install_hint
+from cerebro.machine.imports import import_extra
+from cerebro.machine.mappings import flatten
 from cerebro.report import format as fmt
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def plot(
     result
         A ``Result``.
     metric
-        Which metric; the one trials are ranked by if None.
+        The metric; None: the one that ranks trials.
     trials
         Numbers of the trials to draw; all if None.
     kind
@@ -99,10 +100,8 @@ def _chosen(result: Any, numbers: Sequence[int] | None) -> list[Any]:
 
 @functools.cache
 def _figure_class() -> type[Figure]:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InputError(f"pictures need matplotlib: {install_hint('plots')}") from error
+    import_extra("matplotlib", "plots", "pictures need matplotlib")
+    from matplotlib.figure import Figure
 
     class Picture(Figure):
         """A figure that a notebook shows whether or not pyplot was imported."""
@@ -158,7 +157,7 @@ def _series(trial: Any, metric: str) -> tuple[list[int], list[float]]:
 
 
 def _selected(result: Any, trial: Any, metric: str) -> tuple[int, float] | None:
-    """Give the epochs trained and the metric after the epoch that stands for a trial.
+    """Return the trained epochs and the metric of the epoch that represents a trial.
 
     Where it has no finite value there, the trial's best one.
     """
@@ -299,7 +298,7 @@ def trial_colours(count: int) -> list[Colour]:
 def gantt(result: Any, metric: str, trials: Sequence[Any]) -> Figure:
     """Draw which worker trained which trial when; one colour a trial, validation hatched.
 
-    How busy a worker was is told of the time since the first unit began.
+    The share of time that a worker was busy counts from the start of the first unit.
     """
     numbers = {trial.number for trial in trials}
     units = [unit for unit in result.units() if unit["trial"] in numbers]
@@ -456,7 +455,7 @@ def _table(result: Any, metric: str, trials: Sequence[Any]) -> tuple[list[dict[s
     for trial in _ranked(result, metric, trials):
         point = _selected(result, trial, metric)
         if point is not None:
-            configs.append(fmt.flatten(trial.config))
+            configs.append(flatten(trial.config))
             values.append(point[1])
     return configs, np.asarray(values, dtype=float)
 
@@ -556,20 +555,20 @@ def _scale(axes: Axes, x: int, ticks: Sequence[tuple[float, str]]) -> None:
 
 
 TRIALS_PER_DIMENSION = 10
-"""Below that, which dimension mattered cannot be told."""
+"""With fewer, the importance of dimensions is unknown."""
 _DRAWS = 1000
 
 
 @dataclass(frozen=True)
 class Importance:
-    """What one dimension alone explains of a metric's variance, as shares of 1."""
+    """The shares of a metric's variance that one dimension alone explains."""
 
     share: float
     low: float
     """With `high` the range that holds it with 90 % probability;"""
     high: float
     by_chance: float
-    """what a dimension that does not matter would come to, on average."""
+    """the average share of a dimension without influence."""
 
 
 def explained_variance(values: Sequence[Any], metric: Any) -> Importance | None:
@@ -591,8 +590,8 @@ def explained_variance(values: Sequence[Any], metric: Any) -> Importance | None:
     Returns
     -------
     Importance
-        None where the trials cannot tell: one group, a group for each trial, or a metric that
-        is always the same.
+        None if the trials do not show it: one group, a group for each trial, or a constant
+        metric.
     """
     numbers = np.asarray(metric, dtype=float)
     kinds, groups = np.unique(np.asarray(_groups(values)), return_inverse=True)

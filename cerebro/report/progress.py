@@ -41,16 +41,16 @@ COLOURS = {
 
 
 class Progress(Protocol):
-    """What the search tells about itself."""
+    """A display of a search's progress."""
 
     def run_started(self, snapshot: Snapshot) -> None:
-        """Say that the run began."""
+        """Report the start of the run."""
 
     def update(self, snapshot: Snapshot) -> None:
-        """Say what changed; called for every event."""
+        """Report changes; called for every event."""
 
     def finished(self, snapshot: Snapshot, result: Any) -> None:
-        """Say that the run is over."""
+        """Report the end of the run."""
 
     def close(self) -> None:
         """Leave the terminal as it was, whatever happened; may be called more than once."""
@@ -73,7 +73,7 @@ class Silent:
 
 
 def make_progress(kind: str | bool = "auto", *, stream: TextIO | None = None) -> Progress:
-    """Make the display that `kind` asks for.
+    """Return the display for `kind`.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def make_progress(kind: str | bool = "auto", *, stream: TextIO | None = None) ->
         ``"auto"`` (a table where `stream` is a terminal, else lines), ``"table"``,
         ``"lines"``, or False for nothing.
     stream
-        Where to write; standard output if None.
+        The stream to write to; None: standard output.
 
     Raises
     ------
@@ -102,10 +102,10 @@ def make_progress(kind: str | bool = "auto", *, stream: TextIO | None = None) ->
 
 
 class Lines:
-    """Writes a line where a trial has finished an epoch, and one where it ends otherwise.
+    """Writes a line when a trial finishes an epoch or ends otherwise.
 
-    Epochs that a trial finishes between two updates share a line. It has the metrics of the epoch,
-    and the best so far, which stands for the trial, where that is another.
+    Epochs that a trial finishes between two updates share a line. It shows the metrics of the
+    last epoch and, if different, those of the best epoch, which represents the trial.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ class Lines:
 
     def run_started(self, snapshot: Snapshot) -> None:
         """Write where the run is kept and how many workers it has."""
-        self._remember(snapshot)  # trials of an earlier part of the run are no news
+        self._remember(snapshot)  # trials of an earlier part of the run are known
         where = f", kept in {snapshot.path}" if snapshot.path else ""
         self._write(f"started with {_workers(snapshot.workers)}{where}")
 
@@ -152,7 +152,7 @@ class Lines:
         """Do nothing: every line is complete."""
 
     def _remember(self, snapshot: Snapshot) -> None:
-        """What was said; a trial that a snapshot leaves out does not come back."""
+        """Note the reported trials; one that a snapshot leaves out does not come back."""
         self._epochs = {row.number: row.epoch for row in snapshot.trials}
         self._status = {row.number: row.status for row in snapshot.trials}
 
@@ -327,7 +327,7 @@ def _status_line(snapshot: Snapshot, width: int) -> RenderableType:
 
 
 def closing(snapshot: Snapshot) -> str:
-    """Say in one line how a run ended."""
+    """Describe in one line how a run ended."""
     counts = Counter(row.status for row in snapshot.trials)
     counts.update(snapshot.more)
     states = ", ".join(f"{n} {status}" for status, n in counts.items()) or "no trials"

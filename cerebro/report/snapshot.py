@@ -1,4 +1,4 @@
-"""What a run looks like at one moment: the input of every progress display."""
+"""A snapshot of a run: the input of every progress display."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class TrialRow:
     epoch
         Epochs it has finished.
     epochs
-        Epochs it is to train for, as far as is known now.
+        The number of epochs to train, as far as known.
     metrics
-        Metrics of the epoch that stands for the trial: ``train_*`` and ``val_*``.
+        Metrics of the epoch that represents the trial: ``train_*`` and ``val_*``.
     rows_per_second
         Training rows per second of its last unit, or None before the first.
     worker
@@ -32,8 +32,8 @@ class TrialRow:
     error
         Its one-line error, for failed trials.
     best_at
-        After how many epochs the trial was best, whose metrics these are; None before the first,
-        or where the last epoch stands for a trial.
+        The number of epochs after which the trial was best, with these metrics; None before the
+        first, or if the last epoch represents a trial.
     last
         Metrics of the last finished epoch.
     """
@@ -65,21 +65,21 @@ class Snapshot:
     seconds
         Since the run's start.
     seconds_left
-        Expected time to the end, or None while it cannot be told.
+        Expected time to the end; None while it is unknown.
     busy
         Share of the workers' time spent training or validating, 0 to 1.
     workers
-        How many workers there are.
+        The number of workers.
     best
         Number of the best trial so far, or None.
     metric, mode
-        What trials are ranked by, and ``"min"`` or ``"max"``.
+        The metric that ranks trials, and ``"min"`` or ``"max"``.
     path
         The run's folder.
     paused
-        Whether the run was told to pause: no unit begins until it is told to go on.
+        Whether the run is paused: no unit begins until it is continued.
     more
-        How many other trials there are, by status.
+        The number of other trials by status.
     """
 
     trials: Sequence[TrialRow]

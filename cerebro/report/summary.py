@@ -1,4 +1,4 @@
-"""A result as plain text: what ``Result.summary()`` and ``cerebro show`` print."""
+"""A result as plain text, for ``Result.summary()`` and ``cerebro show``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cerebro.errors import printable
+from cerebro.machine.mappings import flatten
 from cerebro.report import format as fmt
 
 MAX_TRIALS = 20
@@ -27,8 +28,8 @@ def ranked(result: Any) -> list[Any]:
 def columns(result: Any, trials: Sequence[Any]) -> tuple[list[str], list[list[str]]]:
     """Give the headings and the rows of a table of `trials`, as text."""
     names = fmt.metric_columns((trial.metrics for trial in trials), result.metric)
-    # A value that every trial shares says nothing about any of them.
-    flat = [fmt.flatten(trial.config) for trial in trials]
+    # A value that all trials share does not distinguish them.
+    flat = [flatten(trial.config) for trial in trials]
     keys = list(dict.fromkeys(key for config in flat for key in config))
     varying = [k for k in keys if len({repr(c.get(k)) for c in flat}) > 1] or keys
     by_best = result.select == "best"
@@ -53,7 +54,7 @@ def _best_at(trial: Any) -> str:
 
 
 def tie(result: Any) -> str:
-    """Say which trials share the first place; empty if there is one."""
+    """Name the trials that share the first place; empty without a tie."""
     best = fmt.metric_value(result.best.metrics, result.metric)
     values = [(t.number, fmt.metric_value(t.metrics, result.metric)) for t in result.trials]
     return fmt.tie([number for number, value in values if value == best])
@@ -83,7 +84,7 @@ def _looks_numeric(cell: str) -> bool:
 
 
 def counts(result: Any) -> str:
-    """Say how many trials have which status: ``12 finished, 4 failed``."""
+    """Write the number of trials by status: ``12 finished, 4 failed``."""
     states: dict[str, int] = {}
     for trial in result.trials:
         states[trial.status] = states.get(trial.status, 0) + 1
@@ -101,7 +102,7 @@ def best_lines(result: Any) -> list[str]:
     epochs = best.epoch if by_last else best.best_epoch + 1
     after = f" after {fmt.counted(epochs, 'epoch')}"
     lines = [f"best: trial {best.number}, {fmt.heading(result.metric)} {value}{after}"]
-    config = fmt.flatten(best.config)
+    config = flatten(best.config)
     width = max((len(name) for name in config), default=0)
     lines += [f"  {name:<{width}}  {fmt.number(v)}" for name, v in config.items()]
     return [*lines, *filter(None, [tie(result)])]
@@ -130,7 +131,7 @@ def warned(result: Any) -> list[str]:
 
 
 def _whose(trials: set[int]) -> str:
-    """Name the trial that warned, or say how many did; none: only when the model was tried."""
+    """Name the trial that warned, or the number of trials; without one, the dry run did."""
     if len(trials) == 1:
         return f"trial {min(trials)}"
     return f"{len(trials)} trials" if trials else "before the search"
@@ -164,7 +165,7 @@ def render(result: Any, max_trials: int = MAX_TRIALS) -> str:
 
 
 def fold_table(trial: Any) -> str:
-    """Lay out the folds of a trial: what each came to at the trial's epoch."""
+    """List the folds of a trial with their metrics at the trial's epoch."""
     folds = trial.folds
     names = fmt.full_names(name for fold in folds for name in fold.metrics)
     rows = [
@@ -182,7 +183,7 @@ def fold_table(trial: Any) -> str:
 def render_trial(trial: Any) -> str:
     """Write one trial as text: status, configuration, and its metrics after every epoch."""
     parts = [f"trial {trial.number}: {trial.status} after {fmt.counted(trial.epoch, 'epoch')}"]
-    config = fmt.flatten(trial.config)
+    config = flatten(trial.config)
     width = max((len(name) for name in config), default=0)
     parts.append("\n".join(f"  {k:<{width}}  {fmt.number(v)}" for k, v in config.items()))
     if trial.history:

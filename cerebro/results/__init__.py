@@ -1,1 +1,1 @@
-"""What a run has found, read back: `Result`, `Trial`. Internal; import them from `cerebro`."""
+"""A run's results, read back: `Result`, `Trial`. Internal; import them from `cerebro`."""

@@ -7,7 +7,6 @@ file holds the network itself, which is built again and traced with rows of the 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import warnings
@@ -24,7 +23,7 @@ from cerebro.errors import InputError, text_of
 from cerebro.machine import generators
 from cerebro.machine.environment import installed
 from cerebro.machine.files import path_of
-from cerebro.machine.installation import install_hint
+from cerebro.machine.imports import import_extra
 from cerebro.model import check_batch, column_names, make_getter
 
 TORCH, JAX, SKLEARN = "cerebro.torch.Model", "cerebro.jax.Model", "cerebro.sklearn.Model"
@@ -40,12 +39,13 @@ _PARTS: dict[str, tuple[set[str], set[str]]] = {
 }
 
 _NET = "/model/net/"
-"""What the names of a network's tensors begin with in a state's file."""
+"""The prefix of the names of a network's tensors in a state's file."""
 
 _ONNX_ROWS = 3
 
 _ONE_FILE_BYTES = 1_900_000_000
-"""Of weights. An ONNX file holds less than 2 GB; larger weights lie beside it."""
+"""The limit for weights in the file. ONNX files hold less than 2 GB; larger weights are stored
+beside the file."""
 
 
 class Kept:
@@ -158,9 +158,7 @@ def _net_file(packed: Any, net: Mapping[str, Any]) -> bytes:
 def _torch(kept: Kept, target: Path) -> None:
     if kept.kind == JAX:
         raise InputError("format 'torch' has no arrays of JAX: use format='safetensors'")
-    if not installed("torch"):
-        raise InputError(f"format 'torch' needs PyTorch: {install_hint('torch')}")
-    import torch
+    torch = import_extra("torch", "torch", "format 'torch' needs PyTorch")
 
     state = OrderedDict(kept.net()) if kept.kind == TORCH else kept.state
     foreign = _foreign(state, "")
@@ -196,11 +194,8 @@ def _foreign(value: Any, path: str) -> tuple[str, str] | None:
 def _onnx(kept: Kept, target: Path) -> None:
     if kept.kind != TORCH:
         raise InputError(f"onnx needs a {TORCH}, not a {kept.kind}")
-    try:
-        for module in ("torch", "onnx", "onnxscript"):
-            importlib.import_module(module)
-    except ImportError as error:
-        raise InputError(f"format 'onnx' needs more ({error}): {install_hint('onnx')}") from error
+    for module in ("torch", "onnx", "onnxscript"):
+        import_extra(module, "onnx", f"format 'onnx' needs {module}")
     import torch
 
     from cerebro.torch.model import Model
@@ -251,7 +246,7 @@ def _example(data: Dataset, names: list[str]) -> dict[str, Any]:
 
 
 def _free_sizes(data: Dataset, name: str) -> dict[int, Any]:
-    """Say which of a tensor's sizes may change: its rows, and of a ragged column the length."""
+    """Return a tensor's dynamic dimensions: its rows and, for a ragged column, the length."""
     import torch
 
     source = data.columns.get(name) or data.columns.get(name.removesuffix("_mask"))
@@ -262,7 +257,7 @@ def _free_sizes(data: Dataset, name: str) -> dict[int, Any]:
 
 
 def _cause(error: BaseException) -> str:
-    """What went wrong inside of PyTorch's exporter, which reports it at length."""
+    """Return the cause of a failure in PyTorch's exporter, whose own report is long."""
     while error.__cause__ is not None:
         error = error.__cause__
     return text_of(error)

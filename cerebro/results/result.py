@@ -1,20 +1,21 @@
-"""What a run found: `Result` and its `Trial` objects, read from the run's folder.
+"""A run's results: `Result` and its `Trial` objects, read from the run's folder.
 
-Everything comes from ``run.sqlite`` and the kept states, so that a result on
-another day, in another process or while the run goes on is the same object.
+Everything comes from ``run.sqlite`` and the kept states, so that a result is the same object
+later, in a different process and during the run.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import cerebro.control as control
 from cerebro.arguments import whole_number
 from cerebro.errors import CorruptDataError, InputError
+from cerebro.machine.mappings import flatten
 from cerebro.results.saved_run import SavedRun
 from cerebro.results.trial import Trial
 from cerebro.run.records import TrialRecord, snapshot
@@ -54,7 +55,7 @@ class Result:
         self._trials: list[Trial] | None = None
 
     def refresh(self) -> None:
-        """Read the store again; useful while the run goes on."""
+        """Read the store again; useful during the run."""
         self.saved.refresh()
         self._trials = None
 
@@ -80,7 +81,7 @@ class Result:
 
     @property
     def metric(self) -> str:
-        """What ranks trials."""
+        """The metric that ranks trials."""
         return self.saved.metric
 
     @property
@@ -90,7 +91,7 @@ class Result:
 
     @property
     def select(self) -> str:
-        """Which epoch stands for a trial: ``"best"`` or ``"last"``."""
+        """The epoch that represents a trial: ``"best"`` or ``"last"``."""
         return self.saved.select
 
     @property
@@ -131,10 +132,10 @@ class Result:
             return [self.trials[number] for number in numbers]
         return [Trial(self.saved, record) for record in self.saved.some(numbers)]
 
-    # --- while it goes on ------------------------------------------------
+    # --- during the run --------------------------------------------------
 
     def stop(self, trial: int | None = None) -> None:
-        """Stop the run while it goes on, or one of its trials: `cerebro.control.stop`."""
+        """Stop the active run, or one of its trials: `cerebro.control.stop`."""
         self.saved.before_reading()
         control.stop(self.saved.folder, trial)
 
@@ -172,8 +173,8 @@ class Result:
                 "epoch": trial.epoch,
                 "best_epoch": trial.best_epoch,
             }
-            row.update(_flat("config", trial.config))
-            row.update(_flat("metrics", trial.metrics))
+            row.update(flatten(trial.config, "config."))
+            row.update(flatten(trial.metrics, "metrics."))
             row["state_hash"] = trial.state_hash
             row["error"] = trial.error
             rows.append(row)
@@ -184,11 +185,11 @@ class Result:
         """Return the run as an Optuna study, which its plots and its dashboard show.
 
         Finished trials, and those that `EarlyStopping` ended, are complete, with the metric
-        of their selected epoch; others that were stopped, or are not over, are pruned with
-        what they have reached; failed and diverged ones have failed. Every epoch's metric is
-        an intermediate value. The user attribute ``"cerebro"`` of a trial has the run, the
-        trial's number, status and state hash; a trial that has trained nothing and is not
-        over is left out. Needs Optuna.
+        of their selected epoch; other stopped trials and unfinished ones are pruned, with their
+        last metric; failed and diverged ones have failed. Every epoch's metric is an
+        intermediate value. The user attribute ``"cerebro"`` of a trial has the run, the trial's
+        number, status and state hash. Unfinished trials without an epoch are left out. Needs
+        Optuna.
 
         Parameters
         ----------
@@ -223,7 +224,7 @@ class Result:
         Parameters
         ----------
         metric
-            What to draw; default: what ranks trials.
+            The metric to draw; default: the one that ranks trials.
         trials
             Numbers of the trials to draw; default: all.
         kind
@@ -253,7 +254,7 @@ class Result:
         return self.saved.units()
 
     def events(self) -> list[dict[str, Any]]:
-        """Return what else happened: workers lost, trials sent back, warnings of trials, commands.
+        """Return other events: lost workers, trials sent back, warnings of trials, commands.
 
         One mapping each: ``time`` (seconds since the run's start), ``kind``, ``trial`` (None: it is
         of the run) and ``text``, a line for people. With folds also ``fold``.
@@ -263,7 +264,7 @@ class Result:
     def verify(self) -> Verification:
         """Check states and data against their checksums, and the store against itself.
 
-        Nothing is changed; works while the run goes on.
+        Nothing is changed; works during the run.
 
         Returns
         -------
@@ -273,11 +274,11 @@ class Result:
         """
         from cerebro.results.verify import verify_run
 
-        self.saved.before_reading()  # in a callback: what was just finished
+        self.saved.before_reading()  # in a callback: wait until the finished epoch is stored
         return verify_run(self.saved.folder)
 
     def trial_of(self, record: TrialRecord) -> Trial:
-        """Return a trial as it is now, for callbacks; the record goes on."""
+        """Return a snapshot of a trial, for callbacks."""
         return Trial(self.saved, snapshot(record))
 
     def _repr_html_(self) -> str:
@@ -302,7 +303,7 @@ def open_run(
     *,
     build: Callable[..., Any] | None = None,
 ) -> Result:
-    """Open a run: finished, stopped or still going on. Trains nothing.
+    """Open a run, whether finished, stopped or active. Does not train.
 
     Parameters
     ----------
@@ -314,7 +315,7 @@ def open_run(
     Raises
     ------
     InputError
-        If there is no such run.
+        If the run does not exist.
     """
     if run is None:
         found = list(Path("runs").glob(f"*/{FILE}"))
@@ -328,19 +329,9 @@ def open_run(
 
 
 def _started(file: Path) -> float:
-    """When a run began; a damaged one is the newest only where there is no other."""
+    """Return the time of a run's start; a damaged run sorts before all others."""
     try:
         with reader(file.parent) as connection:
             return float(read_meta(connection)["started"])
     except CorruptDataError:
         return -math.inf
-
-
-def _flat(prefix: str, mapping: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in mapping.items():
-        if isinstance(value, Mapping):
-            flat.update(_flat(f"{prefix}.{name}", value))
-        else:
-            flat[f"{prefix}.{name}"] = value
-    return flat

@@ -1,8 +1,8 @@
-"""A run's folder, read: what results, proofs and pictures are made of.
+"""Reads a run's folder, for results, replay and pictures.
 
-`SavedRun` is the one place that knows where a run keeps what: the store's rows,
-the kept states, the data it was trained on and the identity of ``build``. Users
-see it through `cerebro.Result` and `cerebro.Trial`.
+`SavedRun` alone knows where a run keeps its parts: the store's rows, the kept states, the data
+it was trained on and the identity of ``build``. Users see it through `cerebro.Result` and
+`cerebro.Trial`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,21 @@ from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine.files import path_of, read_bytes
 from cerebro.run.owner import owner_of
 from cerebro.run.recipe import Recipe, StudyBuild, check_build
-from cerebro.run.records import NOT_EXACT, OPEN, EpochRecord, TrialRecord, best_trials, gather
+from cerebro.run.records import (
+    NOT_EXACT,
+    OPEN,
+    EpochRecord,
+    Ranking,
+    TrialRecord,
+    best_trials,
+    gather,
+)
+from cerebro.run.settings import Training
 from cerebro.run.store import check_meta, check_rows, read_meta, read_ranking, read_trials, reader
 from cerebro.worker.messages import RunContext
 
 HELD_TRIALS = 10_000
-"""Of a run with no more trials than this all are read at once; of others when they are needed."""
+"""Up to this number, all trials of a run are read at once; otherwise each when it is needed."""
 
 
 class SavedRun:
@@ -46,12 +55,12 @@ class SavedRun:
     path, folder
         The folder as it was given, and as an absolute path.
     meta
-        What the store holds about the run as a whole.
+        The store's record of the run as a whole.
     trial_count
-        How many trials there are; with folds, configurations.
+        The number of trials; with folds, of configurations.
     before_reading
-        Called before files are read: while the run goes on in this process, it waits
-        until what was finished is on disk.
+        Called before files are read: during a run in this process, it waits until finished
+        epochs are on disk.
 
     Raises
     ------
@@ -79,7 +88,7 @@ class SavedRun:
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the store again: of more than `HELD_TRIALS` trials only how many there are."""
+        """Read the store again; of more than `HELD_TRIALS` trials, only their number."""
         self._refresh(HELD_TRIALS)
 
     def forget_trials(self) -> None:
@@ -102,7 +111,7 @@ class SavedRun:
 
     @property
     def configurations(self) -> list[TrialRecord]:
-        """What users call trials: all by number, those of a run with folds with their folds."""
+        """The users' trials by number; in a run with folds, each with its folds."""
         if self.meta.get("folds") is None:
             return self.records
         if self._configurations is None:
@@ -144,22 +153,22 @@ class SavedRun:
     def ranking(self, n: int) -> list[int]:
         """Numbers of the `n` best trials, best first; those without a metric are left out."""
         if self._records is not None:
-            return best_trials(self.configurations, self.metric, self.mode, self.select, n)
+            return best_trials(self.configurations, self.ranked_by, n)
         self.before_reading()
         with reader(self.folder) as connection:
-            return read_ranking(connection, self.metric, self.mode, self.select, n)
+            return read_ranking(connection, self.ranked_by, n)
 
     def _refresh(self, held: int | None) -> None:
         self.before_reading()
         self._read(held)
         if self.meta["status"] == "running" and owner_of(self.folder) is None:
-            self._read(held)  # it may have ended meanwhile
+            self._read(held)  # it may have ended since
             if self.meta["status"] == "running":
                 self.meta["status"] = "interrupted"
                 self._marked(self._records or [])
 
     def _marked(self, records: list[TrialRecord]) -> list[TrialRecord]:
-        """Trials as they are where nobody trains the run that did not end: its process is gone."""
+        """Correct the trials of a run that has not ended but whose process is dead."""
         for record in records if self.meta["status"] == "interrupted" else ():
             if record.status in OPEN:
                 record.status, record.resumable = "stopped", True
@@ -168,7 +177,7 @@ class SavedRun:
     def _read(self, held: int | None) -> None:
         with reader(self.folder) as connection:
             meta = read_meta(connection)
-            check_meta(meta)  # what is read later, while a loss can be told as damage
+            check_meta(meta)  # read now what is needed later, so that a loss is reported as damage
             (count,) = connection.execute("SELECT count(*) FROM trials").fetchone()
             self.meta = self._with_own_rows(meta)
             self.trial_count = count // self.trials_each
@@ -180,7 +189,7 @@ class SavedRun:
                 check_rows(connection, "trials", "epochs", "metrics")
                 self._records = None
 
-    # --- what the run was ------------------------------------------------
+    # --- the run's settings ----------------------------------------------
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -194,7 +203,7 @@ class SavedRun:
 
     @property
     def metric(self) -> str:
-        """What ranks trials."""
+        """The metric that ranks trials."""
         return str(self.meta["settings"]["metric"])
 
     @property
@@ -204,12 +213,17 @@ class SavedRun:
 
     @property
     def select(self) -> str:
-        """Which epoch stands for a trial: ``"best"`` or ``"last"``."""
+        """The epoch that represents a trial: ``"best"`` or ``"last"``."""
         return str(self.meta["settings"]["select"])
 
     @property
+    def ranked_by(self) -> Ranking:
+        """How trials are ranked."""
+        return Ranking(self.metric, self.mode, self.select)
+
+    @property
     def argv(self) -> list[str]:
-        """`sys.argv` of the program that began the run; empty where that is not on record."""
+        """`sys.argv` of the program that began the run; empty if it is not recorded."""
         recorded = self.meta.get("argv")
         if not isinstance(recorded, list) or not all(isinstance(a, str) for a in recorded):
             return []
@@ -245,7 +259,7 @@ class SavedRun:
         ]
 
     def events(self) -> list[dict[str, Any]]:
-        """What else happened, in the order of its rows."""
+        """Return other events in the order of their rows."""
         self.before_reading()
         with reader(self.folder) as connection:
             check_rows(connection, "events")
@@ -261,7 +275,7 @@ class SavedRun:
         ]
 
     def _trial_and_fold(self, number: int | None) -> dict[str, int | None]:
-        """What a trial of the store is to the user; None: the run itself."""
+        """Return the user's trial and fold of a stored trial; None: the run itself."""
         each = self.trials_each
         place = {"trial": None if number is None else number // each}
         if self.meta.get("folds") is not None:
@@ -297,7 +311,7 @@ class SavedRun:
     # --- files -----------------------------------------------------------
 
     def read_log(self, trial: int) -> str:
-        """What a trial printed; empty if it printed nothing."""
+        """Return a trial's output; empty if it printed nothing."""
         path = self.folder / "trials" / f"{trial}.log"
         try:
             return read_bytes(path).decode("utf-8", "replace")
@@ -318,7 +332,7 @@ class SavedRun:
             If it is missing or damaged.
         """
         path = self.state_path(record)
-        self.before_reading()  # in a callback: what was just finished
+        self.before_reading()  # in a callback: wait until the finished epoch is stored
         try:
             packed = read_bytes(path)
         except FileNotFoundError as error:
@@ -341,9 +355,9 @@ class SavedRun:
         return self._build
 
     def find_build(self, build: Callable[..., Any] | None) -> Callable[..., Any]:
-        """The given ``build``, or the run's, imported again; warns if it has changed.
+        """Return the given ``build``, or import the run's again; warn if it has changed.
 
-        One that suggests its configuration, to Optuna, is called as its study's run did.
+        In a run of an Optuna study, it is called with a trial as in that run.
         """
         if build is not None:
             check_build(build)
@@ -371,28 +385,28 @@ class SavedRun:
         return self._data[name]
 
     def columns(self) -> Mapping[str, Column]:
-        """The columns of the run's data; none where these are not here."""
+        """The columns of the run's data; empty if the data are missing."""
         try:
             return self.dataset("data").columns
         except (InputError, CorruptDataError, OSError):
             return {}
 
     def folds(self) -> Folds | None:
-        """The run's folds; None if it has none."""
+        """Return the run's folds; None if it has none."""
         if self._folds is None and self.meta.get("folds") is not None:
             self._folds = self.folds_of(self.dataset("data"))
         return self._folds
 
     def folds_of(self, data: Dataset | None) -> Folds | None:
-        """The run's folds of `data`, which are the run's; None if it has none."""
+        """Return the run's folds of `data`, the run's data; None if it has none."""
         described = self.meta.get("folds")
         return None if described is None or data is None else Folds.from_json(data, described)
 
     def view(self, name: str, moved: Dataset | None) -> Dataset | None:
-        """The run's data, or what now stands in its place; `moved` says where it is.
+        """Return the run's data, or `moved` in their place.
 
-        The rows that the run trained on are taken where `moved` has them: what was given to
-        `search` with a fraction to validate on can be given here.
+        If `moved` has more rows, only those that the run trained on are used: it may be the data
+        set that was given to `search` with a fraction to validate on.
         """
         spec = self.meta[name]
         if spec is None:
@@ -400,16 +414,16 @@ class SavedRun:
         if moved is not None:
             if name == "data":
                 known = {**spec, "path": str(moved.path)}
-                if not moved.is_whole():
+                if not moved._is_whole():
                     view = Dataset.from_spec(known, check=False)
-                    return view if moved.holds(view) else moved
+                    return view if moved._holds(view) else moved
                 spec = {**known, "transforms": moved.spec()["transforms"] or spec["transforms"]}
             elif spec["path"] == self.meta["data"]["path"]:
                 spec = {**spec, "path": str(moved.path)}
         return Dataset.from_spec(spec, check=False)
 
     def data_for(self, data: Any, number: int, rows: ExitStack) -> Dataset:
-        """The data set to evaluate on: the given one, or what trial `number` is validated on.
+        """Return the data set to evaluate on: the given one, or trial `number`'s validation data.
 
         Data given as rows are written to a temporary folder, until `rows` is closed.
         """
@@ -435,7 +449,7 @@ class SavedRun:
         return self.dataset("validation")
 
     def other_classes(self, data: Dataset) -> str | None:
-        """See `cerebro.data.validation.other_classes`; None also where the data are not here."""
+        """See `cerebro.data.validation.other_classes`; None also if the data are missing."""
         try:
             train = self.dataset("data")
         except (InputError, CorruptDataError, OSError):
@@ -444,20 +458,11 @@ class SavedRun:
 
     def context(self, build: Callable[..., Any] | None, **changes: Any) -> RunContext:
         """The run's context, as its workers had it, with some values changed."""
-        settings: Mapping[str, Any] = self.meta["settings"]
         values: dict[str, Any] = {
-            "build": self.find_build(build),
-            "seed": settings["seed"],
-            "epochs": settings["epochs"],
-            "batch_size": settings["batch_size"],
-            "eval_batch_size": settings["eval_batch_size"],
-            "drop_last": settings["drop_last"],
-            "stagger": settings["stagger"],
-            "threads": settings["threads"],
-            "loader_threads": 0,
-            "deterministic": settings["deterministic"],
+            **Training.recorded(self.meta["settings"]),
             "live_models": 1,
-            "live_bytes": 0,
+            "unit_timeout": None,
+            "build": self.find_build(build),
             "state_dir": str(self.folder / "states"),
             "epoch_dir": str(self.folder / "states"),
             "log_dir": str(self.folder / "trials"),

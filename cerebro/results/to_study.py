@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -14,15 +13,15 @@ from cerebro.results.trial import Trial
 from cerebro.run.records import ENDED
 from cerebro.searchers.optuna_terms import (
     ATTRIBUTE,
+    Parameters,
     contains,
-    distribution,
     import_optuna,
-    is_plain,
     quiet,
+    storable,
     storage_errors,
 )
 from cerebro.searchers.stopping import EarlyStopping
-from cerebro.space import Choice, Normal, Space, path_name, value_at
+from cerebro.space import Normal, Space, path_name
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -51,7 +50,7 @@ def to_study(
         study.set_metric_names([saved.metric])
         study.set_user_attr(ATTRIBUTE, {"run": str(saved.folder), "seed": saved.settings["seed"]})
         times = Times(saved)
-        parameters = Parameters(optuna, saved, trials)
+        parameters = RunParameters(optuna, saved, trials)
         for trial in trials:
             if trial.status in ENDED or trial.history:
                 study.add_trial(_frozen(optuna, saved, trial, parameters, times))
@@ -59,7 +58,7 @@ def to_study(
 
 
 def _frozen(
-    optuna: Any, saved: SavedRun, trial: Trial, parameters: Parameters, times: Times
+    optuna: Any, saved: SavedRun, trial: Trial, parameters: RunParameters, times: Times
 ) -> FrozenTrial:
     params, kinds = parameters.of(trial.config)
     reported = {
@@ -79,7 +78,7 @@ def _frozen(
 
 
 def _outcome(optuna: Any, saved: SavedRun, trial: Trial) -> tuple[Any, float | None]:
-    """State and value. What a rule ended early is complete: it was as good as it would be."""
+    """Return state and value. A trial that a stopping rule ended is complete."""
     states = optuna.trial.TrialState
     value = trial.metrics.get(saved.metric, math.nan)
     if trial.status in ("failed", "diverged") or not math.isfinite(value):
@@ -109,37 +108,34 @@ def _attributes(saved: SavedRun, trial: Trial, params: Mapping[str, Any]) -> dic
 
 
 class Times:
-    """When each trial began and ended."""
+    """The times at which trials began and ended."""
 
     def __init__(self, saved: SavedRun) -> None:
         self._begun = datetime.fromtimestamp(float(saved.meta["started"]))
         self._spans = saved.spans()
 
     def of(self, trial: int) -> tuple[datetime, datetime]:
-        """First unit's begin and last one's end; of a trial that had none, the run's begin."""
+        """Return the first unit's start and the last one's end; else twice the run's start."""
         begin, end = self._spans.get(trial, (0.0, 0.0))
         return self._begun + timedelta(seconds=begin), self._begun + timedelta(seconds=end)
 
 
-class Parameters:
-    """The parameters of a run's configurations, and from which distributions.
+class RunParameters:
+    """The parameters of a run's configurations, and their distributions.
 
-    Those of the space have its bounds, widened for trials that lie outside (points may). Of
-    names that are not in the space, and of normal distributions, which Optuna does not
-    know, the trials' own values are the bounds. Constants are no parameters.
+    Those of the space have its bounds, widened for trials outside of them (points may be). Names
+    that are not in the space, and normal distributions, which Optuna does not have, are bounded
+    by the trials' own values. Constants are not parameters.
     """
 
     def __init__(self, optuna: Any, saved: SavedRun, trials: Sequence[Trial]) -> None:
         self._optuna = optuna
         space = Space.from_json(saved.meta.get("space") or {"entries": []})
-        self._nodes = [node for node in space.nodes if node.varies]
-        self._known: dict[int, Any] = {
-            id(node): _kind(optuna, path_name(node.path), node.dimension)
-            for node in self._nodes
-            if not isinstance(node.dimension, Normal)
-        }
+        self._known = Parameters(optuna, space, left_out=(Normal,))
         self._of_space = set(space.paths)
-        self._normal = {n.path for n in self._nodes if isinstance(n.dimension, Normal)}
+        self._normal = {
+            node.path for node in space.nodes if node.varies and isinstance(node.dimension, Normal)
+        }
         seen: dict[str, list[Any]] = {}
         for trial in trials:
             for name, value in self._others(trial.config):
@@ -157,11 +153,9 @@ class Parameters:
         return params, kinds
 
     def _all(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-        for node in self._nodes:
-            there, value = value_at(config, node.path)
-            kind = self._known.get(id(node))
-            if there and kind is not None and node.applies(config):
-                yield path_name(node.path), _choice(value), kind
+        for node, value, kind in self._known.values(config):
+            if node.applies(config):
+                yield path_name(node.path), value, kind
         for name, value in self._others(config):
             if self._inferred[name] is not None:
                 yield name, value, self._inferred[name]
@@ -169,13 +163,13 @@ class Parameters:
     def _others(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         for path, value in leaves(config, self._of_space):
             if path not in self._of_space or path in self._normal:
-                yield path_name(path), _choice(value)
+                yield path_name(path), storable(value)
 
 
 def leaves(
     config: Mapping[str, Any], whole: Container[Path] = (), above: Path = ()
 ) -> Iterator[tuple[Path, Any]]:
-    """Give the path of every value of a configuration, and the value; `whole` are not entered."""
+    """Yield the path and the value of every entry of a configuration; do not enter `whole`."""
     for name, value in config.items():
         path = (*above, name)
         if isinstance(value, Mapping) and path not in whole:
@@ -184,22 +178,8 @@ def leaves(
             yield path, value
 
 
-def _choice(value: Any) -> Any:
-    """A value as Optuna holds it: lists and the like as their JSON."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    return json.dumps(value, default=repr)
-
-
-def _kind(optuna: Any, name: str, dimension: Any) -> Any:
-    if isinstance(dimension, Choice) and not is_plain(dimension):
-        choices = [_choice(option) for option in dimension.options]
-        return optuna.distributions.CategoricalDistribution(choices)
-    return distribution(optuna, name, dimension)
-
-
 def _inferred(optuna: Any, values: Sequence[Any]) -> Any:
-    """The distribution that values are from, as far as they show it; None: there is none."""
+    """Return a distribution that fits the values; None if there is none."""
     kinds = optuna.distributions
     types = {type(value) for value in values}
     if types == {int}:
@@ -211,7 +191,7 @@ def _inferred(optuna: Any, values: Sequence[Any]) -> Any:
 
 
 def _widened(optuna: Any, kind: Any, value: Any) -> Any:
-    """A distribution of numbers that has this one too; None if there is none."""
+    """Return a numeric distribution widened to include a value; None if that is impossible."""
     kinds = optuna.distributions
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None

@@ -27,10 +27,10 @@ from cerebro.worker.messages import RunContext
 class Trial:
     """One configuration of a run and how it went.
 
-    A snapshot: what it says does not change while the run goes on. In a search with folds it
-    has `folds`, which are trials too: metrics are means over them, beside each its standard
-    deviation (``accuracy_std``), and an epoch is finished when all folds have finished it.
-    Models are the folds'.
+    A snapshot, which does not change during the run. In a search with folds it has `folds`,
+    which are trials too: metrics are means over them, each with its standard deviation
+    (``accuracy_std``), and an epoch is finished when all folds have finished it. Only the folds
+    have models.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Trial:
 
     @property
     def fold(self) -> int | None:
-        """Of a fold: which one of its trial it is, from 0; else None."""
+        """The fold's index in its trial, from 0; None for a trial."""
         return self.record.fold
 
     @property
@@ -129,7 +129,7 @@ class Trial:
 
     @property
     def error(self) -> str | None:
-        """Why the trial failed, diverged or stopped itself, in one line; None otherwise."""
+        """The reason why the trial failed, diverged or stopped itself, in one line; else None."""
         return self.record.error
 
     @property
@@ -141,14 +141,14 @@ class Trial:
     def not_exact(self) -> list[str]:
         """Operations without a deterministic version that it has used; empty: it is exact.
 
-        Only on GPUs are there such: the trial's states may be others another time.
+        These operations exist only on GPUs; states may then differ between runs.
         """
         parts = self.record.folds or [self.record]
         return sorted({name for part in parts for name in self.saved.not_exact(part.number)})
 
     @property
     def log(self) -> str:
-        """What the trial printed and logged; of one with folds, what each did."""
+        """Return the trial's output and logs; with folds, those of each."""
         if not self.record.folds:
             return self.saved.read_log(self.number)
         logs = [(fold.fold, fold.log) for fold in self.folds]
@@ -170,15 +170,15 @@ class Trial:
         build
             The run's ``build``, where it cannot be imported again.
         fold
-            Of a trial with folds: whose model. Each fold has one of its own, and none has
-            learned from all rows.
+            The fold whose model to load, if the trial has folds: each has its own model, and
+            none has learned from all rows.
 
         Returns
         -------
         object
-            What ``build`` returns, for `cerebro.torch.Model` with ``.net``, which is in
-            evaluation mode as after any validation, and in host memory wherever it was
-            trained. The caller's random generators are left alone.
+            The model that ``build`` returns. A `cerebro.torch.Model` has ``.net``, which is in
+            evaluation mode and in host memory, wherever it was trained. The caller's random
+            generators do not change.
 
         Raises
         ------
@@ -267,7 +267,7 @@ class Trial:
         Raises
         ------
         InputError
-            If `data` is no data set, or None in a run without validation data; as `load`.
+            If `data` is not a data set, or is None in a run without validation data; as `load`.
         """
         device = here(recorded(self.saved.settings))[0]
         with using(device), contextlib.ExitStack() as rows:
@@ -285,7 +285,7 @@ class Trial:
             seed=settings["seed"],
             shuffle=False,
             augment=False,
-            residence="streamed",  # it is gone through once
+            residence="streamed",  # it is read once
         )
         epoch = self._epoch_record("best").epoch
         seed = evaluation_seed(settings["seed"], self.number, epoch)
@@ -306,14 +306,15 @@ class Trial:
         ----------
         data
             A `cerebro.Dataset` or the path of one; a table, a pair ``(x, y)`` or a PyTorch
-            dataset, as for `evaluate`; or what the model's own ``predict`` takes, such as an array.
+            dataset, as for `evaluate`; or an argument of the model's own ``predict``, such as an
+            array.
         build
             The run's ``build``, where it cannot be imported again.
 
         Returns
         -------
         tensor or ndarray
-            What the model's ``predict`` gives, or the batches' outputs one after the other: shape
+            The model's ``predict``, or the concatenated outputs of the batches: shape
             ``(rows, ...)``.
 
         Raises
@@ -354,7 +355,7 @@ class Trial:
         Parameters
         ----------
         path
-            The file. It is replaced if it is there.
+            The file. An existing one is replaced.
         format
             ``"safetensors"``: of a `cerebro.torch.Model` the entries of ``net.state_dict()`` by
             their names, of a `cerebro.jax.Model` its parameters and variables, of any other model
@@ -426,12 +427,12 @@ class Trial:
         return batch_size_of(self.config, self.saved.settings["batch_size"])
 
     def _selected(self) -> EpochRecord | None:
-        saved = self.saved
+        by = self.saved.ranked_by
         if self._whole is not None:
-            whole = self._whole.selected(saved.metric, saved.mode, saved.select)
+            whole = self._whole.selected(by)
             if whole is not None:
                 return self.record.epochs[whole.epoch - self.record.first_epoch]
-        return self.record.selected(saved.metric, saved.mode, saved.select)
+        return self.record.selected(by)
 
     def _fold(self, fold: int) -> Trial:
         """One of the folds."""

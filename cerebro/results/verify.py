@@ -1,10 +1,10 @@
-"""`Result.verify` and ``python -m cerebro verify``: is a run still what was written?
+"""`Result.verify` and ``python -m cerebro verify``: check a run for damage.
 
 Three things are compared: the data with the manifest's checksums, every kept
 state with the hash that its epoch recorded, and the store with itself: rows that
-belong together, files that rows name, files that nobody names. Nothing is
-changed, and a run that goes on is not disturbed; what only seemed wrong because
-the run went on meanwhile is left out by looking twice.
+belong together, files that rows name, files that no row names. Nothing is
+changed, and a live run is not disturbed: it is examined twice, and only problems
+found both times are reported.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LOG_FILE = re.compile(r"(\d+)\.log", re.ASCII)
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong: where, what, and what to do about it."""
+    """A problem: its place, its description and the cure."""
 
     where: str
     """A file's path, or a trial: ``"trial 3, epoch 2"``."""
@@ -50,7 +50,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Verification:
-    """What `Result.verify` found; true if nothing is wrong."""
+    """The problems that `Result.verify` found; true if there are none."""
 
     path: Path
     problems: list[Problem] = field(default_factory=list)
@@ -83,7 +83,7 @@ def verify_run(path: Path) -> Verification:
     Raises
     ------
     InputError
-        If the folder holds no run.
+        If the folder does not hold a run.
     """
     hashes: dict[tuple[str, str], str | None] = {}
     found = _verify_once(path, hashes)
@@ -102,7 +102,7 @@ def _may_go_on(path: Path) -> bool:
 
 
 def _verify_once(path: Path, hashes: dict[tuple[str, str], str | None]) -> Verification:
-    # Files first: one that is written from here on cannot seem to be nobody's.
+    # Files first: one that is written later cannot seem to be unnamed.
     files = _files(path / "states") + _files(path / "trials")
     store = path / FILE
     problems: list[Problem] = []
@@ -136,7 +136,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _store_problems(path: Path) -> Iterator[Problem]:
-    """What SQLite itself finds, and rows without the rows they belong to."""
+    """Find damage that SQLite reports, and rows without the rows they belong to."""
     store = path / FILE
     with reader(path) as connection:
         for (text,) in connection.execute(f"PRAGMA integrity_check({MOST_OF_A_KIND})"):
@@ -166,7 +166,7 @@ LONELY_ROWS = (
         "a unit's trial has no row",
     ),
 )
-"""Queries for (trial, epoch), and what is wrong with those that are found."""
+"""Queries for (trial, epoch), and what is wrong with each pair found."""
 
 
 def _rows(connection: sqlite3.Connection, store: Path, query: str, what: str) -> Iterator[Problem]:
@@ -180,7 +180,7 @@ def _rows(connection: sqlite3.Connection, store: Path, query: str, what: str) ->
 
 
 def _trial_problems(saved: SavedRun) -> Iterator[Problem]:
-    """Rows that do not fit each other."""
+    """Find rows that contradict each other."""
     advice = f"rows of {saved.folder / FILE} were deleted or changed: put back a copy of it"
     for expected, record in enumerate(saved.records):
         if record.number != expected:
@@ -210,7 +210,7 @@ def _trial_problems(saved: SavedRun) -> Iterator[Problem]:
 
 
 def _unit_problems(saved: SavedRun, advice: str) -> Iterator[Problem]:
-    """Units that no epoch can have, and epochs without all of their units."""
+    """Find units that no epoch can have, and epochs without all their units."""
     shards = saved.meta["num_shards"]
     validates = any(saved.meta.get(name) is not None for name in ("validation", "folds"))
     per_epoch = shards + validates
@@ -232,7 +232,7 @@ def _unit_problems(saved: SavedRun, advice: str) -> Iterator[Problem]:
             latest[trial] = epoch
         resumed = connection.execute("SELECT 1 FROM events WHERE kind LIKE 'resume%'").fetchone()
     for record in saved.records:
-        # Units are committed by the trials' states; where a run was cut off, rows may lack.
+        # States commit units, not rows: an interrupted run may lack the rows of some.
         for number in () if resumed else (epoch.epoch for epoch in record.epochs):
             count = counts.get((record.number, number), 0)
             if count < per_epoch:
@@ -244,7 +244,7 @@ def _unit_problems(saved: SavedRun, advice: str) -> Iterator[Problem]:
 
 
 def _wrong_unit(step: int, shard: int, order: list[int], per_epoch: int) -> str | None:
-    """What is wrong with a unit: its number within the epoch, or its shard; None if nothing."""
+    """Return what is wrong with a unit's number in its epoch or with its shard, or None."""
     if not 0 <= step < per_epoch:
         return f"unit {step} of {per_epoch}"
     if step < len(order) and shard != order[step]:
@@ -263,7 +263,7 @@ def _short(numbers: list[int]) -> str:
 def _check_states(
     saved: SavedRun, hashes: dict[tuple[str, str], str | None]
 ) -> tuple[int, list[Problem]]:
-    """Hash every kept state; say which are damaged, missing or should have been kept."""
+    """Hash every kept state; report damaged and missing ones."""
     problems, states = [], 0
     for record in saved.records:
         for epoch in record.epochs:
@@ -271,7 +271,7 @@ def _check_states(
                 continue
             states += 1
             key = (epoch.state_file, epoch.state_hash)
-            if key not in hashes or hashes[key] is not None:  # what was well is not read again
+            if key not in hashes or hashes[key] is not None:  # do not read intact states again
                 hashes[key] = _state_problem(saved.state_path(epoch), epoch.state_hash)
             what = hashes[key]
             if what is not None:
@@ -300,7 +300,7 @@ def _state_problem(path: Path, recorded: str) -> str | None:
 
 
 def _check_slots(saved: SavedRun) -> tuple[int, list[Problem]]:
-    """Compare the slots of the trials that can go on with their seals."""
+    """Compare the slots of open trials with their seals."""
     folder = saved.state_dir
     if not _is_own(saved, folder):
         return 0, []
@@ -316,7 +316,7 @@ def _check_slots(saved: SavedRun) -> tuple[int, list[Problem]]:
 
 
 def _is_own(saved: SavedRun, folder: Path) -> bool:
-    """Whether a folder of slots is this run's: one elsewhere has to say so itself."""
+    """Whether a folder of slots is this run's: one elsewhere must name the run."""
     if folder == saved.path / "states":
         return True
     try:  # it may have been emptied, perhaps with its machine
@@ -327,7 +327,7 @@ def _is_own(saved: SavedRun, folder: Path) -> bool:
 
 
 def _not_kept(saved: SavedRun, record: TrialRecord) -> Iterator[Problem]:
-    """Epochs whose states ``keep=`` asks for, but of which no row names a file."""
+    """Find epochs whose states ``keep=`` requires, but whose rows name no file."""
     keep = saved.settings.get("keep", "last")
     if not record.epochs:
         return
@@ -347,7 +347,7 @@ def _not_kept(saved: SavedRun, record: TrialRecord) -> Iterator[Problem]:
 
 
 def _strays(saved: SavedRun, files: list[Path]) -> Iterator[Problem]:
-    """Files in the run's folders that no row names and no open trial needs."""
+    """Find files in the run's folders that no row names and no open trial needs."""
     states, state_dir = saved.path / "states", saved.state_dir
     if state_dir != states and _is_own(saved, state_dir):
         files = files + [path for path in _files(state_dir) if path.name != CLAIM]
@@ -378,7 +378,7 @@ def _strays(saved: SavedRun, files: list[Path]) -> Iterator[Problem]:
 
 
 def _check_data(saved: SavedRun) -> tuple[list[Path], list[Problem]]:
-    """Compare the run's data sets with their manifests and with what the run recorded."""
+    """Compare the run's data sets with their manifests and with the run's record."""
     problems: list[Problem] = []
     paths: list[Path] = []
     for name in ("data", "validation"):

@@ -32,7 +32,7 @@ from cerebro.run.states import CLAIM, claimant, remove_unneeded
 from cerebro.run.store import FILE, PARTS, Store, default_run_path, reader, unused_folder
 
 
-def make_run(settings: Settings) -> Opened:
+def make_run(settings: Settings) -> OwnedRun:
     """Make the run's folder and its store, or leave nothing behind."""
     folder = settings.folder
     existed = folder.exists()
@@ -45,7 +45,7 @@ def make_run(settings: Settings) -> Opened:
         make_folders(settings)
         record = run_record(settings)
         claim_state_dir(settings, record["id"])
-        return Opened(owner, Store.create(folder, record))
+        return OwnedRun(owner, Store.create(folder, record))
     except BaseException as error:
         if isinstance(error, InputError):  # it belongs to another process
             if owner is not None:
@@ -192,7 +192,7 @@ def sweep(run: Path, state_dir: Path) -> list[str]:
 
 
 @dataclass
-class Opened:
+class OwnedRun:
     """A run that this process owns, open for writing."""
 
     owner: Owner

@@ -237,18 +237,20 @@ def _file_hash(build: Callable[..., Any]) -> str | None:
         return None
 
 
-class StudyBuild:
-    """What workers are given: calls `build` with a trial that suggests what was chosen.
+def call_build(build: Callable[..., Any], config: Any, info: Any) -> Any:
+    """Call ``build`` with `info` if it takes one."""
+    return build(config, info) if accepts_info(build) else build(config)
 
-    Each of the study's trials is `folds` trials of the run.
+
+class WrappedBuild:
+    """A ``build`` that calls the user's with other arguments.
+
+    It has the name and the source of the user's, so that the run records those.
     """
 
-    takes_trial = True  # on record, so that another day `build` is called in the same way
-
-    def __init__(self, build: Callable[..., Any], folds: int = 1) -> None:
+    def __init__(self, build: Callable[..., Any]) -> None:
         self.build = build
-        self.folds = folds
-        self.__wrapped__ = build  # whose source is the run's
+        self.__wrapped__ = build
         names = ("config", "info")
         self.__signature__ = inspect.Signature(
             [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
@@ -256,18 +258,31 @@ class StudyBuild:
         self.__module__ = getattr(build, "__module__", None) or "?"
         self.__qualname__ = getattr(build, "__qualname__", None) or type(build).__qualname__
 
+
+class StudyBuild(WrappedBuild):
+    """Calls ``build`` in a worker with an Optuna trial that suggests the recorded values.
+
+    Each of the study's trials is `folds` trials of the run.
+    """
+
+    takes_trial = True  # recorded, so that a resumed run calls `build` in the same way
+
+    def __init__(self, build: Callable[..., Any], folds: int = 1) -> None:
+        super().__init__(build)
+        self.folds = folds
+
     def __call__(self, config: Mapping[str, Any], info: Info) -> Any:
-        known = config.get(STUDY, {})  # of older runs nothing is
+        known = config.get(STUDY, {})  # older runs have none
         trial = _trial_class()(plain(config), known.get("number", info.trial // self.folds))
         trial.user_attrs.update(known.get("user_attrs", {}))
         trial.system_attrs.update(known.get("system_attrs", {}))
         trial.study = StudyStandIn(known.get("study", ""), known.get("direction", "NOT_SET"))
-        return self.build(trial, info) if accepts_info(self.build) else self.build(trial)
+        return call_build(self.build, trial, info)
 
 
 @functools.cache
 def _trial_class() -> Any:
-    """A trial that suggests what was chosen; Optuna is imported where there is one."""
+    """Make the class of the trials here, so that Optuna is imported only where it is used."""
     from optuna.trial import FixedTrial
 
     class StudyTrial(FixedTrial):
@@ -277,7 +292,7 @@ def _trial_class() -> Any:
 
 
 class StudyStandIn:
-    """What a trial's ``study`` is in a worker, where the study itself is not."""
+    """A trial's ``study`` in a worker, which does not have the study itself."""
 
     def __init__(self, name: str, direction: str) -> None:
         from optuna.study import StudyDirection
@@ -287,13 +302,13 @@ class StudyStandIn:
         self.directions = [self.direction]
 
     def stop(self) -> None:
-        """Do nothing: the study has heard it when `build` was called where it is."""
+        """Do nothing: the study stopped when `build` was called in its own process."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
             f"trial.study.{name} cannot be asked for in a worker, where build is called again: "
-            "only study_name, direction and stop() can. Keep what build needs with "
-            "trial.set_user_attr() in define=, or read it before optimize()"
+            "only study_name, direction and stop() can. Store the values that build needs with "
+            "trial.set_user_attr() in define=, or read them before optimize()"
         )
 
 

@@ -39,6 +39,17 @@ def class_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
+@dataclass(frozen=True)
+class Ranking:
+    """How trials are ranked."""
+
+    metric: str
+    mode: str
+    """``"min"`` or ``"max"``."""
+    select: str
+    """The epoch that stands for a trial: ``"best"`` or ``"last"``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Raised:
     """Describes an exception of the user's code, without the exception itself."""
@@ -136,13 +147,13 @@ class TrialRecord:
         best = self._best_record(metric, mode)
         return None if best is None else best.epoch
 
-    def selected(self, metric: str, mode: str, select: str) -> EpochRecord | None:
+    def selected(self, by: Ranking) -> EpochRecord | None:
         """Return the epoch that represents the trial: its best or its last."""
         if not self.epochs:
             return None
-        if select == "last":
+        if by.select == "last":
             return self.epochs[-1]
-        return self._best_record(metric, mode) or self.epochs[-1]
+        return self._best_record(by.metric, by.mode) or self.epochs[-1]
 
     def _best_record(self, metric: str, mode: str) -> EpochRecord | None:
         """Return the best epoch. Displays ask often, so each epoch is compared only once."""
@@ -174,22 +185,18 @@ def score(metrics: dict[str, float], metric: str, mode: str) -> float | None:
     return value if mode == "min" else -value
 
 
-def best_trials(
-    records: Iterable[TrialRecord], metric: str, mode: str, select: str, n: int
-) -> list[int]:
+def best_trials(records: Iterable[TrialRecord], by: Ranking, n: int) -> list[int]:
     """Return the numbers of the `n` best trials, best first, equal ones by number."""
-    scores = (best_score([record], metric, mode, select) for record in records)
+    scores = (best_score([record], by) for record in records)
     return [number for _, number in sorted(s for s in scores if s is not None)[:n]]
 
 
-def best_score(
-    records: Iterable[TrialRecord], metric: str, mode: str, select: str
-) -> tuple[float, int] | None:
+def best_score(records: Iterable[TrialRecord], by: Ranking) -> tuple[float, int] | None:
     """Return the best trial's metric as a number to minimize, and its number."""
     best: tuple[float, int] | None = None
     for record in records:
-        epoch = record.selected(metric, mode, select)
-        value = None if epoch is None else score(epoch.metrics, metric, mode)
+        epoch = record.selected(by)
+        value = None if epoch is None else score(epoch.metrics, by.metric, by.mode)
         if value is not None and (best is None or (value, record.number) < best):
             best = (value, record.number)
     return best

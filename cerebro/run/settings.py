@@ -1,4 +1,4 @@
-"""The arguments of a search, checked once and written into the run's record."""
+"""The arguments of a search, checked once and written to the run's record."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Literal
 from cerebro.data import Dataset
 from cerebro.data.validation import Folds
 from cerebro.machine.devices import CPU
+from cerebro.run.records import Ranking
 from cerebro.searchers.stopping import EarlyStopping
 
 HOOKS = (
@@ -28,49 +29,76 @@ MAX_THREADS = 4096
 MAX_SEED = 2**64 - 1
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What `cerebro.search` was asked to do; every field is valid."""
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """The settings of a search that workers train by.
+
+    `Settings` and `cerebro.worker.messages.RunContext` both have these fields. A new setting that
+    shapes training is added here and to `cerebro.search`, and nowhere else.
+    """
+
+    seed: int = 0
+    epochs: int = 1
+    batch_size: int | None = None
+    eval_batch_size: int | None = None
+    drop_last: bool = False
+    stagger: bool = True
+    threads: int = 1
+    deterministic: Literal["warn"] | bool = "warn"
+    live_models: int | None = 1
+    unit_timeout: float | None = None
+    """Seconds that a unit may take, for executors that can kill their workers."""
+
+    def training(self) -> dict[str, Any]:
+        """Return these settings by name."""
+        return {f.name: getattr(self, f.name) for f in fields(Training)}
+
+    @staticmethod
+    def recorded(record: Mapping[str, Any]) -> dict[str, Any]:
+        """Return these settings by name, as a run's record has them.
+
+        Raises
+        ------
+        KeyError
+            If one is missing.
+        """
+        complete = {"unit_timeout": None, **record}  # older runs do not have it
+        return {f.name: complete[f.name] for f in fields(Training)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Training):
+    """The arguments of `cerebro.search`; every field is valid."""
 
     build: Callable[..., Any]
     train: Dataset
     validation: Dataset | None
     folds: Folds | None
-    epochs: int
     n_trials: int | None
     metric: str
     mode: Literal["min", "max"]
     select: Literal["best", "last"]
-    batch_size: int | None
-    eval_batch_size: int | None
-    drop_last: bool
     stop: EarlyStopping | None
     width: int
     workers: int
-    threads: int
-    seed: int
     folder: Path
     keep: Literal["best", "last", "all"]
     max_retries: int
-    unit_timeout: float | None
     time_limit: float | None
-    stagger: bool
-    asynchronous: bool
-    live_models: int | None
-    deterministic: Literal["warn"] | bool
+    asynchronous: bool = False
     state_dir: Path
     callbacks: tuple[Any, ...]
     progress: Any
     executor: Any
     devices: tuple[str, ...] = (CPU,)
-    """The CPU, or GPUs; the workers sit at them in turn."""
+    """The CPU, or GPUs, which workers take in turn."""
     searcher_name: str = ""
     space: str = ""
     points: tuple[Mapping[str, Any], ...] = field(default=())
     space_json: Mapping[str, Any] | None = None
     """The space, as `cerebro.space.Space.from_json` reads it."""
     searcher_class: Mapping[str, Any] | None = None
-    """How the searcher can be made again; see `cerebro.coordinator.searcher_record`."""
+    """How to make the searcher again; see `cerebro.coordinator.searcher_record`."""
 
     @property
     def validates(self) -> bool:
@@ -78,12 +106,17 @@ class Settings:
         return self.validation is not None or self.folds is not None
 
     @property
+    def ranking(self) -> Ranking:
+        """How trials are ranked."""
+        return Ranking(self.metric, self.mode, self.select)
+
+    @property
     def trials_each(self) -> int:
-        """How many trials a configuration is: one, or one for each fold."""
+        """The number of trials of a configuration: one, or one for each fold."""
         return 1 if self.folds is None else len(self.folds)
 
     def record(self) -> dict[str, Any]:
-        """The part that the run's store keeps: everything that shapes the trials."""
+        """Return the settings that the run's store keeps: all that shape the trials."""
         left_out = {
             "build", "train", "validation", "folds", "stop", "folder", "state_dir", "callbacks",
             "progress", "executor", "points", "space_json", "searcher_class",

@@ -1,4 +1,4 @@
-"""Searchers: which configuration is trained next, and for how long."""
+"""Searchers: they decide which configuration is trained next, and for how long."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from cerebro.errors import InputError
 from cerebro.searchers.asha import ASHA
-from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion, prepare
+from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion, add_defaults
 from cerebro.searchers.grid import GridSearch
 from cerebro.searchers.hyperband import Hyperband, hyperband_brackets
 from cerebro.searchers.median import MedianStopping
@@ -55,8 +55,7 @@ _METHODS = ("suggest", "report", "state_dict", "load_state_dict")
 def set_up(searcher: Searcher, space: Space, settings: Any) -> None:
     """Prepare a searcher for a search with these settings."""
     timed = settings.n_trials is None and settings.time_limit is not None
-    prepare(
-        searcher,
+    searcher.setup(
         space,
         seed=settings.seed,
         epochs=settings.epochs,
@@ -68,18 +67,18 @@ def set_up(searcher: Searcher, space: Space, settings: Any) -> None:
 
 
 def make_searcher(searcher: str | Searcher | type[Searcher]) -> Searcher:
-    """Return the searcher that `searcher` means.
+    """Return a searcher from a name, an object or a class.
 
     Parameters
     ----------
     searcher
-        A name, such as "random" or "hyperband", a searcher, or the class of one that needs
-        no arguments.
+        A name, such as "random" or "hyperband", a searcher, or a searcher class that needs no
+        arguments.
 
     Raises
     ------
     InputError
-        If the name is unknown or the object lacks a method of
+        The name is unknown, or the object lacks a method of
         :class:`~cerebro.searchers.base.Searcher`.
     """
     if isinstance(searcher, str):
@@ -96,15 +95,15 @@ def make_searcher(searcher: str | Searcher | type[Searcher]) -> Searcher:
     missing = [name for name in _METHODS if not callable(getattr(instance, name, None))]
     if missing:
         raise InputError(
-            f"searcher={instance!r} is no searcher: it has no {missing[0]}() method; Optuna's "
+            f"searcher={instance!r} is not a searcher: it has no {missing[0]}() method; Optuna's "
             "samplers are for cerebro.optuna.optimize, Ray Tune's searchers for cerebro.ray.fit"
         )
-    if not hasattr(instance, "adaptive"):
-        instance.adaptive = True
+    if not isinstance(instance, Searcher):
+        add_defaults(instance)
     if not isinstance(instance.adaptive, bool):
         raise InputError(
-            f"searcher={instance!r} does not say whether it listens to reports: give it an "
-            "attribute adaptive, True or False"
+            f"searcher={instance!r} does not say whether it uses reports: give it an attribute "
+            "adaptive, True or False"
         )
     result: Searcher = instance
     return result

@@ -1,105 +1,54 @@
-"""What the searchers that listen to reports have in common."""
+"""The base of Cerebro's adaptive searchers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
 from cerebro.arguments import whole_number
 from cerebro.errors import InputError
-from cerebro.searchers.base import Decision, Suggestion, _Done, check_n_trials
-from cerebro.space import Space, json_value
+from cerebro.searchers.base import Decision, SpaceSearcher, Suggestion
 
 
-class AdaptiveSearcher:
-    """A searcher that decides by what it hears; its new configurations are random ones.
+class AdaptiveSearcher(SpaceSearcher):
+    """A searcher that decides by reports; its new configurations are random ones.
 
     Trial ``t`` is ``space.sample(seed, t)``, points first, as in random search. Subclasses
-    say what comes next (:meth:`suggest`) and what becomes of a trial (:meth:`_decide`).
+    define what comes next (:meth:`suggest`) and how a trial proceeds (:meth:`_decide`).
     """
 
-    adaptive = True
-
-    def __init__(self) -> None:
-        self._space = Space({})
-        self._seed = 0
-        self._epochs = 1
-        self._n_trials: int | float | None = None
-        self._metric = ""
-        self._sign = 1.0
-        self._points: list[Mapping[str, Any]] = []
-        self._count = 0
-        """Trials suggested so far, which is the number of the next one."""
-
-    def setup(
-        self,
-        space: Space,
-        *,
-        seed: int,
-        epochs: int,
-        n_trials: int | float | None,
-        metric: str,
-        mode: str,
-        points: Sequence[Mapping[str, Any]] = (),
-    ) -> None:
-        """Prepare for a search.
-
-        Raises
-        ------
-        InputError
-            If arguments do not fit each other, such as fewer epochs than the searcher's
-            first rung, or if a point does not fit the space.
-        """
-        check_n_trials(n_trials, points)
-        self._space, self._seed, self._epochs = space, seed, epochs
-        self._n_trials = n_trials
-        self._metric, self._sign = metric, 1.0 if mode == "min" else -1.0
-        self._points = [json_value(point, "points") for point in points]
-        for trial, point in enumerate(self._points):
-            space.complete(point, seed, trial)
-        self._count = 0
-        self._prepare()
-
-    def _prepare(self) -> None:
-        """Begin anew; called at the end of :meth:`setup`."""
-        raise NotImplementedError
-
-    def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
-        """Return the next suggestion; None if there is none now, `DONE` if never again."""
-        raise NotImplementedError
-
     def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
-        """Hear the metrics of a trial's epoch (from 0) and decide how it goes on.
+        """Receive the metrics of a trial's epoch (from 0) and decide how the trial proceeds.
 
-        A metric that is no finite number, such as that of a trial that failed, ends the
-        trial: it is the worst of all.
+        A metric that is not finite, such as that of a failed trial, ends the trial: it counts
+        as the worst of all.
         """
         value = metrics.get(self._metric, math.nan) * self._sign
         return self._decide(trial, epoch, value if math.isfinite(value) else math.inf)
 
     def _decide(self, trial: int, epoch: int, value: float) -> Decision:
-        """Decide by a value to minimise; infinity means that the trial is over."""
+        """Decide by a value to minimize; infinity means that the trial is over."""
         raise NotImplementedError
 
     def _new(self, epochs: int) -> Suggestion:
         """Return the suggestion of the next new trial, until `epochs` epochs are done."""
-        trial = self._count
+        trial = self._next
         point = self._points[trial] if trial < len(self._points) else {}
-        self._count += 1
+        self._next += 1
         return Suggestion(self._space.complete(point, self._seed, trial), epochs)
 
     def _again(self, trial: int, epochs: int) -> Suggestion:
-        """Return the suggestion that a paused trial goes on until `epochs` epochs are done."""
+        """Return the suggestion to resume a paused trial until `epochs` epochs are done."""
         return Suggestion({}, epochs, trial=trial)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return, as JSON, what a fresh searcher after :meth:`setup` needs to go on."""
-        return {"count": self._count, **self._state()}
+        """Return, as JSON, what a fresh searcher needs after :meth:`setup` to continue."""
+        return {"count": self._next, **self._state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`; called after :meth:`setup`."""
-        self._count = int(state["count"])
+        """Continue from :meth:`state_dict`; called after :meth:`setup`."""
+        self._next = int(state["count"])
         self._load(state)
 
     def _state(self) -> dict[str, Any]:
@@ -112,7 +61,7 @@ class AdaptiveSearcher:
 def check_rungs(
     min_epochs: int, reduction_factor: int, epochs: int | None = None
 ) -> tuple[int, int]:
-    """Return the first two as ints; InputError unless rungs can be made of these."""
+    """Return the first two as ints; raise InputError unless they define valid rungs."""
     min_epochs = whole_number("min_epochs", min_epochs, 1, math.inf)
     reduction_factor = whole_number("reduction_factor", reduction_factor, 2, math.inf)
     if epochs is not None and min_epochs > epochs:
@@ -124,7 +73,7 @@ def check_rungs(
 
 
 def rung_epochs(min_epochs: int, reduction_factor: int, epochs: int) -> list[int]:
-    """Return the epochs at which trials are compared: geometric, the last one is `epochs`."""
+    """Return the epochs at which trials are compared: geometric, ending with `epochs`."""
     rungs = []
     at = min_epochs
     while at < epochs:
@@ -134,7 +83,7 @@ def rung_epochs(min_epochs: int, reduction_factor: int, epochs: int) -> list[int
 
 
 def encode_value(value: float) -> float | None:
-    """Return a value as JSON has it: infinity as null."""
+    """Return a value for JSON: infinity becomes null."""
     return value if math.isfinite(value) else None
 
 

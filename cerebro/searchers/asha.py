@@ -16,42 +16,42 @@ from cerebro.searchers.adaptive import (
     encode_value,
     rung_epochs,
 )
-from cerebro.searchers.base import DONE, Decision, Suggestion, _Done, needs_end
+from cerebro.searchers.base import DONE, Decision, Suggested, needs_end
 
 
 class _Rung:
-    """Who has come to a rung, and which of them has not gone on.
+    """The trials that reached a rung, and which of them have not been promoted.
 
-    Sorted as they come, so that nothing is sorted again for every decision.
+    Kept sorted by insertion, so that decisions need no sorting.
     """
 
     def __init__(self, reduction_factor: int) -> None:
         self._factor = reduction_factor
         self._ranked: list[tuple[float, int]] = []  # value and trial
-        self._stayed: list[tuple[float, int]] = []  # a heap of those that may go on yet
+        self._stayed: list[tuple[float, int]] = []  # a heap of those that may still be promoted
 
     def __len__(self) -> int:
         return len(self._ranked)
 
     def add(self, trial: int, value: float, *, moved: bool = False) -> None:
-        """A trial has come; infinity: it is over, but counts."""
+        """Add a trial that reached the rung; infinity: it is over, but counts."""
         insort(self._ranked, (value, trial))
         if math.isfinite(value) and not moved:
             heapq.heappush(self._stayed, (value, trial))
 
     def is_good(self, value: float, trial: int) -> bool:
-        """Whether a trial that has come is among the best ``1/reduction_factor``."""
+        """Whether a trial at this rung is among the best ``1/reduction_factor``."""
         rank = bisect_left(self._ranked, (value, trial))
         return rank < len(self._ranked) // self._factor
 
     def promoted(self) -> int | None:
-        """Return the best of those that stayed, if it is good enough; it goes on then."""
+        """Remove and return the best trial that stayed, if it is good enough."""
         if self._stayed and self.is_good(*self._stayed[0]):
             return heapq.heappop(self._stayed)[1]
         return None
 
     def state_dict(self) -> list[list[Any]]:
-        """Return, as JSON, each trial, its value, and 1 if it has gone on."""
+        """Return, as JSON, each trial, its value, and 1 if it was promoted."""
         stayed = {trial for _, trial in self._stayed}
         return [[trial, encode_value(v), int(trial not in stayed)] for v, trial in self._ranked]
 
@@ -72,19 +72,19 @@ class ASHA(AdaptiveSearcher):
     min_epochs
         Epochs before the first comparison.
     reduction_factor
-        One in so many goes on from a rung.
+        One in this many trials is promoted from a rung.
     variant
-        ``"promotion"``, as published: a trial pauses at a rung and goes on once it is among
-        the best ``1/reduction_factor`` of those that have come there. ``"stopping"``: a trial is
-        stopped for good unless it is among the best when it comes, and the first
-        ``reduction_factor - 1`` at a rung go on (Ray Tune and Syne Tune let only the first one
-        go on unseen); the best of all is lost if it comes when few have.
+        ``"promotion"``, as published: a trial pauses at a rung and continues once it is among the
+        best ``1/reduction_factor`` of the trials that reached the rung. ``"stopping"``: a trial is
+        stopped for good unless it is among the best on arrival; the first ``reduction_factor - 1``
+        at a rung continue (in Ray Tune and Syne Tune only the first). It may lose the best trial
+        if that arrives early.
 
     Notes
     -----
-    ``n_trials`` or ``time_limit`` says when to stop beginning trials. Reports come in rounds
-    as for every adaptive searcher, so that the outcome does not depend on timing, unless the
-    search is told ``asynchronous=True``.
+    ``n_trials`` or ``time_limit`` limits the number of trials. As for every adaptive searcher,
+    reports are delivered in rounds, and the outcome does not depend on timing, unless the search
+    has ``asynchronous=True``.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class ASHA(AdaptiveSearcher):
         self._rungs = [_Rung(self._reduction_factor) for _ in self._epochs_of]
         self._live = set()
 
-    def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
+    def suggest(self) -> Suggested:
         """Return the trial to promote in the highest rung that has one, else a new one."""
         promoted = self._promoted()
         if promoted is not None:
@@ -117,14 +117,14 @@ class ASHA(AdaptiveSearcher):
             self._live.add(trial)
             return self._again(trial, epochs)
         assert self._n_trials is not None
-        if self._count < self._n_trials:
-            self._live.add(self._count)
+        if self._next < self._n_trials:
+            self._live.add(self._next)
             promotion = self._variant == "promotion"
             return self._new(self._epochs_of[0] if promotion else self._epochs)
         return None if self._live else DONE
 
     def _promoted(self) -> tuple[int, int] | None:
-        """Return a trial that goes on, and until which epoch."""
+        """Return a trial to promote and the epoch until which it trains."""
         if self._variant == "stopping":
             return None
         for level in range(len(self._rungs) - 2, -1, -1):
@@ -149,7 +149,7 @@ class ASHA(AdaptiveSearcher):
         if self._variant == "promotion":
             self._live.discard(trial)
             return Decision.PAUSE
-        # The first to come cannot be compared with anybody: it goes on.
+        # The first to arrive cannot be compared with others: it continues.
         if len(rung) < self._reduction_factor or rung.is_good(value, trial):
             return Decision.CONTINUE
         self._live.discard(trial)

@@ -1,17 +1,18 @@
-"""What a searcher is: it suggests configurations and hears how they do.
+"""Searchers: they suggest configurations, receive reports and decide how trials proceed.
 
-A searcher decides nothing but *which*: which configuration comes next, up to
-which epoch, and whether a trial goes on. It holds no models, files or clocks,
-so its answers are a pure function of what it was set up with and was told.
+A searcher decides only *which*: which configuration comes next, up to which epoch, and
+whether a trial continues. It holds no models, files or clocks, so its decisions are a pure
+function of its setup and its reports.
 """
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, TypeAlias
 
 from cerebro.errors import InputError
 from cerebro.space import Space, json_value
@@ -48,14 +49,14 @@ class Suggestion:
         Train until so many epochs are done; None means the search's epochs. The epochs
         that a resumed trial, or a clone's parent, has done count.
     trial
-        The number of a paused trial that is to go on; None starts a new trial.
-        `config` is not looked at then.
+        The number of a paused trial to resume; None starts a new trial.
+        `config` is then ignored.
     parent
         The number of the trial that a new trial is a clone of: it begins with the parent's
-        state after the last epoch that was reported, and its epochs count on from there.
+        state after the last epoch that was reported, and continues its epoch numbers.
     parent_epoch
-        An earlier epoch of the parent, of which the clone takes the state: one that the
-        searcher has had kept (`pinned`).
+        An earlier epoch of the parent whose state the clone begins with: one that is in the
+        searcher's `pinned`.
     """
 
     config: dict[str, Any]
@@ -65,8 +66,12 @@ class Suggestion:
     parent_epoch: int | None = None
 
 
+Suggested: TypeAlias = Suggestion | Literal[_Done.DONE] | None
+"""What a searcher returns when it is asked."""
+
+
 def suggestion_problem(suggestion: Any) -> str | None:
-    """Say what is wrong with a suggestion, whatever trials there are; None if nothing is."""
+    """Return what is wrong with a suggestion whatever trials there are; None if it is valid."""
     if not isinstance(suggestion, Suggestion):
         return f"suggests {suggestion!r}: suggest() must return a Suggestion, None or DONE"
     epochs = suggestion.epochs
@@ -82,50 +87,57 @@ def suggestion_problem(suggestion: Any) -> str | None:
     return None
 
 
-class Searcher(Protocol):
-    """What :func:`cerebro.search` asks of a searcher.
+class Searcher(ABC):
+    """What :func:`cerebro.search` asks of a searcher; subclass it to write your own.
 
-    Trials are numbered from 0 in the order in which they are suggested. All
-    state is JSON, so that a run can be resumed.
+    Trials are numbered from 0 in the order in which they are suggested. All state is JSON, so
+    that a run can be resumed. A configuration is what ``build`` receives: it need not be inside
+    the space, and several trials may have the same one.
+
+    A subclass defines `suggest`, `report`, `state_dict` and `load_state_dict`; everything else
+    has a default. An object that has these four methods and is not a subclass is accepted, too:
+    it gets the defaults that it lacks.
 
     Attributes
     ----------
     adaptive
-        Whether decisions depend on reports; a searcher that does not say so is taken to
-        listen. Reports to an adaptive searcher come in rounds, so that its decisions do not
-        depend on timing: the k-th epoch of every live trial, by number. It is asked for
-        suggestions at the end of a round, as long as fewer trials than ``width`` are live;
-        paused ones are not.
-
-    Notes
-    -----
-    A searcher may have a method ``dropped() -> list[int]``: the paused trials that it will
-    not resume, each told once. They end as stopped, and what is kept for going on is freed;
-    those of a searcher without it wait for the end of the run.
-
-    ``shelved() -> list[int]`` names paused trials that will not go on soon: their slots are
-    freed, and they go on from the kept state of their last epoch. ``pinned`` is a set of pairs
-    (trial, epoch) whose states are kept whatever ``keep`` says, for clones.
-
-    Its state is not recorded with every answer. When a run is resumed it may be told again
-    what it was told since, and asked again, and has to say the same; a `suggest` that
-    returned None or `DONE` is not repeated. An adaptive searcher that also depends on something
-    else has an attribute ``repeatable = False``: then its state is recorded with every answer.
-
-    A searcher with an attribute ``exact_metrics = True`` is told metrics that are not numbers as
-    they are, and of a trial that failed or diverged no metrics instead of the worst.
-
-    One that ends although there is more to suggest has an attribute ``cut_short = True`` then: the
-    run is stopped, not finished, so that the same call resumes it.
-
-    With an attribute ``expects_failures = True`` a run is not given up because its first trials
-    fail alike.
-
-    A configuration is what ``build`` is to get: it need not be inside the space, and several
-    trials may have the same.
+        Whether decisions depend on reports. Reports to an adaptive searcher come in rounds, so
+        that its decisions do not depend on timing: the k-th epoch of every live trial, by number.
+        It is asked for suggestions at the end of a round, as long as fewer trials than ``width``
+        are live; paused ones are not.
+    repeatable
+        Whether an adaptive searcher depends on its seed and its reports alone. Its state is then
+        not recorded with every answer: when a run is resumed it may receive again what was
+        reported since, and be asked again, and must answer the same; a `suggest` that returned
+        None or `DONE` is not repeated. False: the state is recorded with every answer.
+    exact_metrics
+        Whether metrics that are not numbers are reported as they are, and a trial that failed or
+        diverged without metrics instead of with the worst.
+    expects_failures
+        Whether a run continues although its first trials fail alike.
+    cut_short
+        Whether the search ended although there is more to suggest: the run is then stopped, not
+        finished, so that the same call resumes it.
+    waits
+        Whether the run waits for more suggestions when no trial is live and `suggest` returns
+        None, because they come from elsewhere. False: that ends the run.
+    is_recorded
+        Whether the run's store keeps the searcher's state.
+    total
+        How many trials there will be, where `setup` knows it; for displays.
+    pinned
+        Pairs (trial, epoch) whose states are kept whatever ``keep`` says, for clones.
     """
 
-    adaptive: bool
+    adaptive: bool = True
+    repeatable: bool = True
+    exact_metrics: bool = False
+    expects_failures: bool = False
+    cut_short: bool = False
+    waits: bool = False
+    is_recorded: bool = True
+    total: int | None = None
+    pinned: Collection[tuple[int, int]] = ()
 
     def setup(
         self,
@@ -136,9 +148,9 @@ class Searcher(Protocol):
         n_trials: int | float | None,
         metric: str,
         mode: str,
-        points: Sequence[Mapping[str, Any]],
+        points: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """Prepare for a search; called once, before anything else. May be left out.
+        """Prepare for a search; called once, before anything else. The default does nothing.
 
         Parameters
         ----------
@@ -149,45 +161,116 @@ class Searcher(Protocol):
             The metric that trials are compared by, "min" or "max".
         points
             Configurations to try first.
-        """
-        ...
 
-    def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
+        Raises
+        ------
+        InputError
+            If the searcher cannot search this space, or arguments do not fit each other.
+        """
+        return
+
+    @abstractmethod
+    def suggest(self) -> Suggested:
         """Return the next suggestion; None if there is none now, `DONE` if never again.
 
         After None it is asked again when more has been reported. The search is over when
         no trial is live and there is no suggestion.
         """
-        ...
 
+    @abstractmethod
     def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
-        """Hear the metrics of a trial's epoch (from 0) and decide how it goes on.
+        """Receive the metrics of a trial's epoch (from 0) and decide how the trial proceeds.
 
         A trial that failed or diverged is reported once, with the epoch that it did not
-        finish and nothing but the metric that trials are compared by: ``inf``, or ``-inf``
+        finish and only the metric that trials are compared by: ``inf``, or ``-inf``
         where more is better. It is over, whatever is decided.
 
         A trial that `EarlyStopping` has ended is reported on with its last metrics, epoch by
         epoch, until it is paused or stopped or its epochs are over.
         """
-        ...
 
+    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return, as JSON, what a fresh searcher after :meth:`setup` needs to go on."""
-        ...
+        """Return, as JSON, what a fresh searcher needs after :meth:`setup` to continue."""
 
+    @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`; called after :meth:`setup`."""
-        ...
+        """Continue from :meth:`state_dict`; called after :meth:`setup`."""
+
+    def dropped(self) -> list[int]:
+        """Return, once, the paused trials that will not be resumed.
+
+        They end as stopped, and the states kept for resuming them are freed. Without this
+        method paused trials wait for the end of the run.
+        """
+        return []
+
+    def shelved(self) -> list[int]:
+        """Return, once, the paused trials that will not be resumed soon.
+
+        Their slots are freed; they resume from the kept state of their last epoch.
+        """
+        return []
 
 
-def prepare(searcher: Searcher, space: Space, **arguments: Any) -> None:
-    """Set a searcher up; one that has no ``setup`` needs none."""
-    if hasattr(searcher, "setup"):
-        searcher.setup(space, **arguments)
+def add_defaults(searcher: Any) -> None:
+    """Give the class of a searcher that does not subclass `Searcher` the defaults it lacks."""
+    for name, default in vars(Searcher).items():
+        if not name.startswith("_") and not hasattr(searcher, name):
+            setattr(type(searcher), name, default)
 
 
-class SequenceSearcher:
+class SpaceSearcher(Searcher):
+    """A searcher that keeps what it was set up with; the base of Cerebro's own."""
+
+    def __init__(self) -> None:
+        self._space = Space({})
+        self._seed = 0
+        self._epochs = 1
+        self._n_trials: int | float | None = None
+        self._metric = ""
+        self._sign = 1.0
+        """1 if less of the metric is better, else -1."""
+        self._points: list[Mapping[str, Any]] = []
+        self._completed: list[dict[str, Any]] = []
+        """The points as configurations: the dimensions that they lack are drawn."""
+        self._next = 0
+        """Trials suggested so far, which is the number of the next one."""
+
+    def setup(
+        self,
+        space: Space,
+        *,
+        seed: int,
+        epochs: int,
+        n_trials: int | float | None,
+        metric: str,
+        mode: str,
+        points: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """Prepare for a search; see `cerebro.searchers.Searcher.setup`.
+
+        Raises
+        ------
+        InputError
+            If the searcher cannot search this space (naming the dimension) or this long, if a
+            point does not fit the space, if `n_trials` is below 1, below the number of points,
+            or missing where the searcher never ends by itself, or if a package is missing.
+        """
+        check_n_trials(n_trials, points)
+        self._space, self._seed, self._epochs = space, seed, epochs
+        self._n_trials = n_trials
+        self._metric, self._sign = metric, 1.0 if mode == "min" else -1.0
+        self._points = [json_value(point, "points") for point in points]
+        self._completed = [space.complete(p, seed, trial) for trial, p in enumerate(self._points)]
+        self._next = 0
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Begin anew; called at the end of :meth:`setup`."""
+
+
+class SequenceSearcher(SpaceSearcher):
     """A searcher whose configurations are known beforehand, one by one.
 
     Subclasses say how many there are and which; every trial trains to the end.
@@ -195,17 +278,9 @@ class SequenceSearcher:
 
     adaptive = False
 
-    def __init__(self) -> None:
-        self._points: list[dict[str, Any]] = []
-        self._epochs: int | None = None
-        self._next = 0
-
-    def _start(
-        self, space: Space, seed: int, epochs: int, points: Sequence[Mapping[str, Any]]
-    ) -> None:
-        self._points = [space.complete(point, seed, trial) for trial, point in enumerate(points)]
-        self._epochs = epochs
-        self._next = 0
+    def _prepare(self) -> None:
+        count = self._count()
+        self.total = None if count == math.inf else int(count)
 
     def _count(self) -> int | float:
         """Return how many configurations there are, points included."""
@@ -215,20 +290,14 @@ class SequenceSearcher:
         """Return the configuration of trial `trial`, which is not a point."""
         raise NotImplementedError
 
-    @property
-    def total(self) -> int | None:
-        """How many trials there will be; None if something else ends the search."""
-        count = self._count()
-        return None if count == math.inf else int(count)
-
-    def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
+    def suggest(self) -> Suggested:
         """Return the next configuration, or `DONE`."""
         trial = self._next
         if trial >= self._count():
             return DONE
         config = (
-            json_value(self._points[trial], "points")
-            if trial < len(self._points)
+            json_value(self._completed[trial], "points")
+            if trial < len(self._completed)
             else self._config(trial)
         )
         self._next += 1
@@ -243,18 +312,18 @@ class SequenceSearcher:
         return {"next": self._next}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the trial after the last one that was suggested."""
+        """Continue after the last trial that was suggested."""
         self._next = int(state["next"])
 
 
 def expected_trials(searcher: Searcher, n_trials: int | None) -> int | None:
-    """How many trials a search will have, None if that is not known."""
-    counts = [n for n in (n_trials, getattr(searcher, "total", None)) if n is not None]
+    """Return how many trials a search will have, None if that is not known."""
+    counts = [n for n in (n_trials, searcher.total) if n is not None]
     return min(counts, default=None)
 
 
 def needs_end(title: str, n_trials: int | float | None) -> int | float:
-    """Return the number of trials of a searcher that has no end of its own.
+    """Return the number of trials of a searcher that never ends by itself.
 
     Raises
     ------
@@ -270,7 +339,7 @@ def needs_end(title: str, n_trials: int | float | None) -> int | float:
 
 
 def check_n_trials(n_trials: int | float | None, points: Sequence[object]) -> None:
-    """Raise InputError if `n_trials` is no positive number or below the number of points."""
+    """Raise InputError if `n_trials` is not a positive number or below the number of points."""
     if n_trials is None:
         return
     if isinstance(n_trials, bool) or n_trials != n_trials or n_trials < 1:

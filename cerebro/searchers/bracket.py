@@ -1,8 +1,8 @@
 """A bracket of successive halving: rungs that are filled, compared and thinned out.
 
-Every rung waits until all of its trials are in; then the best go on to the next. The
-papers' definition, which needs trials that can pause. Variants that decide when a trial
-arrives may lose the best one to the order of arrival.
+Every rung waits for all of its trials; then the best are promoted to the next. This is the papers'
+definition, which needs trials that can pause. Variants that decide on a trial's arrival may lose
+the best one to the order of arrival.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cerebro.searchers.base import Decision
 
 @dataclass(frozen=True)
 class Rung:
-    """So many trials, compared when so many epochs are done."""
+    """A number of trials, compared after a number of epochs."""
 
     trials: int
     epochs: int
@@ -26,24 +26,24 @@ class Rung:
 
 @dataclass(eq=False)
 class Bracket:
-    """One bracket and how far it has come.
+    """A bracket and its progress.
 
     Attributes
     ----------
     rungs
-        Sizes that fall, epochs that grow.
+        Rungs with decreasing sizes and increasing epochs.
     level
         The rung that is being filled.
     begun
         Trials begun in the first rung.
     values
-        What the trials of this rung have reached, to be minimised; infinity: over.
+        The values of the trials of this rung, to be minimized; infinity: over.
     members
         Trials of this rung.
     waiting
         Promoted trials that have not been suggested yet, best first.
     dropped
-        Paused trials that will not go on, of which nobody has heard it yet.
+        Paused trials that will not continue and have not been reported yet.
     """
 
     rungs: Sequence[Rung]
@@ -60,7 +60,7 @@ class Bracket:
 
     @property
     def wants_new(self) -> bool:
-        """Whether the first rung is to begin another trial."""
+        """Whether the first rung needs another trial."""
         return self.level == 0 and self.begun < self.rungs[0].trials
 
     @property
@@ -72,16 +72,16 @@ class Bracket:
         )
 
     def begin(self, trial: int) -> None:
-        """A new trial begins in the first rung."""
+        """Begin a new trial in the first rung."""
         self.members.append(trial)
         self.begun += 1
 
     def promoted(self) -> int | None:
-        """Return the next trial that goes on to the present rung, or None."""
+        """Return the next trial that is promoted to the current rung, or None."""
         return self.waiting.pop(0) if self.waiting else None
 
     def decide(self, trial: int, epoch: int, value: float) -> Decision:
-        """Decide on a member; called in an order that timing does not change."""
+        """Decide on a member; called in an order that does not depend on timing."""
         last = self.level == len(self.rungs) - 1
         if epoch + 1 < self.rung.epochs and math.isfinite(value):
             return Decision.CONTINUE
@@ -95,18 +95,18 @@ class Bracket:
         return Decision.PAUSE if math.isfinite(value) else Decision.STOP
 
     def _promote(self) -> None:
-        """Thin out: the best go on, of equals the lowest number; those that are over never do."""
+        """Promote the best trials, on a tie the lowest number; trials that are over never."""
         self.level += 1
         ranked = sorted((value, trial) for trial, value in self.values.items())
         best = [trial for value, trial in ranked if math.isfinite(value)]
         self.members = best[: self.rung.trials]
         self.waiting = list(self.members)
         self.values = {}
-        if not self.members:  # nobody is left to go on
+        if not self.members:  # no trial is left to promote
             self.level = len(self.rungs) - 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Return, as JSON, how far the bracket has come."""
+        """Return the bracket's progress as JSON."""
         return {
             "rungs": [[rung.trials, rung.epochs] for rung in self.rungs],
             "level": self.level,
@@ -151,7 +151,7 @@ class Brackets:
         self.brackets.append(bracket)
 
     def promoted(self) -> tuple[int, int] | None:
-        """Return a trial that goes on and until which epoch; those promoted first, first."""
+        """Return a promoted trial and its last epoch, in the order of promotion."""
         for bracket in self.brackets:
             trial = bracket.promoted()
             if trial is not None:
@@ -159,7 +159,7 @@ class Brackets:
         return None
 
     def wanting(self) -> Bracket | None:
-        """Return the first bracket that is to begin another trial."""
+        """Return the first bracket that needs another trial."""
         return next((bracket for bracket in self.brackets if bracket.wants_new), None)
 
     def begin(self, bracket: Bracket, trial: int) -> None:
@@ -175,7 +175,7 @@ class Brackets:
         return decision
 
     def dropped(self) -> list[int]:
-        """Return, once, the paused trials that will not go on."""
+        """Return, once, the paused trials that will not continue."""
         found = []
         for bracket in self.brackets:
             found += bracket.dropped

@@ -2,49 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cerebro.searchers.base import SequenceSearcher, check_n_trials
-from cerebro.space import Space, json_value
+from cerebro.searchers.base import SequenceSearcher
+from cerebro.space import json_value
 
 
 class GridSearch(SequenceSearcher):
-    """Tries every configuration of the space, in the order of :meth:`Space.grid`.
+    """Try every configuration of the space, in the order of :meth:`Space.grid`.
 
-    Points come first and are not tried again where the grid has them too.
-    ``n_trials`` ends the search after so many configurations.
+    Points come first and are not repeated if the grid contains them. ``n_trials`` limits the number
+    of configurations.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._grid: list[dict[str, Any]] = []
-        self._n_trials: int | float | None = None
 
-    def setup(
-        self,
-        space: Space,
-        *,
-        seed: int,
-        epochs: int,
-        n_trials: int | float | None = None,
-        metric: str,
-        mode: str,
-        points: Sequence[Mapping[str, Any]] = (),
-    ) -> None:
-        """Prepare for a search.
-
-        Raises
-        ------
-        InputError
-            If a dimension cannot be enumerated, naming it; if `n_trials` is
-            below 1 or below the number of points; if a point does not fit the
-            space.
-        """
-        check_n_trials(n_trials, points)
-        self._n_trials = n_trials
-        self._start(space, seed, epochs, points)
-        self._grid = [config for config in space.grid() if config not in self._points]
+    def _prepare(self) -> None:
+        self._grid = [config for config in self._space.grid() if config not in self._completed]
+        super()._prepare()
 
     def _count(self) -> int | float:
         count = len(self._points) + len(self._grid)

@@ -1,24 +1,24 @@
-"""Hyperband: successive halving with several starts, from many short to few long trials."""
+"""Hyperband: successive halving in several brackets, from many short to few long trials."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from cerebro.searchers.adaptive import AdaptiveSearcher, check_rungs
-from cerebro.searchers.base import DONE, Decision, Suggestion, _Done
+from cerebro.searchers.base import DONE, Decision, Suggested
 from cerebro.searchers.bracket import Bracket, Brackets, Rung
 
 
 def hyperband_brackets(
     max_epochs: int, reduction_factor: int = 3, min_epochs: int = 1
 ) -> list[list[tuple[int, int]]]:
-    """Return the brackets of Hyperband: for each rung its trials and epochs.
+    """Return Hyperband's brackets: for each rung the number of trials and of epochs.
 
     Algorithm 1 of Li, Jamieson, DeSalvo, Rostamizadeh and Talwalkar, "Hyperband: A Novel
     Bandit-Based Approach to Hyperparameter Optimization", JMLR 18 (2018), with
-    ``R = max_epochs / min_epochs``; epochs are rounded to whole ones.
+    ``R = max_epochs / min_epochs``; epochs are rounded to whole numbers.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ def hyperband_brackets(
         s_max += 1
     brackets = []
     for s in range(s_max, -1, -1):
-        # B / R is s_max + 1; in whole numbers, because 3**4 / 5 * 5 need not be 81.0.
+        # B / R is s_max + 1; in integers, because 3**4 / 5 * 5 need not be 81.0.
         n = -(-(s_max + 1) * reduction_factor**s // (s + 1))
         rungs = []
         for i in range(s + 1):
@@ -48,9 +48,9 @@ def hyperband_brackets(
 class Hyperband(AdaptiveSearcher):
     """Brackets of successive halving that hedge between many trials and long ones.
 
-    As published (Li et al., JMLR 2018): trials pause at a rung until all of it are in, and
-    go on from there. Brackets run side by side, so that workers have something to do
-    while a rung waits for its last trial.
+    As published (Li et al., JMLR 2018): trials pause at a rung until it is complete, and continue
+    from there. Brackets run in parallel, which keeps workers busy while a rung waits for its last
+    trial.
 
     Parameters
     ----------
@@ -61,8 +61,8 @@ class Hyperband(AdaptiveSearcher):
 
     Notes
     -----
-    Without ``n_trials`` all brackets are run once: ``epochs=81`` begins 143 trials. With it,
-    brackets are run again, or the last one is made smaller, until so many trials have begun.
+    Without ``n_trials``, each bracket runs once: ``epochs=81`` begins 143 trials. With it,
+    brackets run again, or the last one is reduced, until ``n_trials`` trials have begun.
     """
 
     def __init__(self, min_epochs: int = 1, reduction_factor: int = 3) -> None:
@@ -70,14 +70,14 @@ class Hyperband(AdaptiveSearcher):
         self._min_epochs, self._reduction_factor = check_rungs(min_epochs, reduction_factor)
         self._brackets = Brackets([])
         self._sizes: list[list[tuple[int, int]]] = []
-        self._opened = 0  # brackets, also of earlier rounds
+        self._opened = 0  # brackets, including earlier rounds
 
     def _prepare(self) -> None:
         self._sizes = hyperband_brackets(self._epochs, self._reduction_factor, self._min_epochs)
         self._brackets = Brackets([])
         self._opened = 0
 
-    def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
+    def suggest(self) -> Suggested:
         """Return a promoted trial or a new one; None while all brackets wait."""
         again = self._brackets.promoted()
         if again is not None:
@@ -85,20 +85,20 @@ class Hyperband(AdaptiveSearcher):
         bracket = self._brackets.wanting() or self._open()
         if bracket is None:
             return DONE if self._brackets.is_over else None
-        self._brackets.begin(bracket, self._count)
+        self._brackets.begin(bracket, self._next)
         return self._new(bracket.rung.epochs)
 
     def _open(self) -> Bracket | None:
-        """Open the next bracket, unless all that are asked for have been."""
+        """Open the next bracket, unless all requested ones are open."""
         n = self._n_trials
         if n is None and self._opened == len(self._sizes):
             return None
-        if n is not None and self._count >= n:
+        if n is not None and self._next >= n:
             return None
         sizes = self._sizes[self._opened % len(self._sizes)]
         first = sizes[0][0]
         if n is not None and n != math.inf:
-            first = min(first, int(n) - self._count)
+            first = min(first, int(n) - self._next)
         rungs = [
             Rung(max(1, min(trials, first // self._reduction_factor**i)), epochs)
             for i, (trials, epochs) in enumerate(sizes)
@@ -112,7 +112,7 @@ class Hyperband(AdaptiveSearcher):
         return self._brackets.decide(trial, epoch, value)
 
     def dropped(self) -> list[int]:
-        """Return, once, the paused trials that will not go on."""
+        """Return, once, the paused trials that will not be resumed."""
         return self._brackets.dropped()
 
     def _state(self) -> dict[str, Any]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from cerebro.arguments import whole_number
 from cerebro.searchers.adaptive import AdaptiveSearcher, decode_value, encode_value
-from cerebro.searchers.base import DONE, Decision, Suggestion, _Done, needs_end
+from cerebro.searchers.base import DONE, Decision, Suggested, needs_end
 
 
 class MedianStopping(AdaptiveSearcher):
     """Random search that stops a trial whose best value so far is worse than the median of
-    what the other trials had on average by the same epoch.
+    the other trials' average values up to the same epoch.
 
     The rule of Golovin et al., "Google Vizier: A Service for Black-Box Optimization", KDD 2017,
     section 3.2.2.
@@ -24,7 +24,7 @@ class MedianStopping(AdaptiveSearcher):
     grace_epochs
         Epochs before a trial may be stopped.
     min_trials
-        Other trials that must have come as far.
+        Other trials that must have reached the same epoch.
     """
 
     def __init__(self, grace_epochs: int = 1, min_trials: int = 3) -> None:
@@ -33,16 +33,18 @@ class MedianStopping(AdaptiveSearcher):
         self._min_trials = whole_number("min_trials", min_trials, 1, math.inf)
         self._best: dict[int, float] = {}
         self._sums: dict[int, float] = {}
-        self._averages: list[list[float]] = []  # by epoch: those of all trials until then, sorted
+        self._averages: list[
+            list[float]
+        ] = []  # by epoch: the averages of all trials so far, sorted
 
     def _prepare(self) -> None:
         needs_end("median stopping", self._n_trials)
         self._best, self._sums, self._averages = {}, {}, []
 
-    def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
+    def suggest(self) -> Suggested:
         """Return a new trial, which trains to the end unless it is stopped."""
         assert self._n_trials is not None
-        return self._new(self._epochs) if self._count < self._n_trials else DONE
+        return self._new(self._epochs) if self._next < self._n_trials else DONE
 
     def _decide(self, trial: int, epoch: int, value: float) -> Decision:
         if not math.isfinite(value):
@@ -61,7 +63,7 @@ class MedianStopping(AdaptiveSearcher):
         return Decision.STOP if stops else Decision.CONTINUE
 
     def _forget(self, trial: int) -> None:
-        """Drop what only matters while the trial trains."""
+        """Drop values that are only needed while the trial trains."""
         self._best.pop(trial, None)
         self._sums.pop(trial, None)
 

@@ -1,4 +1,4 @@
-"""Whether a metric is to be small or large."""
+"""Whether a metric should be minimized or maximized."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ _MAX = """
 
 
 def metric_mode(metric: str, mode: str | None = None, *, argument: str = "metric") -> Mode:
-    """Return whether `metric` is minimised or maximised.
+    """Return whether `metric` is minimized or maximized.
 
     Parameters
     ----------
     metric
-        A metric's name; ``val_`` and ``train_`` before it do not matter.
+        A metric's name; a prefix ``val_`` or ``train_`` is ignored.
     mode
-        "min" or "max" if the user said so, else None.
+        The user's "min" or "max", or None.
     argument
-        What the metric is called where the user gave it.
+        The name of the user's argument, for errors.
 
     Raises
     ------
     InputError
-        If `mode` is neither, or if it is None and the metric is not well known.
+        `mode` is neither, or it is None and the metric is not well known.
     """
     if mode is not None:
         if mode not in ("min", "max"):

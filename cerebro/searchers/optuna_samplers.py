@@ -1,21 +1,21 @@
-"""Model-based search by Optuna's samplers: TPE and Gaussian processes.
+"""Model-based search with Optuna's samplers: TPE and Gaussian processes.
 
-Only the sampler is Optuna's: trials are ours, trained in rounds, so that the same seed
-gives the same trials whatever the number of workers. A sampler is handed a study that
-lives in memory; its random state cannot be stored, so what a run's store keeps is the
-conversation (asked, told), which is had again when the run is resumed.
+Only the sampler is Optuna's. Trials are Cerebro's, trained in rounds, so the same seed gives the
+same trials with any number of workers. A sampler works on a study in memory. Its random state
+cannot be stored; the run's store keeps the log of suggestions and reports instead, which is
+replayed when the run is resumed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from cerebro.arguments import whole_number
 from cerebro.machine.flags import compute_settings
 from cerebro.searchers.adaptive import AdaptiveSearcher, decode_value, encode_value
-from cerebro.searchers.base import DONE, Decision, Suggestion, _Done, needs_end
+from cerebro.searchers.base import DONE, Decision, Suggested, Suggestion, needs_end
 from cerebro.searchers.optuna_terms import Parameters, import_optuna, quiet
 from cerebro.space import Node, path_name
 
@@ -26,9 +26,9 @@ MAX_SAMPLER_SEED = 2**32
 
 
 class SamplerSearch(AdaptiveSearcher):
-    """Asks an Optuna sampler for configurations; every trial trains to the end.
+    """Ask an Optuna sampler for configurations; every trial trains to the end.
 
-    The trials of earlier runs are what the sampler knows at the beginning.
+    The trials of earlier runs are the sampler's initial history.
     """
 
     _title = ""
@@ -59,7 +59,7 @@ class SamplerSearch(AdaptiveSearcher):
         self._asked, self._best, self._log = {}, {}, []
 
     def _learn(self, optuna: Any, result: Any) -> None:
-        """Tell the study of the trials of an earlier run."""
+        """Report the trials of an earlier run to the study."""
         assert self._study is not None and self._parameters is not None
         for trial in result.trials:
             value = trial.metrics.get(self._metric, math.nan) * self._sign
@@ -69,10 +69,10 @@ class SamplerSearch(AdaptiveSearcher):
                     optuna.trial.create_trial(params=params, distributions=kinds, value=value)
                 )
 
-    def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
+    def suggest(self) -> Suggested:
         """Return the next trial, which trains to the end."""
         assert self._n_trials is not None
-        if self._count >= self._n_trials:
+        if self._next >= self._n_trials:
             return DONE
         self._log.append(["ask"])
         return self._ask()
@@ -81,7 +81,7 @@ class SamplerSearch(AdaptiveSearcher):
         optuna = import_optuna(self._title)
         assert self._study is not None and self._parameters is not None
         parameters = self._parameters
-        trial = self._count
+        trial = self._next
         point = self._points[trial] if trial < len(self._points) else {}
         with quiet(optuna):
             given = parameters.of_config(point)[0]
@@ -92,11 +92,11 @@ class SamplerSearch(AdaptiveSearcher):
                 return parameters.suggest(asked, node)
 
             config = self._space.fill(point, choose)
-            for node in self._space.nodes:  # what the point gives, the sampler learns too
+            for node in self._space.nodes:  # the sampler also learns the point's values
                 if node.applies(config) and path_name(node.path) in given:
                     parameters.suggest(asked, node)
         self._asked[trial] = asked
-        self._count += 1
+        self._next += 1
         return Suggestion(config, self._epochs)
 
     def _decide(self, trial: int, epoch: int, value: float) -> Decision:
@@ -125,7 +125,7 @@ class SamplerSearch(AdaptiveSearcher):
         return {"log": [list(entry) for entry in self._log], "best": best}
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        self._count = 0
+        self._next = 0
         for entry in state["log"]:
             if entry[0] == "ask":
                 self._ask()
@@ -140,7 +140,7 @@ class SamplerSearch(AdaptiveSearcher):
 
 class TPE(SamplerSearch):
     """Tree-structured Parzen estimator (Bergstra et al., "Algorithms for Hyper-Parameter
-    Optimization", NeurIPS 2011), Optuna's; trials that still train count as bad ones.
+    Optimization", NeurIPS 2011), from Optuna; trials in progress count as bad ones.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ class TPE(SamplerSearch):
 
 
 class GaussianProcess(SamplerSearch):
-    """Bayesian optimisation with a Gaussian process, Optuna's; needs SciPy and PyTorch.
+    """Bayesian optimization with a Gaussian process, from Optuna; needs SciPy and PyTorch.
 
     Parameters
     ----------
@@ -172,7 +172,7 @@ class GaussianProcess(SamplerSearch):
     _title = "searcher='gp'"
 
     def _ask(self) -> Suggestion:
-        with compute_settings(1, "warn"):  # the same numbers whatever the cores
+        with compute_settings(1, "warn"):  # the same numbers on any number of cores
             return super()._ask()
 
     def _sampler(self, optuna: Any, seed: int) -> Any:

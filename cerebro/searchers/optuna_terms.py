@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cerebro.errors import CerebroError, InputError, text_of
-from cerebro.machine.installation import install_hint
+from cerebro.machine.imports import import_extra
 from cerebro.space import (
     Choice,
     Dimension,
@@ -24,86 +25,84 @@ from cerebro.space import (
 )
 
 ATTRIBUTE = "cerebro"
-"""User attribute of a study's trials: the run's folder, the trial's number in it, and more."""
+"""User attribute of a study's trials: the run's folder, the trial's number there, and more."""
 
 
 def import_optuna(what: str) -> Any:
-    """Return Optuna, or say how to get it.
-
-    Raises
-    ------
-    InputError
-        If it is not installed.
-    """
-    try:
-        import optuna
-    except ImportError:
-        raise InputError(f"{what} needs Optuna: {install_hint('optuna')}") from None
-    return optuna
+    """Return Optuna; raise InputError if it is not installed."""
+    return import_extra("optuna", "optuna", f"{what} needs Optuna")
 
 
 class Parameters:
-    """The dimensions of a space that vary, as Optuna's distributions.
+    """The varying dimensions of a space, as Optuna's distributions.
 
-    Bounds are the same values on both sides. Options that Optuna cannot hold (lists,
-    mappings) stand as their numbers.
+    Bounds are inclusive on both sides. See `storable` for options that Optuna cannot hold.
+
+    Parameters
+    ----------
+    left_out
+        Kinds of dimensions that are not parameters.
 
     Raises
     ------
     InputError
-        Naming the dimension, if Optuna has no distribution of its kind.
+        Optuna has no equivalent distribution; the message names the dimension.
     """
 
-    def __init__(self, optuna: Any, space: Space) -> None:
-        self._nodes = [node for node in space.nodes if node.varies]
-        # Conditional dimensions of one name may differ: each has a distribution of its own.
+    def __init__(
+        self, optuna: Any, space: Space, left_out: tuple[type[Dimension], ...] = ()
+    ) -> None:
+        self._nodes = [
+            node for node in space.nodes if node.varies and not isinstance(node.dimension, left_out)
+        ]
+        # Conditional dimensions of one name may differ: each has its own distribution.
         self._kinds = {
             id(node): distribution(optuna, path_name(node.path), node.dimension)
             for node in self._nodes
         }
 
     def suggest(self, trial: Any, node: Node) -> Any:
-        """Have an Optuna trial choose a node's value; return it as configurations have it."""
+        """Let an Optuna trial choose a node's value; return it as in configurations."""
         name, kind = path_name(node.path), self._kinds[id(node)]
         dimension = node.dimension
         if isinstance(dimension, Choice):
-            number = trial.suggest_categorical(name, kind.choices)
-            return number if is_plain(dimension) else dimension.options[number]
-        if isinstance(dimension, Integer):
-            step = {} if kind.log else {"step": kind.step}
-            return trial.suggest_int(name, kind.low, kind.high, log=kind.log, **step)
+            chosen = trial.suggest_categorical(name, kind.choices)
+            encoded = {storable(o): o for o in dimension.options if storable(o) is not o}
+            return encoded.get(chosen, chosen)
         step = {} if kind.log else {"step": kind.step}
-        return trial.suggest_float(name, kind.low, kind.high, log=kind.log, **step)
+        suggest = trial.suggest_int if isinstance(dimension, Integer) else trial.suggest_float
+        return suggest(name, kind.low, kind.high, log=kind.log, **step)
 
-    def of_config(self, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return a configuration's parameters and distributions, those within bounds."""
-        params, kinds = {}, {}
+    def values(self, config: Mapping[str, Any]) -> Iterator[tuple[Node, Any, Any]]:
+        """Yield each node that a configuration has, its value for Optuna and its distribution."""
         for node in self._nodes:
             there, value = value_at(config, node.path)
-            kind = self._kinds[id(node)]
-            if there and isinstance(node.dimension, Choice) and not is_plain(node.dimension):
-                there = value in node.dimension.options
-                value = list(node.dimension.options).index(value) if there else None
-            if there and contains(kind, value):
+            if there:
+                yield node, storable(value), self._kinds[id(node)]
+
+    def of_config(self, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return a configuration's parameters and distributions, if within bounds."""
+        params, kinds = {}, {}
+        for node, value, kind in self.values(config):
+            if contains(kind, value):
                 params[path_name(node.path)] = value
                 kinds[path_name(node.path)] = kind
         return params, kinds
 
 
 def contains(kind: Any, value: Any) -> bool:
-    """Return whether a value is one of a distribution's."""
+    """Return whether a distribution contains a value."""
     try:
         return bool(kind._contains(kind.to_internal_repr(value)))
     except (TypeError, ValueError):
         return False
 
 
-def is_plain(dimension: Choice) -> bool:
-    """Whether Optuna can hold the options themselves."""
-    return all(
-        option is None or isinstance(option, (bool, int, float, str))
-        for option in dimension.options
-    )
+def storable(value: Any) -> Any:
+    """Return a value as Optuna holds it: lists, mappings and other objects as their JSON."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return json.dumps(value, default=repr)
 
 
 def distribution(optuna: Any, name: str, dimension: Dimension) -> Any:
@@ -112,7 +111,7 @@ def distribution(optuna: Any, name: str, dimension: Dimension) -> Any:
     Raises
     ------
     InputError
-        If Optuna has none of its kind.
+        Optuna has no equivalent distribution.
     """
     kinds = optuna.distributions
     if isinstance(dimension, Uniform):
@@ -124,14 +123,13 @@ def distribution(optuna: Any, name: str, dimension: Dimension) -> Any:
             dimension.low, dimension.high, log=dimension.log, step=dimension.step
         )
     if isinstance(dimension, Choice):
-        options = dimension.options if is_plain(dimension) else range(len(dimension.options))
-        return kinds.CategoricalDistribution(list(options))
-    hint = ", which knows no normal distribution: use uniform" * isinstance(dimension, Normal)
+        return kinds.CategoricalDistribution([storable(option) for option in dimension.options])
+    hint = ", which has no normal distribution: use uniform" * isinstance(dimension, Normal)
     raise InputError(f"{name}: {dimension!r} cannot be searched by Optuna{hint}")
 
 
 class quiet:
-    """Keeps Optuna's log, and its warnings of experimental parts, to itself."""
+    """Silence Optuna's log and its warnings of experimental features."""
 
     def __init__(self, optuna: Any) -> None:
         self._optuna = optuna
@@ -157,8 +155,8 @@ _ADVICE = {
     "malformed": "the file is damaged: restore it, or give another storage=",
     "readonly": "make it writable, or give another storage=",
     "unable to open": "its folder must exist and be writable",
-    "no such table": "it is no storage of Optuna, or its making was cut off: give another storage=",
-    "table schema": "",  # Optuna says what to do
+    "no such table": "not an Optuna storage, or its creation was cut off: give another storage=",
+    "table schema": "",  # Optuna names the cure
 }
 
 
@@ -166,14 +164,14 @@ _ADVICE = {
 def storage_errors(
     optuna: Any, storage: Any, name: str, *, kind: type[CerebroError] = InputError, more: str = ""
 ) -> Iterator[None]:
-    """Say in one line which storage cannot be used, why, and what to do.
+    """Turn storage errors into one line: which storage fails, why, and the cure.
 
     Parameters
     ----------
     kind
-        What is raised in place of what the storage raised.
+        The exception to raise instead of the storage's.
     more
-        What else there is to say.
+        Text to append.
     """
     try:
         yield
@@ -189,7 +187,7 @@ def storage_errors(
 
 
 def address(storage: Any) -> str:
-    """A storage's URL without its password, or what it is."""
+    """Return a storage's URL without its password, or its type."""
     backend = getattr(storage, "_backend", storage)
     url = backend if isinstance(backend, str) else getattr(backend, "url", None)
     if url is None:
@@ -206,7 +204,7 @@ def _is_of_storage(optuna: Any, error: BaseException) -> bool:
 
 
 def _cause(error: BaseException) -> str:
-    """What the database itself says, without the statement that it was given."""
+    """Return the database's own error, without the SQL statement."""
     inner: Any = error
     while inner.__cause__ is not None:
         inner = inner.__cause__

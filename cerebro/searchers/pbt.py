@@ -1,16 +1,16 @@
-"""Population based training: the worst copy the best and go on with other hyper-parameters."""
+"""Population-based training: the worst trials copy the best and continue with new settings."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import cerebro._core as _core
 from cerebro.arguments import real_number, whole_number
 from cerebro.errors import InputError
 from cerebro.searchers.adaptive import AdaptiveSearcher, decode_value, encode_value
-from cerebro.searchers.base import DONE, Decision, Suggestion, _Done
+from cerebro.searchers.base import DONE, Decision, Suggested, Suggestion
 from cerebro.space import (
     Choice,
     Dimension,
@@ -27,30 +27,30 @@ from cerebro.space import (
 
 class PBT(AdaptiveSearcher):
     """Population based training (Jaderberg et al., "Population Based Training of Neural
-    Networks", 2017), synchronous: generations are compared when all of a population are in.
+    Networks", 2017), synchronous: a generation is compared when the whole population is done.
 
-    A replaced trial ends; its place is taken by a clone, a new trial that begins with the
-    committed state of one of the best (weights, optimizer moments), with hyper-parameters of
-    its own, generators of its own and its lineage on record (`Trial.parent`).
+    A replaced trial ends; a clone takes its place: a new trial that begins with the committed
+    state of one of the best (weights, optimizer moments), but has its own hyperparameters and
+    generators. Its lineage is stored in `Trial.parent`.
 
     Parameters
     ----------
     interval
         Epochs between comparisons.
     quantile
-        The share of the population that is replaced, by clones of as large a share of the
-        best; above 0, at most 0.5.
+        The share of the population that is replaced, by clones of an equal share of the best;
+        above 0, at most 0.5.
     mutate
-        Names of the hyper-parameters that a clone changes (dotted where nested). Default:
-        the continuous ones (`uniform` without a step, `loguniform`, `normal`), because those
-        that shape the model would not fit the state that is copied.
+        Names of the hyperparameters that a clone changes (dotted if nested). Default: the
+        continuous ones (`uniform` without a step, `loguniform`, `normal`), because those that
+        shape the model would not fit the copied state.
     factors
-        A mutated number is multiplied by one of these, and kept within its bounds; a choice
-        moves to a neighbour.
+        A mutated number is multiplied by one of these and clipped to its bounds; a choice moves to
+        a neighbor.
     resample
-        The chance that a value is drawn anew instead.
+        The probability of drawing a new value instead.
     population
-        How many trials train side by side, if the search has no ``n_trials``.
+        The size of the population, if the search has no ``n_trials``.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class PBT(AdaptiveSearcher):
         self._resample = resample
         self._population = population
         self._size = population
-        self._members: list[int] = []  # trial in each place of the population
+        self._members: list[int] = []  # the trial at each place in the population
         self._configs: dict[int, dict[str, Any]] = {}
         self._values: dict[int, float] = {}
         self._generation = 0
@@ -101,13 +101,13 @@ class PBT(AdaptiveSearcher):
 
     @property
     def _target(self) -> int:
-        """Epochs at the end of this generation."""
+        """The number of epochs at the end of this generation."""
         return min((self._generation + 1) * self._interval, self._epochs)
 
-    def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
-        """Return who goes on, a clone, or a first trial; None while a generation trains."""
+    def suggest(self) -> Suggested:
+        """Return a trial to resume, a clone, or a first trial; None while a generation trains."""
         if len(self._members) < self._size:
-            trial = self._count
+            trial = self._next
             suggestion = self._new(self._target)
             self._members.append(trial)
             self._configs[trial] = suggestion.config
@@ -124,8 +124,8 @@ class PBT(AdaptiveSearcher):
         return self._target == self._epochs
 
     def _clone(self, place: int, parent: int) -> Suggestion:
-        trial = self._count
-        self._count += 1
+        trial = self._next
+        self._next += 1
         config = self._explored(self._configs[parent], trial)
         self._members[place] = trial
         self._configs[trial] = config
@@ -145,7 +145,7 @@ class PBT(AdaptiveSearcher):
         return Decision.STOP if over else Decision.PAUSE
 
     def _exploit(self) -> list[int]:
-        """Decide who goes on; return the trials that were paused and are replaced."""
+        """Decide which trials continue; return the paused trials that are replaced."""
         ranked = sorted((value, trial) for trial, value in self._values.items())
         alive = [trial for value, trial in ranked if math.isfinite(value)]
         count = max(1, math.floor(self._size * self._quantile))
@@ -155,14 +155,14 @@ class PBT(AdaptiveSearcher):
         self._generation += 1
         self._values = {}
         self._waiting = []
-        if not best:  # nobody is left to copy
+        if not best:  # no trial is left to copy
             self._generation = -(-self._epochs // self._interval) - 1
             self._values = dict.fromkeys(self._members, math.inf)
             return []
         for place, trial in enumerate(self._members):
             parent = self._pick(best, place) if trial in losers else -1
             self._waiting.append([place, trial, parent])
-        # Clones first: their parents have not trained on by then.
+        # Clones first, before their parents train further.
         self._waiting.sort(key=lambda item: item[2] < 0)
         return [trial for trial in self._members if trial in losers and trial in alive]
 
@@ -171,7 +171,7 @@ class PBT(AdaptiveSearcher):
         return best[min(int(share * len(best)), len(best) - 1)]
 
     def dropped(self) -> list[int]:
-        """Return, once, the paused trials that will not go on."""
+        """Return, once, the paused trials that will not be resumed."""
         found, self._dropped = self._dropped, []
         return found
 

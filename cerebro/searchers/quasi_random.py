@@ -7,21 +7,21 @@ from typing import Any
 import numpy as np
 
 from cerebro.errors import InputError
-from cerebro.machine.installation import install_hint
+from cerebro.machine.imports import import_extra
 from cerebro.searchers.random import DrawnSearch
 from cerebro.space import Node
 
 MAX_DIMENSIONS = 21_201
-"""For which SciPy has direction numbers."""
+"""The most dimensions for which SciPy has direction numbers."""
 
 
 class QuasiRandomSearch(DrawnSearch):
-    """Draws configurations from a scrambled Sobol sequence.
+    """Draw configurations from a scrambled Sobol sequence.
 
     I. M. Sobol, "On the distribution of points in a cube and the approximate evaluation of
-    integrals", 1967, with Owen's scrambling. Needs SciPy (the extra ``search``).
-    Trial ``t`` depends on the seed, the space and ``t`` alone; dimensions whose condition
-    does not hold leave their share unused. The first ``2**m`` trials are the most even.
+    integrals", 1967, with Owen's scrambling. Needs SciPy (the extra ``search``). Trial ``t``
+    depends only on the seed, the space and ``t``; dimensions whose condition does not hold leave
+    their coordinate unused. The first ``2**m`` trials are the most even.
     """
 
     _title = "quasi-random search"
@@ -33,18 +33,14 @@ class QuasiRandomSearch(DrawnSearch):
         self._at = 0
 
     def _prepare(self) -> None:
+        super()._prepare()
         varying = [node for node in self._space.nodes if node.varies]
         self._columns = {id(node): column for column, node in enumerate(varying)}
         self._engine = self._sobol(max(1, len(varying)))
         self._at = 0
 
     def _sobol(self, dimensions: int) -> Any:
-        try:
-            from scipy.stats import qmc
-        except ImportError:
-            raise InputError(
-                f"searcher='quasirandom' needs SciPy: {install_hint('search')}"
-            ) from None
+        qmc = import_extra("scipy.stats.qmc", "search", "searcher='quasirandom' needs SciPy")
         if dimensions > MAX_DIMENSIONS:
             raise InputError(f"quasi-random search takes at most {MAX_DIMENSIONS} dimensions")
         generator = np.random.default_rng([self._seed % 2**32, self._seed >> 32])
@@ -59,7 +55,7 @@ class QuasiRandomSearch(DrawnSearch):
         return self._space.fill({}, choose)
 
     def _shares(self, trial: int) -> Any:
-        """Return the sequence's point of a trial, each coordinate in [0, 1)."""
+        """Return a trial's point of the sequence, each coordinate in [0, 1)."""
         if trial < self._at:
             self._engine.reset()
             self._at = 0

@@ -4,90 +4,61 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cerebro.errors import InputError
-from cerebro.searchers.base import SequenceSearcher, check_n_trials, needs_end
-from cerebro.space import Space, json_value
+from cerebro.searchers.base import SequenceSearcher, needs_end
+from cerebro.space import json_value
 
 
 class DrawnSearch(SequenceSearcher):
-    """Draws one configuration after the other, without an end of its own."""
+    """Draws one configuration after the other and never ends by itself."""
 
     _title = ""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._space = Space({})
-        self._seed = 0
-        self._n_trials: int | float = 0
-
-    def setup(
-        self,
-        space: Space,
-        *,
-        seed: int,
-        epochs: int,
-        n_trials: int | float | None,
-        metric: str,
-        mode: str,
-        points: Sequence[Mapping[str, Any]] = (),
-    ) -> None:
-        """Prepare for a search.
-
-        Raises
-        ------
-        InputError
-            If `n_trials` is None, below 1 or below the number of points, if a point does not
-            fit the space, or if a package is missing.
-        """
-        count = needs_end(self._title, n_trials)
-        check_n_trials(count, points)
-        self._space, self._seed = space, seed
-        self._n_trials = count if count == math.inf else int(count)
-        self._prepare()
-        self._start(space, seed, epochs, points)
-
     def _prepare(self) -> None:
-        """Begin anew, for this space and seed."""
+        self._end = needs_end(self._title, self._n_trials)
+        super()._prepare()
 
     def _count(self) -> int | float:
-        return self._n_trials
+        return self._end if self._end == math.inf else int(self._end)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
 
 REDRAWS = 32
-"""Draws for a trial before an unused configuration is looked up instead."""
+"""Draws for a trial before an unused configuration is taken from the grid instead."""
 
 
 class RandomSearch(DrawnSearch):
-    """Draws configurations from the space; trial ``t`` is ``space.sample(seed, t)``.
+    """Draw configurations from the space; trial ``t`` is ``space.sample(seed, t)``.
 
-    Where every dimension has finitely many values, a configuration that an earlier trial has is
-    drawn again, until all are used; then they may repeat, each with another seed of the trial.
+    If every dimension has finitely many values, a configuration that an earlier trial has is drawn
+    again, until all are used; then configurations may repeat, each with a different trial seed.
     Points count as used.
 
-    More trials of the same search repeat the first ones: the configurations
-    depend on the seed, the points and the trial's number alone.
+    A search with more trials repeats the first ones: configurations depend only on the seed, the
+    points and the trial's number.
     """
 
     _title = "random search"
 
     def _prepare(self) -> None:
+        super()._prepare()
         self._is_finite = self._space.is_finite
         self._used: set[str] = set()
-        self._drawn: list[dict[str, Any]] = []  # of a finite space: of the trials after the points
-        self._all: dict[str, dict[str, Any]] | None = None  # every configuration, when it is needed
+        self._drawn: list[
+            dict[str, Any]
+        ] = []  # for a finite space: those of the trials after the points
+        self._all: dict[str, dict[str, Any]] | None = None  # every configuration, once needed
 
     def _config(self, trial: int) -> dict[str, Any]:
         if not self._is_finite:
             return self._space.sample(self._seed, trial)
         if not self._drawn:
-            self._used.update(map(_key, self._points))
-        # Those before come first, also after a resume: what is unused depends on them.
+            self._used.update(map(_key, self._completed))
+        # Draw earlier ones first, also after a resume: which are unused depends on them.
         while len(self._points) + len(self._drawn) <= trial:
             self._drawn.append(self._unused(len(self._points) + len(self._drawn)))
             self._used.add(_key(self._drawn[-1]))
@@ -108,7 +79,7 @@ class RandomSearch(DrawnSearch):
         return first
 
     def _left(self) -> list[dict[str, Any]]:
-        """The configurations that no trial has; none where they are too many to look through."""
+        """Return the configurations that no trial has; empty if there are too many to enumerate."""
         if self._all is None:
             try:
                 self._all = {_key(config): config for config in self._space.grid()}

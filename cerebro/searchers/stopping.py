@@ -1,4 +1,4 @@
-"""Ending trials that no longer get better."""
+"""Stop trials that no longer improve."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from cerebro.searchers.metrics import metric_mode
 class EarlyStopping:
     """Stop a trial whose metric has not improved for some epochs.
 
-    Whether a trial stops depends on its own history alone, so it never depends
-    on timing (Prechelt, "Early stopping - but when?", 1998).
+    Whether a trial stops depends only on its own history, never on timing (Prechelt, "Early
+    stopping - but when?", 1998).
 
     Parameters
     ----------
     monitor
-        Name of the metric, as in ``history``: ``"loss"``, ``"val_accuracy"``.
+        The metric's name, as in ``history``: ``"loss"``, ``"val_accuracy"``.
     patience
-        Epochs without improvement that are tolerated, at least 1.
+        The epochs without improvement after which a trial stops, at least 1.
     min_delta
-        Smallest change that counts as an improvement, at least 0.
+        The smallest change that counts as an improvement, at least 0.
     mode
-        ``"min"`` or ``"max"``; known for well-known metrics.
+        ``"min"`` or ``"max"``; not needed for well-known metrics.
 
     Raises
     ------
     InputError
-        For a value out of range, or a metric whose mode is not known.
+        A value is out of range, or the metric's mode is unknown.
     """
 
     monitor: str = "loss"
@@ -49,7 +49,7 @@ class EarlyStopping:
         metric_mode(self.monitor, self.mode, argument="EarlyStopping: monitor")
 
     def should_stop(self, history: Sequence[Mapping[str, Any]]) -> bool:
-        """Tell from a trial's epochs so far whether it should end."""
+        """Return whether a trial with these epochs should stop."""
         sign = 1.0 if metric_mode(self.monitor, self.mode) == "min" else -1.0
         best, waited = float("inf"), 0
         for epoch in history:

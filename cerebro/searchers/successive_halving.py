@@ -1,34 +1,32 @@
-"""Successive halving: many trials for a little, the best of them for longer."""
+"""Successive halving: train many trials briefly, and the best of them longer."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from cerebro.searchers.adaptive import AdaptiveSearcher, check_rungs, rung_epochs
-from cerebro.searchers.base import DONE, Decision, Suggestion, _Done
+from cerebro.searchers.base import DONE, Decision, Suggested
 from cerebro.searchers.bracket import Bracket, Brackets, Rung
 
 
 class SuccessiveHalving(AdaptiveSearcher):
-    """Train all configurations a little, then the best ``1/reduction_factor`` longer, and so on.
+    """Train all configurations briefly, then the best ``1/reduction_factor`` longer, and so on.
 
-    The synchronous algorithm of Jamieson and Talwalkar ("Non-stochastic Best Arm
-    Identification and Hyperparameter Optimization", AISTATS 2016): a rung is compared when
-    all of its trials are in, which then go on from where they paused.
+    The synchronous algorithm of Jamieson and Talwalkar ("Non-stochastic Best Arm Identification and
+    Hyperparameter Optimization", AISTATS 2016): a rung is compared when all of its trials are done;
+    the promoted ones continue from where they paused.
 
     Parameters
     ----------
     min_epochs
         Epochs before the first comparison.
     reduction_factor
-        One in so many goes on, and trains so many times as long.
+        One in this many trials is promoted, and trains this many times as long.
 
-    Notes
-    -----
-    ``n_trials`` of the search is the number of configurations; without it, as many as
-    leave one for the last rung. With only a time limit brackets follow each other.
+    Notes ----- The search's ``n_trials`` is the number of configurations; by default, as many as
+    leave one for the last rung. With only a time limit, brackets follow each other.
     """
 
     def __init__(self, min_epochs: int = 1, reduction_factor: int = 3) -> None:
@@ -49,7 +47,7 @@ class SuccessiveHalving(AdaptiveSearcher):
             [Rung(max(1, first // self._reduction_factor**i), at) for i, at in enumerate(epochs)]
         )
 
-    def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
+    def suggest(self) -> Suggested:
         """Return a promoted trial or a new one; None while a rung waits for its last trials."""
         again = self._brackets.promoted()
         if again is not None:
@@ -62,14 +60,14 @@ class SuccessiveHalving(AdaptiveSearcher):
             bracket = self._brackets.wanting()
         if bracket is None:
             return None
-        self._brackets.begin(bracket, self._count)
+        self._brackets.begin(bracket, self._next)
         return self._new(bracket.rung.epochs)
 
     def _decide(self, trial: int, epoch: int, value: float) -> Decision:
         return self._brackets.decide(trial, epoch, value)
 
     def dropped(self) -> list[int]:
-        """Return, once, the paused trials that will not go on."""
+        """Return, once, the paused trials that will not be resumed."""
         return self._brackets.dropped()
 
     def _state(self) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """Models in scikit-learn: estimators that learn batch by batch (`partial_fit`).
 
-:class:`Model` makes such an estimator hop. Its state is what it has learned, as
-arrays and JSON, never a pickle; so only estimators whose every fitted attribute
-is known here are taken, and the others are refused by name.
+:class:`Model` lets these estimators hop. The state consists of the fitted attributes, as arrays
+and JSON, never a pickle. So only estimators whose fitted attributes are all known here are
+supported; others are rejected by name.
 
-`SearchCV` is a whole search, with folds, as an estimator of scikit-learn's.
+`SearchCV` is a whole search, with folds, as a scikit-learn estimator.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sklearn.utils._openmp_helpers import _openmp_effective_n_threads
 from cerebro.errors import InputError, StateError
 from cerebro.model import BaseModel, Batch, check_batch
 
-#: Estimators whose state survives a hop bit for bit, and what they do.
+#: Estimators whose state survives a hop bit for bit, and their kinds.
 SUPPORTED = {
     "SGDClassifier": "classifier",
     "Perceptron": "classifier",
@@ -39,13 +39,13 @@ SUPPORTED = {
     "IncrementalPCA": "transformer",
 }
 
-# Weights that are kept for early stopping, which partial_fit does not do: dropped at once.
+# Weights for early stopping, which partial_fit does not use: dropped.
 _KEPT_IN_VAIN = ("_best_coefs", "_best_intercepts")
 
 # Fitted attributes that no later training or prediction reads.
 _SKIPPED = {
     *_KEPT_IN_VAIN,
-    "_loss_function_",  # an object made anew by every call of partial_fit
+    "_loss_function_",  # created by every call of partial_fit
     "labels_",  # of the last batch
     "_n_threads",  # of this machine
 }
@@ -126,7 +126,7 @@ class Model(BaseModel):
         self._parameters = set(estimator.get_params(deep=False))
 
     def bind_info(self, info: Any) -> None:
-        """Take the classes from the training data where none were given."""
+        """Take the classes from the training data unless they were given."""
         if self._kind == "classifier" and self._classes is None:
             self._classes = _classes_of(info, self._target)
 
@@ -147,7 +147,7 @@ class Model(BaseModel):
         return values if values is not None else self._values(x, y)
 
     def _settle(self) -> None:
-        """Keep what was learned as a hop would bring it."""
+        """Bring the fitted attributes into the form that they have after a hop."""
         curve = getattr(self.estimator, "loss_curve_", None)
         if curve is not None:
             del curve[:-1]  # grows with every batch; only its end is read
@@ -175,7 +175,7 @@ class Model(BaseModel):
         return self._means(x, y, predicted), parts
 
     def predict_batch(self, batch: Batch) -> Any:
-        """Return predictions for a batch: classes, values, or what a transformer returns."""
+        """Return predictions for a batch: classes, values, or a transformer's output."""
         self._check_fitted()
         x = self._features(batch)
         if self._kind == "transformer":
@@ -218,7 +218,7 @@ class Model(BaseModel):
     # --- state ----------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the estimator has learned: arrays and JSON, live."""
+        """Return the fitted attributes as arrays (not copied) and JSON."""
         arrays = {
             name: value
             for name, value in vars(self.estimator).items()
@@ -237,12 +237,12 @@ class Model(BaseModel):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what an estimator of the same class has learned.
+        """Load the fitted attributes of an estimator of the same class.
 
         Raises
         ------
         StateError
-            If the state is of an estimator of another class.
+            If the state is from an estimator of a different class.
         """
         kind = type(self.estimator).__name__
         if state.get("estimator") != kind:
@@ -307,7 +307,7 @@ class Model(BaseModel):
 
 
 def kind_of(estimator: Any) -> str:
-    """Return what a supported estimator is, as in `SUPPORTED`; InputError for any other."""
+    """Return a supported estimator's kind, as in `SUPPORTED`; raise InputError for others."""
     kind = type(estimator)
     if kind.__module__.partition(".")[0] != "sklearn" or kind.__name__ not in SUPPORTED:
         if not hasattr(estimator, "partial_fit"):
@@ -388,7 +388,7 @@ def _log_loss(probabilities: Any, y: Any, classes: Any) -> float:
 
 
 def _aliases(attributes: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return which arrays are views of another one: name -> [that one, shape].
+    """Return the arrays that are views of other arrays: name -> [base, shape].
 
     Averaging linear models have ``coef_`` as a view of ``_average_coef``; two
     copies of it would drift apart.
@@ -449,7 +449,7 @@ def _encoded_generator(generator: Any, own: Any) -> dict[str, Any]:
 
 
 def _decoded(value: Any, own: Any) -> Any:
-    """Return what :func:`_encoded` was given; arrays are copied."""
+    """Decode a value from :func:`_encoded`; arrays are copied."""
     if hasattr(value, "__array__"):
         array = np.array(value, order="C")
         return array[()] if array.ndim == 0 else array

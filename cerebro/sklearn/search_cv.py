@@ -1,8 +1,8 @@
 """`cerebro.sklearn.SearchCV`: a search in scikit-learn's conventions.
 
-What `GridSearchCV` is to ``fit``, this is to ``partial_fit``, for estimators that learn by batch:
-the same folds, the same attributes when it is done. Underneath is `cerebro.search` with folds,
-over shards in a folder.
+`SearchCV` is a `GridSearchCV` for estimators that learn by batch (``partial_fit``), with the same
+folds and the same fitted attributes. It runs `cerebro.search` with folds, over shards in a
+folder.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from cerebro.data.validation import KFold
 from cerebro.errors import InputError
 from cerebro.machine import generators
 from cerebro.machine.guard import refuse
-from cerebro.report.format import flatten
+from cerebro.machine.mappings import flatten
 from cerebro.searchers import RandomSearch
 from cerebro.sklearn.model import Model, kind_of
 from cerebro.space import Space, as_space
@@ -96,18 +96,18 @@ class BuildEstimator:
 
 
 class Given:
-    """A splitter that gives row numbers that were chosen before."""
+    """A splitter with predetermined row numbers."""
 
     def __init__(self, pairs: list[tuple[Any, Any]], name: str) -> None:
         self._pairs = pairs
         self._name = name
 
     def get_n_splits(self) -> int:
-        """How many folds there are."""
+        """Return the number of folds."""
         return len(self._pairs)
 
     def split(self, *_: Any) -> Iterator[tuple[Any, Any]]:
-        """The rows of each."""
+        """Return the row numbers of each fold."""
         return iter(self._pairs)
 
     def __repr__(self) -> str:
@@ -118,7 +118,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _of_best(name: str) -> Callable[[Method], Method]:
-    """Offer a method where the best estimator has it, or before `fit` the one searched."""
+    """Make a method available if the best estimator, or before `fit` the given one, has it."""
 
     def check(self: Any) -> bool:
         getattr(getattr(self, "best_estimator_", self.estimator), name)
@@ -149,29 +149,29 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         Configurations, for searchers that do not end by themselves. Random search over lists
         tries each combination once, and warns if there are fewer.
     searcher
-        ``"grid"``, ``"random"``, ``"hyperband"``, ..., as of `cerebro.search`.
+        ``"grid"``, ``"random"``, ``"hyperband"``, ..., as for `cerebro.search`.
     cv
-        As of scikit-learn's `check_cv`: a number (stratified for classifiers), a splitter, or an
+        As for scikit-learn's `check_cv`: a number (stratified for classifiers), a splitter, or an
         iterable of pairs of row numbers or boolean masks.
     scoring
         None (the estimator's ``score``), the name of a scorer, or ``scorer(estimator, X, y)``.
     batch_size
         Rows per batch, unless the space has it.
     stop
-        A `cerebro.EarlyStopping` rule; it goes by the mean over folds.
+        A `cerebro.EarlyStopping` rule, applied to the mean over folds.
     refit
-        Whether the best configuration is trained on all rows, for as many epochs as were best; or
-        a function that chooses its index from `cv_results_`.
+        Whether to train the best configuration on all rows, for its best number of epochs; or a
+        function that returns its index in `cv_results_`.
     shards
-        In how many parts the data are cut; default: one for every 10,000 rows, at most 8.
+        The number of shards of the data; default: one for every 10,000 rows, at most 8.
     path
         A folder for the data, which must not exist; default: a temporary one, removed after `fit`.
     run
-        A folder for the run, which stays; default: a temporary one, removed after `fit`.
+        A folder for the run, which is kept; default: a temporary one, removed after `fit`.
     workers
         As of `cerebro.search`.
     random_state
-        An int, a ``RandomState``, or None for another one each time.
+        An int, a ``RandomState``, or None for a different one each time.
     progress
         As of `cerebro.search`.
 
@@ -353,14 +353,14 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             return x, target
         check_classification_targets(target)
         labels, codes = np.unique(target, return_inverse=True)
-        # What a state can hold; pandas' strings are objects.
+        # A state cannot hold objects, which pandas' strings are.
         self.classes_ = labels.astype(str) if labels.dtype.kind == "O" else labels
         if len(labels) < 2:
             raise InputError(f"y has only one class, {labels[0]!r}: there is nothing to learn")
         return x, codes
 
     def _conclude(self, result: Result) -> None:
-        """Take from a run what scikit-learn's searches are asked for."""
+        """Set the attributes of scikit-learn's searches from a run."""
         trials = result.trials
         failed = [trial for trial in trials if trial.status in ("failed", "diverged")]
         if failed:
@@ -386,7 +386,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         self.best_epochs_ = 1 + (best.epoch - 1 if best.best_epoch is None else best.best_epoch)
 
     def _refit(self, build: BuildEstimator, data: Dataset, seed: int) -> None:
-        """Train on all rows: what trial 0 of a search without folds would be."""
+        """Train on all rows, exactly like trial 0 of a search without folds."""
         begun = time.perf_counter()
         estimator = build.configured(self.best_params_)
         size = batch_size_of(
@@ -404,7 +404,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             estimator.feature_names_in_ = self.feature_names_in_
         self.refit_time_ = time.perf_counter() - begun
 
-    # --- what the best estimator does ----------------------------------------
+    # --- methods of the best estimator ---------------------------------------
 
     def _best(self) -> Any:
         if not self.refit:
@@ -540,7 +540,7 @@ def _chosen(index: Any, count: int) -> int:
 
 
 def _check_rows(pairs: Sequence[tuple[Any, Any]], rows: int) -> None:
-    """Refuse row numbers that there are not, before they are taken for others."""
+    """Raise InputError for row numbers out of range, negative ones included."""
     for fold, pair in enumerate(pairs):
         for numbers in pair:
             if numbers.dtype.kind not in "iu" or (numbers < 0).any() or (numbers >= rows).any():

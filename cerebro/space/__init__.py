@@ -1,4 +1,4 @@
-"""Search spaces: which configurations there are, and how one is drawn.
+"""Search spaces: the possible configurations, and how to draw one.
 
 A space is a mapping of names to dimensions::
 
@@ -6,27 +6,26 @@ A space is a mapping of names to dimensions::
         "lr": loguniform(1e-4, 1e-1),
         "batch_size": [32, 256],                      # a list means choice([32, 256])
         "layers": integer(1, 4),
-        "width": range(16, 65, 16),                   # so does a range, or a one-dimensional array
+        "width": range(16, 65, 16),                   # or a range, or a one-dimensional array
         "optimizer": ["sgd", "adamw"],
         "if sgd": when("optimizer", "sgd", {"momentum": uniform(0.0, 0.99)}),
         "augment": {"crop": [0, 2, 4], "flip": [False, True]},   # nested
         "epochs_warm": 1,                             # a constant
     }
 
-A key whose value is a :func:`when`, or a list of them, is only a label: it does
-not appear in the configuration. The entries of the conditional space are merged
-into the mapping in which the ``when`` stands, if its condition holds.
+A key whose value is a :func:`when`, or a list of them, is only a label: it does not appear in the
+configuration. If the condition holds, the entries of the conditional space are merged into the
+mapping that contains the ``when``.
 
-Every dimension draws from a stream of its own, keyed by the search's seed, the
-trial's number and the dimension's path, so adding, removing or moving a
-dimension leaves the values of the others as they were.
+Every dimension draws from a separate stream, keyed by the search's seed, the trial's number and
+the dimension's path. Adding, removing or moving a dimension therefore leaves the values of the
+others unchanged.
 
-Ray Tune's, Optuna's and SciPy's dimensions are taken too (`cerebro.space.foreign`).
+Dimensions of Ray Tune, Optuna and SciPy are accepted too (`cerebro.space.foreign`).
 
-Configurations are stored as JSON, so a value is None, a bool, a finite number,
-a string, or lists and mappings of those; tuples become lists. Choose among
-functions or classes by name. A tuple in place of a dimension is refused: it may mean a list or
-`uniform`.
+Configurations are stored as JSON: a value is None, a bool, a finite number, a string, or a list or
+mapping of these; tuples become lists. Choose among functions or classes by name. A tuple instead
+of a dimension is an error, because it could mean a list or `uniform`.
 """
 
 from cerebro.space.conditions import Node, value_at, when

@@ -1,7 +1,7 @@
 """Conditional dimensions: a mapping of dimensions and `when`s as a list of nodes.
 
-Every node comes after those that it depends on, so that going through the list
-once settles a configuration.
+Every node follows the nodes that it depends on, and so one pass over the list settles a
+configuration.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cerebro.space.tune_dimensions import Derived
 
 @runtime_checkable
 class Mapped(Protocol):
-    """A space inside a space: what it was made of is merged."""
+    """A space inside a space; its mapping is merged."""
 
     mapping: Mapping[str, Any]
 
@@ -39,15 +39,15 @@ def when(name: str, value: Any, space: Mapping[str, Any]) -> When:
     Parameters
     ----------
     name
-        A key of the mapping in which the ``when`` stands, or of one around it.
+        A key of the mapping that contains the ``when``, or of an enclosing one.
     value
         The value, or a list of values, for which the condition holds.
     space
-        A mapping like any space; it may hold nested mappings and further conditions.
+        A mapping like any space; it may contain nested mappings and further conditions.
 
     Examples
     --------
-    The key is a label and does not appear in configurations; several conditions
+    The key is a label that does not appear in configurations; several conditions
     may share one as a list:
 
     >>> {
@@ -72,23 +72,23 @@ class Condition:
 
 @dataclass(frozen=True)
 class Node:
-    """A dimension at its path, there if all its conditions hold."""
+    """A dimension at its path, present if all its conditions hold."""
 
     path: Path
     dimension: Dimension
     conditions: tuple[Condition, ...]
-    # A mapping rather than a value: made empty, filled by the nodes below it.
+    # A mapping, not a value: created empty and filled by the nodes below it.
     nest: bool = False
 
     def applies(self, config: Mapping[str, Any]) -> bool:
-        """Return whether `config`, settled up to here, is to get this node's value."""
+        """Return whether `config`, settled up to here, gets this node's value."""
         if self.nest and value_at(config, self.path)[0]:
             return False
         return _holds(config, self.conditions)
 
     @property
     def varies(self) -> bool:
-        """Whether there is something to choose."""
+        """Whether the dimension has more than one possible value."""
         return not isinstance(self.dimension, Constant)
 
     @cached_property
@@ -122,7 +122,7 @@ def _holds(config: Mapping[str, Any], conditions: Sequence[Condition]) -> bool:
 
 
 class Compiler:
-    """Turns a mapping into nodes, every one after those that it depends on."""
+    """Turn a mapping into nodes, each after the nodes that it depends on."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
@@ -168,7 +168,7 @@ class Compiler:
         if isinstance(value, (list, tuple)) and any(isinstance(item, When) for item in value):
             if not all(isinstance(item, When) for item in value):
                 raise InputError(
-                    f"{path_name(path)}: a list holds either conditions (when) or options"
+                    f"{path_name(path)}: a list holds either conditions (when) or options, not both"
                 )
             return list(value)
         return None
@@ -195,17 +195,17 @@ class Compiler:
                 self.check_possible(found, values, label, item.name)
                 return Condition(path, values)
         known = ", ".join(path_name(node.path) for node in self.nodes) or "nothing"
-        raise InputError(
-            f"{label}: there is no {item.name!r} beside it or around it (there is {known})"
-        )
+        raise InputError(f"{label}: no {item.name!r} beside it or around it (there is {known})")
 
     @staticmethod
     def check_possible(found: list[Node], values: list[Any], label: str, name: str) -> None:
-        """Refuse a condition that can never hold: most often a misspelt option."""
+        """Raise InputError for a condition that can never hold, usually a misspelled option."""
         options: list[Any] = []
         for node in found:
             if isinstance(node.dimension, Derived):
-                raise InputError(f"{label}: {name} is computed from the others: it decides nothing")
+                raise InputError(
+                    f"{label}: {name} is computed from other values and cannot be a condition"
+                )
             if not isinstance(node.dimension, (Choice, Constant)) or node.nest:
                 return
             options += node.dimension.values()
@@ -227,7 +227,7 @@ def as_dimension(value: object, name: str = "") -> Dimension:
     Raises
     ------
     InputError
-        For a tuple, which people mean as a range as often as a choice.
+        The value is a tuple, which could mean a range or a choice.
     """
     if isinstance(value, Dimension):
         return value
@@ -235,7 +235,7 @@ def as_dimension(value: object, name: str = "") -> Dimension:
         ends = ", ".join(map(repr, value)) if len(value) == 2 else "low, high"
         raise InputError(
             f"{name}: {value!r} is a tuple: give a list to choose among its items, "
-            f"cerebro.uniform({ends}) for what lies between, or [{value!r}] for it as a constant"
+            f"cerebro.uniform({ends}) for a range, or [{value!r}] for a constant"
         )
     if isinstance(value, (list, range)) or _is_array(value):
         return Choice(list(value))  # type: ignore[call-overload]
@@ -243,5 +243,5 @@ def as_dimension(value: object, name: str = "") -> Dimension:
 
 
 def _is_array(value: object) -> bool:
-    """Whether this is an array of values in a row: NumPy's, a pandas Series, a tensor."""
+    """Whether this is a one-dimensional array: NumPy's, a pandas Series, a tensor."""
     return hasattr(value, "__array__") and getattr(value, "ndim", None) == 1

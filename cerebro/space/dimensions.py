@@ -1,4 +1,4 @@
-"""The dimensions of a space, and the values that configurations can have."""
+"""The dimensions of a space, and the values of configurations."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Path = tuple[str, ...]
 
 
 def path_name(path: Path) -> str:
-    """Return how a dimension's path is written in messages, such as ``augment.crop``."""
+    """Return a dimension's path as written in messages, such as ``augment.crop``."""
     return ".".join(path)
 
 
 def json_value(value: object, name: str) -> Any:
-    """Return `value` as what JSON gives back: tuples as lists, NumPy scalars as numbers.
+    """Return `value` as a JSON round trip would: tuples as lists, NumPy scalars as numbers.
 
     Raises
     ------
     InputError
-        If the value cannot be stored as JSON; the message begins with `name`.
+        The value cannot be stored as JSON; the message begins with `name`.
     """
     if hasattr(value, "dtype") and hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         value = value.item()
@@ -43,11 +43,11 @@ def json_value(value: object, name: str) -> Any:
         return {key: json_value(item, name) for key, item in value.items()}
     if isinstance(value, (Dimension, When)):
         raise InputError(
-            f"{name}: {value!r} stands inside a value; give it a key of its own, "
+            f"{name}: {value!r} is inside a value; give it a separate key, "
             "under when(...) if it depends on another choice"
         )
     if getattr(value, "ndim", 0) and hasattr(value, "tolist"):
-        raise InputError(f"{name}: {value!r} is an array within a value: give lists (.tolist())")
+        raise InputError(f"{name}: {value!r} is an array inside a value: give a list (.tolist())")
     raise InputError(
         f"{name}: {value!r} cannot be stored as JSON; use a name (a string) and look the "
         "object up in build"
@@ -73,12 +73,12 @@ def _whole(value: object, label: str, name: str) -> int:
 
 
 class Dimension:
-    """One entry of a space. Made by the functions of this module."""
+    """An entry of a space. Made by the functions of this module."""
 
     def checked(self, name: str) -> Dimension:
-        """Return this dimension with its arguments checked and made plain.
+        """Return this dimension with its arguments checked and converted to plain values.
 
-        Called when the space is made, because only then is the name known.
+        Called when the space is made, because the name is not known earlier.
         """
         raise NotImplementedError
 
@@ -87,11 +87,11 @@ class Dimension:
         raise NotImplementedError
 
     def count(self) -> int | None:
-        """Return how many values there are, None if they cannot be enumerated."""
+        """Return the number of values, or None if they cannot be enumerated."""
         return None
 
     def values(self) -> Iterator[Any]:
-        """Give every value in order; only where :meth:`count` is not None."""
+        """Yield every value in order; only if :meth:`count` is not None."""
         raise NotImplementedError
 
     def to_json(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class Dimension:
 
 
 def _index(share: float, count: int) -> int:
-    """Return which of `count` equal parts of [0, 1) `share` is in."""
+    """Return which of `count` equal parts of [0, 1) contains `share`."""
     return min(int(share * count), count - 1)
 
 
@@ -136,7 +136,7 @@ class Uniform(Dimension):
     def count(self) -> int | None:
         if self.step is None:
             return None
-        # In decimal, so that uniform(0, 0.3, step=0.1) has the four values it shows.
+        # In decimal, so that uniform(0, 0.3, step=0.1) has the expected four values.
         span = Decimal(repr(self.high)) - Decimal(repr(self.low))
         return int(span / Decimal(repr(self.step))) + 1
 
@@ -163,7 +163,7 @@ class LogUniform(Dimension):
         _check_bounds(self, low, high, name)
         if low <= 0:
             raise InputError(
-                f"{name}: {self!r}: low must be above 0; the bounds are the values themselves, "
+                f"{name}: {self!r}: low must be above 0; the bounds are values, "
                 "not their logarithms"
             )
         return LogUniform(float(low), float(high))
@@ -192,15 +192,15 @@ class Integer(Dimension):
         if step <= 0:
             raise InputError(f"{name}: {self!r}: step must be above 0")
         if self.log and low <= 0:
-            raise InputError(f"{name}: {self!r}: low must be above 0 where log=True")
+            raise InputError(f"{name}: {self!r}: low must be above 0 if log=True")
         if self.log and step != 1:
-            raise InputError(f"{name}: {self!r}: step and log=True exclude each other")
+            raise InputError(f"{name}: {self!r}: step and log=True cannot be combined")
         return Integer(low, high, step, bool(self.log))
 
     def draw(self, share: float) -> int:
         if not self.log:
             return self.low + self.step * _index(share, self.count())
-        # Half a unit beyond both ends, so that the ends are as likely as their neighbours.
+        # Half a unit beyond both ends, which makes the ends as likely as their neighbors.
         low, high = math.log(self.low - 0.5), math.log(self.high + 0.5)
         return min(max(round(math.exp(low + (high - low) * share)), self.low), self.high)
 
@@ -230,7 +230,7 @@ class Normal(Dimension):
         return Normal(float(mean), float(std))
 
     def draw(self, share: float) -> float:
-        # The middle of the 2**-53 wide interval that `share` begins: never 0 or 1.
+        # The middle of the interval of width 2**-53 that starts at `share`: never 0 or 1.
         return NormalDist(self.mean, self.std).inv_cdf(min(share + 2.0**-54, 1 - 2.0**-53))
 
     def __repr__(self) -> str:
@@ -302,20 +302,20 @@ class When:
 
 
 def uniform(low: float, high: float, step: float | None = None) -> Uniform:
-    """Return a dimension of floats, equally likely from `low` to `high`.
+    """Return a dimension of floats, uniformly distributed from `low` to `high`.
 
     Parameters
     ----------
     low, high
-        The ends, which are values of the dimension.
+        The bounds, both included.
     step
-        If given, only ``low, low + step, ...`` up to `high` are drawn, and the
-        dimension can be part of a grid.
+        If given, only ``low, low + step, ...`` up to `high` are drawn, and the dimension can be
+        part of a grid.
 
     Notes
     -----
-    Wrong arguments raise :class:`~cerebro.errors.InputError`, naming the
-    dimension, when the space is made of it.
+    Invalid arguments raise :class:`~cerebro.errors.InputError`, naming the dimension, when the
+    space is made.
     """
     return Uniform(low, high, step)
 
@@ -323,25 +323,25 @@ def uniform(low: float, high: float, step: float | None = None) -> Uniform:
 def loguniform(low: float, high: float) -> LogUniform:
     """Return a dimension of floats whose logarithm is uniform; 0 < low <= high.
 
-    The bounds are the values themselves: ``loguniform(1e-4, 1e-1)``.
+    The bounds are values, not logarithms: ``loguniform(1e-4, 1e-1)``.
     """
     return LogUniform(low, high)
 
 
 def integer(low: int, high: int, step: int = 1, log: bool = False) -> Integer:
-    """Return a dimension of integers from `low` to `high`, both ends in.
+    """Return a dimension of integers from `low` to `high`, both included.
 
-    With `log`, small values are more likely in the way of :func:`loguniform`;
-    `low` must then be above 0 and `step` 1.
+    With `log`, values are distributed as in :func:`loguniform`; `low` must then be above 0 and
+    `step` 1.
     """
     return Integer(low, high, step, log)
 
 
 def choice(options: Sequence[Any]) -> Choice:
-    """Return a dimension of the given options, each as likely; a plain list means the same.
+    """Return a dimension of equally likely options; a plain list means the same.
 
-    Options are values that JSON can store (see :mod:`cerebro.space`); a tuple arrives in
-    ``build`` as a list.
+    Options are values that JSON can store (see :mod:`cerebro.space`); ``build`` receives a tuple as
+    a list.
     """
     return Choice(options)
 

@@ -1,13 +1,13 @@
 """Dimensions of other libraries' spaces: Ray Tune's, Optuna's and SciPy's.
 
-They are known by the module and name of their class, so none of the libraries is
-imported. What they mean is translated exactly, bounds above all: Tune's integers
-exclude their upper end, Optuna's include it, SciPy's ``randint`` excludes it. What has
-no equal here is refused by the dimension's name.
+They are recognized by the module and name of their class, and so none of the libraries is imported.
+The translation is exact, bounds above all: Tune's integers exclude their upper end, Optuna's
+include it, SciPy's ``randint`` excludes it. A distribution without an equivalent is rejected by the
+dimension's name.
 
-Tune's ``grid_search`` is a `Grid`, which trials take in turn, so that all combinations come as
-often as Tune's ``num_samples`` says; its ``sample_from`` a `Derived`, computed when the rest of
-a configuration is settled.
+Tune's ``grid_search`` becomes a `Grid`, whose options trials take in turn: each combination comes
+as often as with Tune's ``num_samples``. Its ``sample_from`` becomes a `Derived`, computed once the
+rest of a configuration is settled.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cerebro.space.tune_dimensions import Derived, Grid, Quantized, multiple, on
 
 
 def translated(value: object, name: str) -> Dimension | None:
-    """Return the dimension that another library's object stands for; None if it is none.
+    """Translate another library's dimension; return None if the object is not one.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def translated(value: object, name: str) -> Dimension | None:
     Raises
     ------
     InputError
-        If the object is a dimension that has no equal here.
+        The dimension has no equivalent here.
     """
     kind = type(value)
     if kind.__module__.startswith("ray.tune."):
@@ -54,7 +54,7 @@ def translated(value: object, name: str) -> Dimension | None:
 
 
 def _refuse(name: str, what: str, hint: str) -> InputError:
-    return InputError(f"{name}: {what} has no equal in Cerebro: {hint}")
+    return InputError(f"{name}: {what} has no equivalent in Cerebro: {hint}")
 
 
 # --- Ray Tune -----------------------------------------------------------------
@@ -81,11 +81,11 @@ def _from_tune(value: Any, name: str) -> Dimension:
             return (LogUniform if log else Uniform)(value.lower, value.upper)
         low, high = (multiple(index, q) for index in _multiples(value, name, q))
         return Quantized(LogUniform(low, high), q) if log else Uniform(low, high, q)
-    raise _refuse(name, f"tune's {kind}", "use tune.uniform, randint, choice or their like")
+    raise _refuse(name, f"tune's {kind}", "use tune.uniform, randint, choice or a variant of them")
 
 
 def _tune_integer(value: Any, name: str, q: Any, *, log: bool) -> Dimension:
-    """Tune's integers exclude their upper end, unless they are quantised by more than 1."""
+    """Translate Tune's integers, which exclude their upper end unless quantized by more than 1."""
     if q is None or q == 1:
         return Integer(value.lower, value.upper - 1, log=log)
     low, high = _multiples(value, name, q)
@@ -93,10 +93,10 @@ def _tune_integer(value: Any, name: str, q: Any, *, log: bool) -> Dimension:
 
 
 def _multiples(value: Any, name: str, q: float) -> tuple[int, int]:
-    """Which multiples of the quantum a domain's bounds are, inwards."""
+    """Return the first and last multiple of the quantum within a domain's bounds."""
     low, high = on_grid(value.lower, q, math.ceil), on_grid(value.upper, q, math.floor)
     if low > high:
-        raise InputError(f"{name}: there is no multiple of {q} from {value.lower} to {value.upper}")
+        raise InputError(f"{name}: no multiple of {q} lies from {value.lower} to {value.upper}")
     return low, high
 
 

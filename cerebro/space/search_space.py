@@ -1,4 +1,4 @@
-"""`Space`: the checked search space, from which configurations are drawn."""
+"""`Space`: the checked search space that configurations are drawn from."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from cerebro.space.tune_dimensions import (
     settle,
 )
 
-# More configurations than this in a grid is a mistake rather than a plan.
+# A grid with more configurations than this is probably a mistake.
 GRID_LIMIT = 100_000
 
 
@@ -49,10 +49,9 @@ class Space:
     Raises
     ------
     InputError
-        Naming the dimension: reversed bounds, a logarithmic dimension with
-        ``low <= 0``, an empty choice, ``step <= 0``, numbers that are not
-        finite, values that JSON cannot store, a condition on a name that is not
-        there or that can never hold, a name defined twice.
+        Naming the dimension: reversed bounds, a logarithmic dimension with ``low <= 0``, an empty
+        choice, ``step <= 0``, numbers that are not finite, values that JSON cannot store, a
+        condition that can never hold or names a missing key, a name defined twice.
     """
 
     def __init__(self, mapping: Mapping[str, Any]) -> None:
@@ -63,7 +62,7 @@ class Space:
 
     @property
     def dimensions(self) -> dict[str, Dimension]:
-        """The dimensions that vary, by the dotted name of their path, in the order written."""
+        """The dimensions that vary, by dotted path, in order of definition."""
         return {
             path_name(node.path): node.dimension
             for node in self.nodes
@@ -72,7 +71,7 @@ class Space:
 
     @property
     def paths(self) -> list[Path]:
-        """The path of every value a configuration can have, conditional ones included."""
+        """The path of every value that a configuration can have, including conditional ones."""
         return [node.path for node in self.nodes if not node.nest]
 
     def sample(self, seed: int, trial: int) -> dict[str, Any]:
@@ -88,16 +87,15 @@ class Space:
         return self.complete({}, seed, trial)
 
     def complete(self, point: Mapping[str, Any], seed: int, trial: int) -> dict[str, Any]:
-        """Return `point` with what it leaves open drawn as :meth:`sample` would.
+        """Return `point`, with missing values drawn as :meth:`sample` draws them.
 
-        The values of a point need not be inside the bounds. Grids of Ray Tune's spaces are
-        gone through by number: as many trials as they have combinations have them all.
+        The values of a point may be out of bounds. Grids of Ray Tune's spaces are enumerated by
+        trial number: as many trials as there are combinations cover all of them.
 
         Raises
         ------
         InputError
-            If the point has a name that is not in the space, or that the
-            conditions exclude.
+            The point has a name that is not in the space or that the conditions exclude.
         """
 
         grids = sorted((node for node in self.nodes if isinstance(node.dimension, Grid)), key=_path)
@@ -113,15 +111,15 @@ class Space:
         return self.fill(point, draw)
 
     def fill(self, point: Mapping[str, Any], choose: Callable[[Node], Any]) -> dict[str, Any]:
-        """Return `point` with what it leaves open chosen by ``choose(node)``, in order.
+        """Return `point`, with missing values chosen by ``choose(node)``, in order.
 
-        Conditional dimensions are asked for only if their conditions hold; constants
-        are not asked for.
+        ``choose`` is called for conditional dimensions only if their conditions hold, and not for
+        constants.
 
         Raises
         ------
         InputError
-            As :meth:`complete` does.
+            As :meth:`complete`.
         """
         if not isinstance(point, Mapping):
             raise InputError(f"a point must be a mapping of names to values, not {point!r}")
@@ -164,14 +162,14 @@ class Space:
     def grid(self) -> list[dict[str, Any]]:
         """Return every configuration.
 
-        The order is that of nested loops over the dimensions as they are
-        written, the first one outermost, conditional ones innermost.
+        The order is that of nested loops over the dimensions as defined: the first is outermost,
+        conditional ones are innermost.
 
         Raises
         ------
         InputError
-            If a dimension cannot be enumerated, naming it, or if there are more
-            than 100,000 configurations.
+            A dimension cannot be enumerated (the message names it), or there are more than 100,000
+            configurations.
         """
         for node in self.nodes:
             if node.dimension.count() is None:
@@ -189,7 +187,7 @@ class Space:
         return configs
 
     def _expand(self, config: dict[str, Any], index: int) -> Iterator[dict[str, Any]]:
-        """Give all completions of `config`, whose first `index` nodes are settled."""
+        """Yield all completions of `config`, whose first `index` nodes are settled."""
         while index < len(self.nodes) and not self.nodes[index].applies(config):
             index += 1
         if index == len(self.nodes):
@@ -219,7 +217,7 @@ class Space:
         del config[path[-1]]
 
     def describe(self) -> str:
-        """Return the space as text, one line per value: its name, dimension and conditions."""
+        """Return the space as text, one line per value: name, dimension and conditions."""
         lines = []
         leaves = [node for node in self.nodes if not node.nest]
         width = max((len(path_name(node.path)) for node in leaves), default=0)
@@ -236,7 +234,7 @@ class Space:
         return f"Space({self.mapping!r})"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the space as JSON, from which :meth:`from_json` makes an equal one."""
+        """Return a JSON value from which :meth:`from_json` makes an equal space."""
         return _mapping_to_json(self.mapping)
 
     @classmethod
@@ -246,7 +244,7 @@ class Space:
         Raises
         ------
         InputError
-            If `data` is not what :meth:`to_json` returns.
+            `data` was not returned by :meth:`to_json`.
         """
         mapping = _from_json(data)
         if not isinstance(mapping, dict):
@@ -259,14 +257,14 @@ def _path(node: Node) -> Path:
 
 
 def _shown(values: list[Any]) -> list[Any]:
-    """Return a condition's values as they are shown: without the list that holds them all."""
+    """Return a condition's values for display: without the list that contains them all."""
     if len(values) > 1 and isinstance(values[0], list) and values[0] == values[1:]:
         return values[1:]
     return values
 
 
 def _leaves(point: Mapping[str, Any], nests: set[Path], prefix: Path = ()) -> Iterator[Path]:
-    """Give the path of every value of a point; mappings that are values are not entered."""
+    """Yield the path of every value of a point, not entering mappings that are values."""
     for key, value in point.items():
         path = (*prefix, key)
         if isinstance(value, Mapping) and path in nests:
@@ -317,7 +315,7 @@ def _from_json(data: Any) -> Any:
             mapping = {key: _from_json(value) for key, value in data["entries"]}
             return mapping if kind == "space" else When(data["name"], data["value"], mapping)
         return _DIMENSIONS[kind](**{key: value for key, value in data.items() if key != "type"})
-    except InputError:  # a function that nobody has kept
+    except InputError:  # a function that was not stored
         raise
     except (AttributeError, KeyError, TypeError, ValueError):
         raise InputError("this is not a search space as Cerebro stores it") from None

@@ -1,4 +1,4 @@
-"""Dimensions that only Ray Tune's spaces have: quantised ones, grids and functions of others."""
+"""Dimensions that only Ray Tune has: quantized ones, grids and functions of other values."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from cerebro.space.dimensions import (
 
 @dataclass(frozen=True)
 class Quantized(Dimension):
-    """Multiples of `q`: a number is drawn from `inner`, and the nearest multiple taken.
+    """Multiples of `q`: the multiple nearest to a number drawn from `inner`.
 
-    With an `Integer` as `inner` its values are which multiple.
+    If `inner` is an `Integer`, its values are the factors.
     """
 
     inner: Integer | LogUniform | Normal
@@ -48,7 +48,7 @@ class Quantized(Dimension):
         return multiple(index, self.q)
 
     def _ends(self) -> tuple[int, int] | None:
-        """Which multiples the bounds are; None where there are none."""
+        """Return the factors of the bounds; None if there are no bounds."""
         if isinstance(self.inner, Normal):
             return None
         scale = 1 if isinstance(self.inner, Integer) else self.q
@@ -63,7 +63,7 @@ class Quantized(Dimension):
         return (self._at(index) for index in range(low, high + 1))
 
     def nearest(self, value: float) -> Any:
-        """Return the value of the dimension that is nearest to a number."""
+        """Return the dimension's value nearest to a number."""
         index = round(value / self.q)
         ends = self._ends()
         return self._at(index if ends is None else min(max(index, ends[0]), ends[1]))
@@ -77,7 +77,7 @@ class Quantized(Dimension):
 
 @dataclass(frozen=True)
 class Grid(Choice):
-    """A choice that trials take in turn and do not draw; see `Space.complete`."""
+    """A choice whose options trials take in turn, not at random; see `Space.complete`."""
 
     def checked(self, name: str) -> Grid:
         return Grid(super().checked(name).options)
@@ -89,15 +89,14 @@ class Grid(Choice):
 # --- values computed from others ------------------------------------------------
 
 _functions: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-"""Functions by identity: a store keeps no code, but the script that goes on has them."""
+"""Functions by identity: a store keeps no code, but the resuming script has them."""
 
 
 @dataclass(frozen=True)
 class Derived(Dimension):
     """A value that a function computes from the rest of the configuration.
 
-    What the function draws from `random` or NumPy's global generator is drawn from a
-    generator that is seeded with the dimension's own stream.
+    While it runs, `random` and NumPy's global generator are seeded from the dimension's stream.
     """
 
     function: Callable[..., Any] = field(repr=False)
@@ -111,7 +110,7 @@ class Derived(Dimension):
 
     @property
     def identity(self) -> str:
-        """Where the function stands and what its code is."""
+        """The function's position in the source and a hash of its code."""
         function: Any = self.function
         code = getattr(function, "__code__", None)
         if code is None:
@@ -139,13 +138,13 @@ class Derived(Dimension):
         Raises
         ------
         InputError
-            If it has not: it is code, which no run keeps.
+            This process does not have the function; runs do not store code.
         """
         found = _functions.get(function)
         if found is None:
             raise InputError(
                 f"the space has a function (sample_from, {function.partition(':')[0]}), which is "
-                "not kept: run the script again that began the run, with if_exists='resume'"
+                "not stored: rerun the script that began the run, with if_exists='resume'"
             )
         return cls(found, takes_config)
 
@@ -159,7 +158,7 @@ def _is_plain(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Unsettled:
-    """Stands for a value that is computed when all others are settled."""
+    """A placeholder for a value that is computed when all others are settled."""
 
     dimension: Derived
     share: float
@@ -170,9 +169,9 @@ class Unsettled:
         Raises
         ------
         Missing
-            If the function needs a value that `config` does not have, or not yet.
+            The function needs a value that `config` lacks, perhaps only so far.
         InputError
-            If the function fails, or its value cannot be stored.
+            The function failed, or its value cannot be stored.
         """
         arguments = (View(config),) if self.dimension.takes_config else ()
         try:
@@ -189,11 +188,11 @@ class Unsettled:
 
 
 class Missing(AttributeError, KeyError):
-    """A function asked for a value that there is not."""
+    """A function asked for a value that does not exist."""
 
 
 class View(dict[str, Any]):
-    """A configuration as Tune's functions look at it: ``spec.config.lr``, ``config["lr"]``."""
+    """A configuration as Tune's functions access it: ``spec.config.lr``, ``config["lr"]``."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__({k: View(v) if isinstance(v, Mapping) else v for k, v in config.items()})
@@ -210,17 +209,17 @@ class View(dict[str, Any]):
 def settle(
     unsettled: list[tuple[str, Unsettled, Callable[[Any], None]]], config: Mapping[str, Any]
 ) -> None:
-    """Settle the values that are computed from others, also from one another.
+    """Settle the values that are computed from others, including from one another.
 
     Parameters
     ----------
     unsettled
-        Name, value, and where to put it.
+        Name, value, and a function that stores the value.
 
     Raises
     ------
     InputError
-        If one needs a value that is not there, or they need each other.
+        A function needs a missing value, or functions need each other's values.
     """
     while unsettled:
         left = []
@@ -240,7 +239,7 @@ def settle(
 
 
 def grid_index(trial: int, counts: list[int]) -> list[int]:
-    """Which option of each grid a trial takes; all combinations come, the first one fastest."""
+    """Return the option of each grid for a trial; all combinations occur, the first fastest."""
     found = []
     for count in counts:
         trial, index = divmod(trial, count)
@@ -249,12 +248,12 @@ def grid_index(trial: int, counts: list[int]) -> list[int]:
 
 
 def multiple(index: int, q: float) -> Any:
-    """Return a multiple of the quantum: in decimal, so that 3 times 0.1 is 0.3."""
+    """Return a multiple of the quantum, computed in decimal: 3 times 0.1 is 0.3."""
     return index * q if isinstance(q, int) else float(index * Decimal(repr(q)))
 
 
 def on_grid(bound: float, q: float, inwards: Callable[[float], int]) -> int:
-    """Return which multiple of the quantum a bound is, the next one inwards if it is none."""
+    """Return the factor of a bound; if it is not a multiple, of the next multiple inwards."""
     scaled = bound / q
     nearest = round(scaled)
     return nearest if math.isclose(scaled, nearest) else int(inwards(scaled))

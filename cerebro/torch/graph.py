@@ -1,24 +1,23 @@
 """A training step as a CUDA graph: captured once, replayed for every batch of its shape.
 
-A step of a small network is hundreds of kernels that each take less time than it takes to start
-them. A graph starts them all at once. It repeats what the GPU was given and nothing that Python
-did, so a step may be captured only if its Python does the same every time, and that is not
-believed but looked at:
+A step of a small network is hundreds of kernels, each of which takes less time to run than to
+launch. A graph launches them all at once. It repeats the GPU's work but not Python's, so a step
+may be captured only if its Python does the same every time. This is verified:
 
 - The first steps of a model are ordinary ones, on the stream that captures: libraries start, and
-  the optimizer makes its state. Nothing has to be undone for such a warm-up.
-- Then a step is taken twice on one batch, from one state of weights, moments, buffers and
-  generators: as an ordinary one and by the graph. Every tensor, number and generator must come
-  out with the same bits, for a few batches. If not, or if the capture is refused, the model goes
-  on with ordinary steps from what those gave, and its log says why.
-- Batches of another shape (the last of a shard) are ordinary steps.
+  the optimizer makes its state. This warm-up does not have to be undone.
+- Then a step is computed twice on one batch, from one state of weights, moments, buffers and
+  generators: as an ordinary step and by the graph. Every tensor, number and generator must end up
+  with the same bits, for a few batches. If not, or if the capture fails, the model continues with
+  ordinary steps from the results of the ordinary ones, and its log gives the reason.
+- Batches of a different shape (the last of a shard) are ordinary steps.
 
-A replayed step therefore is an ordinary one, bit for bit, and where in a trial a graph was
-captured, on which worker and whether at all, changes nothing.
+A replayed step therefore equals an ordinary one, bit for bit. It makes no difference whether a
+graph was captured, when in a trial, or on which worker.
 
-The learning rate is a number of the optimizer's between steps, as schedulers and states want it,
-and a tensor within: the graph reads what is in it. Other settings of an optimizer are part of the
-graph; when one changes, steps are ordinary from then on.
+Between steps the learning rate is a number, as schedulers and states require; within a step it is
+a tensor, which the graph reads. Other settings of an optimizer are part of the graph; when one
+changes, all further steps are ordinary.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ import torch
 from cerebro.machine import generators
 
 WARM_UP = 3
-"""Ordinary steps of one shape before it is captured."""
+"""Ordinary steps of one shape before the step is captured."""
 COMPARED = 2
-"""Batches for which the graph is compared with the ordinary step."""
+"""Batches on which the graph is compared with the ordinary step."""
 
 TENSOR_RATES: tuple[type, ...] = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
-"""Optimizers that take the learning rate from a tensor on the device."""
+"""Optimizers that read the learning rate from a tensor on the device."""
 
 WAITS = "called a synchronizing"
-"""How PyTorch's notice begins of an operation that waits for the GPU."""
+"""The start of PyTorch's warning of an operation that waits for the GPU."""
 
 ABOUT_WATCHING = "Synchronization debug mode"
-"""How the notice begins that such notices are not complete."""
+"""The start of the warning that these warnings are incomplete."""
 
 log = logging.getLogger("cerebro.torch")
 
@@ -57,28 +56,28 @@ Values = dict[str, Any]
 
 
 class Recorder(Protocol):
-    """What records work on a device and repeats it; `CudaRecorder`, in tests another."""
+    """Records work on a device and repeats it: `CudaRecorder`, or a stand-in in tests."""
 
     def warm(self, work: Callable[[], Any]) -> Any:
-        """Do the work where it will be captured, and return what it returns."""
+        """Do the work where it will be captured, and return its result."""
 
     def watched(self, work: Callable[[], Any]) -> tuple[Any, str | None]:
-        """The same; also return where the work waits for the device, which no graph can."""
+        """Do the same; also return where the work waits for the device, which graphs cannot do."""
 
     def capture(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        """Record the work without doing it; return what it returned, and what repeats it."""
+        """Record the work without doing it; return its result and a function that repeats it."""
 
 
 _streams: dict[Any, Any] = {}
-"""Of each device, where steps are captured: one for all models, because cuBLAS gets a workspace of
-some MB for every stream that it is used on, and keeps it."""
+"""The stream of each device on which steps are captured: one for all models, because cuBLAS keeps a
+workspace of some MB for every stream that it is used on."""
 
 _failed: list[Any] = []
-"""Graphs that were not captured, and are asked about streams as long as the process lives."""
+"""Graphs whose capture failed; the allocator queries them for the life of the process."""
 
 
 class CudaRecorder:
-    """Captures on a stream that nobody else uses, and replays on the one that is current then."""
+    """Captures on a private stream, and replays on the then current one."""
 
     def __init__(self, device: Any) -> None:
         self._device = device
@@ -122,7 +121,7 @@ class CudaRecorder:
         graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         current = torch.cuda.current_stream(self._device)
         try:
-            # Threads of loaders go on meanwhile, on streams of their own.
+            # Loader threads keep running meanwhile, on their own streams.
             with torch.cuda.graph(
                 graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"
             ):
@@ -134,19 +133,18 @@ class CudaRecorder:
         return result, graph.replay
 
     def _mend(self, graph: Any, pool: Any) -> None:
-        """Bring PyTorch out of a capture that has failed.
+        """Recover PyTorch from a failed capture.
 
-        It leaves its allocator in the capture's pool, which nobody then gives back, and its
-        generator (in older versions) in the belief that it is being captured, which the end of
-        the next capture corrects. The allocator of pinned memory goes on asking the graph about
-        streams.
+        It leaves its allocator in the capture's pool, which would never be released, and its
+        generator (in older versions) in capturing mode, which the end of the next capture corrects.
+        The allocator of pinned memory keeps querying the graph for streams.
         """
         device = self._device
         torch.cuda.synchronize(device)
         end = getattr(torch._C, "_cuda_endAllocateToPool", None)
         release = getattr(torch._C, "_cuda_releasePool", None)
         if end is not None and release is not None:
-            with contextlib.suppress(RuntimeError):  # it has come to that itself
+            with contextlib.suppress(RuntimeError):  # PyTorch has already done it
                 end(device.index, pool)
                 release(device.index, pool)
                 _failed.append(graph)
@@ -158,24 +156,24 @@ class CudaRecorder:
 
 
 class Different(Exception):
-    """A graph that does not do what the ordinary step does."""
+    """A graph differs from the ordinary step."""
 
 
 class GraphedStep:
-    """A training step that is captured when its shape has been seen a few times.
+    """A training step that is captured once its shape has occurred a few times.
 
     Parameters
     ----------
     step
         ``step(batch)`` trains on a batch and returns metrics: tensors, numbers or pairs.
     modules
-        Whose parameters and buffers the step changes.
+        The modules whose parameters and buffers the step changes.
     optimizers
-        Whose settings and states it uses.
+        The optimizers whose settings and states it uses.
     recorder
         Captures and replays.
     drop_gradients
-        Called after a capture that has failed, somewhere in the middle of a step.
+        Called after a capture that failed in the middle of a step.
     """
 
     def __init__(
@@ -197,7 +195,7 @@ class GraphedStep:
         self._compared = 0
         self._check_places = False
         self.refusal: str | None = None
-        """Why steps are ordinary ones for good."""
+        """Why all further steps are ordinary; None while they need not be."""
 
     def __call__(self, batch: Batch) -> Values:
         if self.refusal is not None:
@@ -214,7 +212,7 @@ class GraphedStep:
         return self._captured(batch, shape)
 
     def moved(self) -> None:
-        """A state was loaded: where tensors lie is looked at again before the next replay."""
+        """Note that a state was loaded: check the tensors' addresses before the next replay."""
         self._check_places = True
 
     def _ordinary(self, batch: Batch) -> Values:
@@ -251,7 +249,7 @@ class GraphedStep:
             return values  # type: ignore[no-any-return]
         try:
             if before.places != after.places:
-                raise Different("the step puts other tensors in the place of its own")
+                raise Different("the step replaces its tensors")
             self._state.put(before)
             self._graph = self._capture(batch, shape)
             self._state.put(before)
@@ -283,15 +281,15 @@ class GraphedStep:
         return values
 
     def _taken(self) -> Taken | None:
-        """A copy of the state, None (and no graph) if there is no memory for it."""
+        """Return a copy of the state; None (and no graph) if there is not enough memory."""
         try:
             return self._state.taken()
         except torch.cuda.OutOfMemoryError:
-            self._refuse("there is no memory to compare it with the ordinary step")
+            self._refuse("there is not enough memory to compare it with the ordinary step")
             return None
 
     def _compare(self, batch: Batch, graph: _Graph, values: Values, after: Taken) -> None:
-        """Replay from the state at hand; what comes out must be `values` and `after`."""
+        """Replay from the current state; the outcome must be `values` and `after`."""
         self._rates.fill()
         found = graph.replay(batch)
         for name, value in values.items():
@@ -301,7 +299,7 @@ class GraphedStep:
         self._compared += 1
 
     def _give_up(self, error: Exception, after: Taken) -> None:
-        """Go on with ordinary steps, from where the last one has come to."""
+        """Continue with ordinary steps, from the state after the last one."""
         if isinstance(error, Different):
             self._refuse(f"it is not the ordinary step: {error}")
         else:
@@ -359,7 +357,7 @@ class Rates:
         self._filled: dict[int, float] = {}
 
     def fill(self) -> None:
-        """Put the rates that hold now into their tensors."""
+        """Copy the current rates into their tensors."""
         for number, group in enumerate(self._groups()):
             rate = group["lr"]
             if isinstance(rate, torch.Tensor):
@@ -373,7 +371,7 @@ class Rates:
 
     @contextmanager
     def as_tensors(self) -> Iterator[None]:
-        """Run a step whose optimizers find tensors in place of numbers."""
+        """Run a step whose optimizers see tensors instead of numbers."""
         self.fill()
         replaced = [
             (group, group["lr"], self._tensors[number])
@@ -393,18 +391,18 @@ class Rates:
 
 
 def make_capturable(optimizers: Sequence[Any]) -> None:
-    """Have optimizers keep on the device what they would otherwise read on the host."""
+    """Make optimizers keep on the device what they would otherwise read on the host."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             if "capturable" in group:
                 group["capturable"] = True
             elif type(optimizer) is torch.optim.SGD and not group.get("differentiable"):
-                # Its only way to take the learning rate from a tensor without reading it.
+                # Its only way to use a learning rate in a tensor without reading it on the host.
                 group["fused"], group["foreach"] = True, False
 
 
 def _settings_of(optimizers: Sequence[Any]) -> list[dict[str, Any]]:
-    """What a graph has taken from the optimizers for good."""
+    """Return the optimizer settings that a graph has fixed."""
     found = []
     for optimizer in optimizers:
         free = {"params"} | ({"lr"} if type(optimizer) in TENSOR_RATES else set())
@@ -423,11 +421,11 @@ def _changed(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> str:
     return "the optimizer"
 
 
-# --- all that a step may change --------------------------------------------------
+# --- everything that a step may change -------------------------------------------
 
 
 class Taken:
-    """A copy of all that a step may change."""
+    """A copy of everything that a step may change."""
 
     def __init__(
         self, tensors: list[Any], numbers: list[Any], places: Any, drawn: dict[str, Any]
@@ -452,7 +450,7 @@ class LiveState:
         return Taken(tensors, numbers, self.places(), generators.capture(True))
 
     def put(self, taken: Taken) -> None:
-        """Give everything the values that it had, in place."""
+        """Restore everything in place."""
         with torch.no_grad():
             for (_, tensor), value in zip(self._tensors(), taken.tensors, strict=True):
                 tensor.copy_(value)
@@ -461,12 +459,12 @@ class LiveState:
         generators.restore(taken.generators)
 
     def require(self, taken: Taken) -> None:
-        """See that everything has these values, to the bit.
+        """Check that everything has these values, to the bit.
 
         Raises
         ------
         Different
-            Naming the first that has not.
+            Naming the first value that differs.
         """
         for (name, tensor), value in zip(self._tensors(), taken.tensors, strict=True):
             if not _same(tensor, value):
@@ -479,7 +477,7 @@ class LiveState:
                 raise Different(f"the step draws from a random generator of the host ({name})")
 
     def places(self) -> list[int]:
-        """Where the tensors lie."""
+        """Return the tensors' addresses."""
         return [tensor.data_ptr() for _, tensor in self._tensors()]
 
     def _tensors(self) -> list[tuple[str, Any]]:
@@ -514,7 +512,7 @@ def _items(entries: Any) -> list[tuple[Any, Any]]:
 
 
 def _shape_of(batch: Batch) -> Any:
-    """What a captured step depends on of a batch: everything but its numbers."""
+    """Return everything of a batch that a captured step depends on, except its numbers."""
     return tuple(
         (name, tuple(value.shape), value.dtype, value.stride())
         if isinstance(value, torch.Tensor)
@@ -534,7 +532,7 @@ def _fill(static: Batch, batch: Batch) -> None:
 
 
 def _cloned(value: Any) -> Any:
-    """A value of its own: the graph's is written over by the next replay."""
+    """Return a copy of a value: the next replay overwrites the graph's."""
     if isinstance(value, tuple):
         return tuple(_cloned(item) for item in value)
     return value.clone() if isinstance(value, torch.Tensor) else value

@@ -8,8 +8,8 @@
         optimizer.step()
         optimizer.zero_grad()
 
-bit for bit, and adds what a model needs to move between workers: a state with
-everything that later training depends on.
+bit for bit. It adds what a model needs to move between workers: a state with everything that
+further training depends on.
 """
 
 from __future__ import annotations
@@ -64,67 +64,64 @@ class Model(BaseModel):
     Parameters
     ----------
     net
-        A `torch.nn.Module`. If it is in host memory and the trial is trained on a GPU, it is
-        moved there, with the loss and metrics that are modules.
+        A `torch.nn.Module`. If it is in host memory and the trial trains on a GPU, it is moved
+        there, together with any loss and metrics that are modules.
     optimizer
-        A `torch.optim.Optimizer` over parameters of `net`, or a list of several,
-        which step one after the other. Optimizers that need a closure (LBFGS)
-        are refused.
+        A `torch.optim.Optimizer` over parameters of `net`, or a list of optimizers, which step one
+        after the other. Optimizers that need a closure (LBFGS) are not supported.
     loss
-        ``loss(output, target) -> 0-d tensor``, the mean over the batch's rows.
-        None: the network's output has it, as ``output.loss`` or
-        ``output["loss"]``. A module's own parameters and buffers belong to the
-        state.
+        ``loss(output, target) -> 0-d tensor``, the mean over the batch's rows. None: the network's
+        output has it, as ``output.loss`` or ``output["loss"]``. If it is a module, its parameters
+        and buffers are part of the state.
     metrics
-        ``metric(output, target)`` by name: a float, a 0-d tensor (a mean over the
-        rows) or ``(mean, weight)``. Computed without gradients on every training
-        and validation batch, in training on the outputs before the update. Functions of
-        ``torchmetrics.functional`` will do; a ``torchmetrics.Metric`` keeps a state of its own, and
-        is for `epoch_metrics`.
+        ``metric(output, target)`` by name: a float, a 0-d tensor (a mean over the rows) or
+        ``(mean, weight)``. Computed without gradients on every training and validation batch, in
+        training on the outputs before the update. Functions of ``torchmetrics.functional`` work; a
+        ``torchmetrics.Metric`` keeps a state and belongs in `epoch_metrics`.
     epoch_metrics
-        ``metric(outputs, targets)`` by name, for what is no mean over batches (AUC,
-        F1): computed once per validation pass on all its outputs and targets,
-        which are kept for it. With `amp` the outputs are float32.
+        ``metric(outputs, targets)`` by name, for metrics that are not means over batches (AUC,
+        F1): computed once per validation pass on all outputs and targets, which are kept for it.
+        With `amp` the outputs are float32.
     inputs
-        What the network is called with: a column, a list of columns (positional)
-        or a mapping of keywords to columns.
+        The network's inputs: a column, a list of columns (positional) or a mapping of keywords to
+        columns.
     target
-        What loss and metrics compare with: a column (for an autoencoder that of
-        `inputs`), a list (a tuple of tensors), a mapping (a dict of tensors), or
-        None: loss and metrics are called with the output alone.
+        The target of loss and metrics: a column (for an autoencoder the column of `inputs`), a
+        list (a tuple of tensors), a mapping (a dict of tensors), or None: loss and metrics are
+        called with the output alone.
     step
         ``step(net, batch) -> {"loss": ..., metric: ...}`` replaces `inputs`,
         `target`, `loss` and `metrics`, in training and in validation.
     augment
-        ``augment(batch) -> batch``, applied in training only; random numbers from
-        `random`, NumPy's or torch's global generator are exactly repeatable.
+        ``augment(batch) -> batch``, applied in training only. Random numbers from the global
+        generators of `random`, NumPy and torch are exactly repeatable.
     scheduler
         A learning-rate scheduler (or a list) over `optimizer`.
     scheduler_step
-        When it steps: "batch", after every training batch (also inside a window
-        of `accumulate`); "epoch", at the end of every epoch; "metric", at the end
-        of every epoch with the validation loss (without validation the training
-        loss), as `ReduceLROnPlateau` wants; "metric:NAME" with another metric.
+        When the scheduler steps: "batch", after every training batch (even inside a window of
+        `accumulate`); "epoch", at the end of every epoch; "metric", at the end of every epoch with
+        the validation loss (without validation, the training loss), as for `ReduceLROnPlateau`;
+        "metric:NAME" with a different metric.
     clip_norm
         Gradients are clipped to this norm before every update.
     accumulate
-        Batches per update. Each loss is divided by it, as plain loops do. The last
-        window of a unit ends with the unit; being shorter, it makes a smaller step.
+        Batches per update. Each loss is divided by it, as in plain loops. The last window of a
+        unit ends with the unit; if it is shorter, its step is smaller.
     amp
-        "bf16" or "fp16": forward pass and loss under autocast; "fp16" scales the
-        loss (`torch.amp.GradScaler`).
+        "bf16" or "fp16": forward pass and loss under autocast; "fp16" scales the loss
+        (`torch.amp.GradScaler`).
     graph
-        True: on a GPU the training step is captured as a CUDA graph and replayed for every batch
-        of its shape, which spares the time to start its kernels one by one. The step is the one of
-        ``capturable=True`` optimizers, whether it is replayed or not, and the graph is kept only
-        if it gives the same bits; else the trial's log says why. Python in the step (in the
-        network, loss and metrics) must do the same for every batch. Not with `accumulate` or
-        ``amp="fp16"``. On the CPU it changes nothing.
+        True: on a GPU, capture the training step as a CUDA graph and replay it for every batch of
+        its shape, which saves the time to launch its kernels one by one. Whether replayed or not,
+        the step is that of ``capturable=True`` optimizers. The graph is kept only if it gives the
+        same bits; otherwise the trial's log gives the reason. Python in the step (in the network,
+        loss and metrics) must do the same for every batch. Not supported with `accumulate` or
+        ``amp="fp16"``. No effect on the CPU.
     state
-        "all", or "trainable": parameters that do not require gradients (a frozen
-        backbone) are left out of states, so `build` must make them alike every
-        time. Buffers, such as batch norm's statistics, always belong to the state:
-        they change in training even where parameters are frozen.
+        "all", or "trainable": leave parameters that do not require gradients (a frozen backbone)
+        out of states; `build` must then make them alike every time. Buffers, such as batch norm's
+        statistics, are always part of the state: they change in training even if parameters are
+        frozen.
 
     Attributes
     ----------
@@ -133,13 +130,13 @@ class Model(BaseModel):
 
     Notes
     -----
-    Submodules that are in evaluation mode when the model is made, in a network
-    that is not, stay so in training.
+    If the network is in training mode when the model is made, but some submodules are in
+    evaluation mode, these stay so in training.
 
     Raises
     ------
     InputError
-        If an argument is of no use, saying which and why.
+        An argument is invalid; the message says which and why.
     """
 
     framework = "torch"
@@ -208,7 +205,7 @@ class Model(BaseModel):
             raise InputError("graph=True replays whole steps: leave out accumulate")
         if graph and amp == "fp16":
             raise InputError(
-                "graph=True: amp='fp16' looks at the gradients before each step: use amp='bf16'"
+                "graph=True: amp='fp16' reads the gradients before each step: use amp='bf16'"
             )
         if state not in ("all", "trainable"):
             raise InputError(f"state must be 'all' or 'trainable', not {state!r}")
@@ -259,7 +256,7 @@ class Model(BaseModel):
             self._step_schedulers()
 
     def end_epoch(self, epoch: int, metrics: Mapping[str, Any]) -> None:
-        """Step schedulers that go by epochs.
+        """Step the schedulers that step by epoch.
 
         Parameters
         ----------
@@ -271,7 +268,7 @@ class Model(BaseModel):
         Raises
         ------
         InputError
-            If the scheduler follows a metric that is not among them.
+            The scheduler follows a metric that is not among them.
         """
         self.end_unit()
         if self._scheduler_step == "epoch":
@@ -282,16 +279,16 @@ class Model(BaseModel):
                 scheduler.step(value)
 
     def eval_batch(self, batch: Batch) -> dict[str, Any]:
-        """Return loss and metrics of one batch; the model stays as it is.
+        """Return loss and metrics of one batch; the model is not changed.
 
-        Gradients are off, but not by inference mode: what a network caches then
+        Gradients are off, but without inference mode: tensors that a network caches under it
         (masks, rotary tables) could not be used in training afterwards.
         """
         return self._measure(batch)[0]
 
     @property
     def inputs(self) -> Columns:
-        """What the network is called with: a column, a list of columns or a mapping."""
+        """The network's inputs: a column, a list of columns or a mapping."""
         return self._inputs
 
     def predict_batch(self, batch: Batch) -> Any:
@@ -313,12 +310,11 @@ class Model(BaseModel):
     # --- state ----------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state: live tensors, nothing is copied.
+        """Return the state: live tensors, not copies.
 
-        It holds ``net``, ``optimizer`` and, where there are such, ``scheduler``,
-        ``scaler`` and ``loss``; with ``state="trainable"`` also ``partial``, which is true.
-        States are taken between units, so taking one ends an open window of `accumulate`
-        (see :meth:`end_unit`).
+        It holds ``net``, ``optimizer`` and, if they exist, ``scheduler``, ``scaler`` and ``loss``;
+        with ``state="trainable"`` also ``partial``, which is true. States are taken between units,
+        so this ends an open window of `accumulate` (see :meth:`end_unit`).
         """
         self.end_unit()
         net = dict(self.net.state_dict())
@@ -326,7 +322,7 @@ class Model(BaseModel):
             for name in frozen_names(self.net):
                 net.pop(name, None)
         state: dict[str, Any] = {"net": net}
-        if self._partial:  # for those that read states without the model
+        if self._partial:  # for readers of states without the model
             state["partial"] = True
         state["optimizer"] = _each(optimizer_state, self._optimizers)
         if self._schedulers:
@@ -340,12 +336,12 @@ class Model(BaseModel):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a state of an equally built model; its tensors are copied, not kept.
+        """Load a state of an equally built model; its tensors are copied, not kept.
 
         Raises
         ------
         StateError
-            If the state is of another network or optimizer.
+            The state is of a different network or optimizer.
         """
         for part, there in (("net", True), ("optimizer", True), ("scheduler", self._schedulers)):
             if bool(there) != (part in state):
@@ -368,14 +364,13 @@ class Model(BaseModel):
             load_net(self._loss, state["loss"], partial=False)
 
     def load_clone(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-        """Go on from another trial's state with this trial's hyper-parameters.
+        """Continue from another trial's state with this trial's hyperparameters.
 
-        Weights, moments and where the scheduler stands are the parent's. The settings of
-        parameter groups (learning rate, weight decay, ...) and of torch's schedulers
-        (base learning rates, decay, milestones, ...) stay as `build` made them from
-        `config`; of other schedulers only the base learning rates do. Where a scheduler
-        has changed the parent's learning rate, this one's is changed in the same
-        proportion until its scheduler steps.
+        Weights, moments and the scheduler's position are the parent's. The settings of parameter
+        groups (learning rate, weight decay, ...) and of torch's schedulers (base learning rates,
+        decay, milestones, ...) stay as `build` made them from `config`; other schedulers keep only
+        the base learning rates. If a scheduler has changed the parent's learning rate, this one's
+        is scaled in the same proportion until its scheduler steps.
         """
         own = [group_settings(optimizer) for optimizer in self._optimizers]
         advanced = [
@@ -407,7 +402,7 @@ class Model(BaseModel):
     # --- the parts of a training step -----------------------------------------
 
     def _compile_train(self) -> Callable[[Batch], dict[str, Any]]:
-        """Return the function that trains on a batch, with everything settled beforehand."""
+        """Return the function that trains on a batch, with all settings resolved in advance."""
         net, objective, augment = self.net, self._objective, self._augment
         autocast, scaler, accumulate = self._autocast, self._scaler, self._accumulate
         by_batch = bool(self._schedulers) and self._scheduler_step == "batch"
@@ -431,8 +426,8 @@ class Model(BaseModel):
             if self._pending == accumulate:
                 self._update()
             if by_batch:
-                # Inside a unit the next batch steps it: should this batch be the unit's
-                # last, then its update, made by end_unit, comes first.
+                # Inside a unit the next batch steps it: if this batch is the unit's last,
+                # end_unit makes its update first.
                 self._scheduler_due = True
                 if accumulate == 1:
                     self._step_schedulers()
@@ -441,7 +436,7 @@ class Model(BaseModel):
         return train
 
     def _compile_graphed(self, recorder: Recorder) -> Callable[[Batch], dict[str, Any]]:
-        """Return the function that trains on a batch with a step that can be captured."""
+        """Return the function that trains on a batch with a capturable step."""
         net, objective, augment = self.net, self._objective, self._augment
         by_batch = bool(self._schedulers) and self._scheduler_step == "batch"
 
@@ -469,7 +464,7 @@ class Model(BaseModel):
         return train
 
     def _update(self) -> None:
-        """Update the parameters by the gradients gathered so far, and drop these."""
+        """Update the parameters with the accumulated gradients, and drop these."""
         self._pending = 0
         scaler = self._scaler
         if scaler is not None and self._clip_norm is not None:
@@ -487,8 +482,8 @@ class Model(BaseModel):
         self._drop_gradients()
 
     def _drop_gradients(self) -> None:
-        # Also of parameters that no optimizer has: gradients that piled up there would
-        # count in clip_norm, and would be lost in a hop.
+        # Including parameters without an optimizer: gradients accumulated there would count in
+        # clip_norm, and would be lost in a hop.
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -609,7 +604,7 @@ class Model(BaseModel):
         return parts
 
     def _placed(self, batch: Batch) -> Batch:
-        """Return the batch on the network's device, itself if it is there."""
+        """Return the batch on the network's device; the batch itself if it is already there."""
         away = (isinstance(v, torch.Tensor) and not v.is_cuda for v in batch.values())
         return moved(batch, self._device) if any(away) else batch
 
@@ -680,7 +675,7 @@ def _is_torchmetric(value: object) -> bool:
 
 
 def _refuse_torchmetrics(net: Any, functions: Mapping[str, Any]) -> None:
-    """Refuse metrics that accumulate batches where batches of many workers pass."""
+    """Raise InputError for metrics that accumulate batches, which workers would mix up."""
     found = [(f"net.{name}", part) for name, part in net.named_modules()]
     for name, function in functions.items():
         what = "loss" if name == "loss" else f"metrics[{name!r}]"
@@ -689,9 +684,9 @@ def _refuse_torchmetrics(net: Any, functions: Mapping[str, Any]) -> None:
     for what, part in found:
         if _is_torchmetric(part):
             raise InputError(
-                f"{what} is a torchmetrics {type(part).__name__}, which adds batches up in a state "
-                "that does not go with the trial: give it in epoch_metrics=, or take the function "
-                "of torchmetrics.functional in metrics="
+                f"{what} is a torchmetrics {type(part).__name__}, which accumulates batches in a "
+                "state that does not move with the trial: give it in epoch_metrics=, or use the "
+                "function of torchmetrics.functional in metrics="
             )
 
 
@@ -715,15 +710,15 @@ def _check_optimizers(optimizer: Any, net: Any, loss: Any) -> tuple[Any, ...]:
         if isinstance(item, torch.optim.LBFGS):
             raise InputError(
                 f"{kind} evaluates the loss several times per step, which needs a closure: choose "
-                "an optimizer whose step() takes none"
+                "an optimizer whose step() needs no closure"
             )
         taken = [parameter for group in item.param_groups for parameter in group["params"]]
         if not any(id(parameter) in ours for parameter in taken):
             raise InputError(
-                f"the {kind} has none of the network's parameters: make it of net.parameters()"
+                f"the {kind} has none of the network's parameters: make it from net.parameters()"
             )
-        # Schedulers warn where they step before their optimizer object has, as they do
-        # after a hop: it is the trial that has stepped, not the object.
+        # Schedulers warn if they step before their optimizer object has. After a hop that is
+        # normal: the trial has stepped, not the object.
         item._opt_called = True
     return optimizers
 
@@ -736,7 +731,7 @@ def _check_schedulers(scheduler: Any, optimizers: Sequence[Any]) -> tuple[Any, .
         its = getattr(item, "optimizer", None)
         if its is not None and not any(its is optimizer for optimizer in optimizers):
             raise InputError(
-                f"the {type(item).__name__} belongs to another optimizer than the one given"
+                f"the {type(item).__name__} belongs to a different optimizer than the one given"
             )
     return schedulers
 
@@ -761,7 +756,7 @@ def _check_scheduler_step(scheduler_step: str, schedulers: Sequence[Any]) -> str
 
 
 def _all_parameters(net: Any, optimizers: Sequence[Any]) -> list[Any]:
-    """Return the network's parameters in its order, then what else optimizers have."""
+    """Return the network's parameters in order, then any others that optimizers have."""
     parameters = list(net.parameters())
     known = {id(parameter) for parameter in parameters}
     for optimizer in optimizers:
@@ -774,12 +769,12 @@ def _all_parameters(net: Any, optimizers: Sequence[Any]) -> list[Any]:
 
 
 def _evaluating_parts(net: Any) -> list[Any]:
-    """Return the submodules that `build` put into evaluation mode for good."""
+    """Return the submodules that `build` put into evaluation mode permanently."""
     return [part for part in net.modules() if not part.training] if net.training else []
 
 
 def _make_amp(amp: str | None, device: str) -> tuple[Any, Any]:
-    """Return the autocast context and the gradient scaler, None where there is none."""
+    """Return the autocast context and the gradient scaler; None for each that is not used."""
     if amp is None:
         return None, None
     if amp not in ("bf16", "fp16"):

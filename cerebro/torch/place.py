@@ -1,4 +1,4 @@
-"""Puts a network, its loss and its optimizers on a device, after `build` has made them."""
+"""Put a network, its loss and its optimizers on a device, after `build` has made them."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from cerebro.errors import InputError
 
 
 def place(net: Any, optimizers: Sequence[Any], others: Iterable[Any], device: str | None) -> None:
-    """Move what is in host memory to a device, in place: parameters stay the same objects.
+    """Move modules from host memory to a device, in place: parameters stay the same objects.
 
-    A network that `build` has put somewhere itself is left there.
+    A network that `build` has already placed stays where it is.
 
     Parameters
     ----------
     net
         A `torch.nn.Module`.
     optimizers
-        Over its parameters; what they have made already goes along.
+        Optimizers of its parameters; their existing state is moved too.
     others
-        Losses and metrics: those that are modules go along.
+        Losses and metrics; modules among them are moved too.
     device
-        As PyTorch names it; None: nothing is moved.
+        The device as PyTorch names it; None: nothing is moved.
 
     Raises
     ------
     InputError
-        If the network makes other parameters of itself when it is moved.
+        Moving the network replaces its parameters.
     """
     if device is None or torch.device(device).type == "cpu":
         return
@@ -42,15 +42,15 @@ def place(net: Any, optimizers: Sequence[Any], others: Iterable[Any], device: st
             other.to(device)
     if any(a is not b for a, b in zip(parameters, net.parameters(), strict=True)):
         raise InputError(
-            f"the network has other parameters on {device} than the optimizer was made of: move it "
-            "in build, net.to(info.device), before its optimizer is made"
+            f"the network's parameters on {device} are not those the optimizer was made from: move "
+            "it in build, net.to(info.device), before making its optimizer"
         )
     for optimizer in optimizers:
         _place_optimizer(optimizer)
 
 
 def _place_optimizer(optimizer: Any) -> None:
-    """Move what an optimizer has made of its parameters before they were moved (Adagrad's sums)."""
+    """Move state that an optimizer made before its parameters were moved (Adagrad's sums)."""
     for group in optimizer.param_groups:
         on_device = group.get("capturable") or group.get("fused")
         for parameter in group["params"]:

@@ -1,12 +1,12 @@
-"""States of torch's optimizers, schedulers and networks, in and out, exactly.
+"""Save and load states of torch's optimizers, schedulers and networks, exactly.
 
-Taking a state copies nothing: it holds the live tensors, and whoever keeps it
-packs it. Loading copies: nothing of the loaded state is kept, because its
-tensors may be views of a buffer that is overwritten later.
+Taking a state copies nothing: it holds the live tensors, and the caller packs it. Loading copies:
+nothing of the loaded state is kept, because its tensors may be views of a buffer that is
+overwritten later.
 
-`torch.optim.Optimizer.load_state_dict` casts an optimizer's state to its
-parameters' type, so that float32 moments of bfloat16 parameters lose bits;
-states of ordinary optimizers are therefore written here.
+`torch.optim.Optimizer.load_state_dict` casts an optimizer's state to its parameters' type, and
+float32 moments of bfloat16 parameters would lose bits. States of ordinary optimizers are therefore
+loaded here.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import torch
 from cerebro.errors import StateError, one_line
 
 HOW = ("capturable", "foreach", "fused")
-"""Settings of optimizers that say how they compute: they are the model's, not the state's, which
-may have been left on another device."""
+"""Settings of how an optimizer computes: they belong to the model, not to the state, which may come
+from another device."""
 
 
 def plain(value: Any) -> Any:
-    """Return `value` with special mappings and queues as plain dicts and lists."""
+    """Return `value` with special mappings and queues converted to plain dicts and lists."""
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, deque)):
@@ -48,7 +48,7 @@ def owned(value: Any) -> Any:
 
 
 def _is_ordinary(optimizer: Any) -> bool:
-    """Return whether an optimizer's state is what torch's base class makes of it."""
+    """Return whether an optimizer's state has the format of torch's base class."""
     base, kind = torch.optim.Optimizer, type(optimizer)
     return (
         isinstance(optimizer, base)
@@ -72,7 +72,7 @@ def load_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
     Raises
     ------
     StateError
-        If the optimizer has other parameter groups than the state.
+        The optimizer has different parameter groups than the state.
     """
     sizes = [len(group["params"]) for group in optimizer.param_groups]
     saved = [len(group["params"]) for group in state["param_groups"]]
@@ -92,9 +92,9 @@ def load_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
 
 
 def _replaced(current: Any, value: Any) -> Any:
-    """Return `current` overwritten in place by `value` where it fits, else a copy of `value`."""
+    """Return `current` overwritten with `value` if it fits, else a copy of `value`."""
     if current is value and isinstance(value, torch.Tensor):
-        return value  # filled already, by whoever made the state of live tensors
+        return value  # a live tensor, already filled in place
     if isinstance(current, torch.Tensor) and isinstance(value, torch.Tensor):
         if current.shape == value.shape and current.dtype == value.dtype:
             with torch.no_grad():
@@ -111,7 +111,7 @@ def _load_parameter_states(optimizer: Any, state: Mapping[str, Any]) -> None:
             parameters[index] = (parameter, on_device)
     loaded_keys = set()
     for index, entries in state["state"].items():
-        if index not in parameters:  # what belongs to no parameter
+        if index not in parameters:  # does not belong to a parameter
             optimizer.state[index] = owned(entries)
             loaded_keys.add(index)
             continue
@@ -127,17 +127,17 @@ def _load_parameter_states(optimizer: Any, state: Mapping[str, Any]) -> None:
 
 
 def _parameter_state(parameter: Any, key: str, current: Any, value: Any, on_device: Any) -> Any:
-    """Return one entry of a parameter's state, on the device where the optimizer expects it."""
+    """Return one entry of a parameter's state, on the device that the optimizer expects."""
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value)
     if not isinstance(value, torch.Tensor):
         return owned(value)
     if isinstance(current, torch.Tensor):
         return _replaced(current, value)
-    if key == "step":  # read on the host, also of a parameter that is a single number
+    if key == "step":  # read on the host, even for a scalar parameter
         return value.detach().to(parameter.device if on_device else "cpu", copy=True)
     if value.shape == parameter.shape:
-        # In the parameter's memory format, which the optimizer's kernels like best.
+        # In the parameter's memory format, which is fastest for the optimizer's kernels.
         return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
     return value.detach().to(parameter.device, copy=True)
 
@@ -151,10 +151,10 @@ def group_settings(optimizer: Any) -> list[dict[str, Any]]:
 
 
 def apply_settings(optimizer: Any, settings: list[dict[str, Any]]) -> None:
-    """Give parameter groups their settings back, after another trial's state was loaded.
+    """Restore the settings of parameter groups after another trial's state was loaded.
 
-    Where a scheduler has moved the loaded learning rate away from its initial
-    value, the own one is moved in the same proportion.
+    If a scheduler has moved the loaded learning rate away from its initial value, the restored one
+    is scaled in the same proportion.
     """
     for group, own in zip(optimizer.param_groups, settings, strict=True):
         rate = own["lr"]
@@ -170,7 +170,7 @@ def scheduler_state(scheduler: Any) -> dict[str, Any]:
 
 
 def load_scheduler(scheduler: Any, state: Mapping[str, Any]) -> None:
-    """Load a scheduler's state, with the kinds of containers that the scheduler has."""
+    """Load a scheduler's state, converted to the scheduler's types of containers."""
     loaded = owned(state)
     for key, value in loaded.items():
         current = getattr(scheduler, key, None)
@@ -179,7 +179,7 @@ def load_scheduler(scheduler: Any, state: Mapping[str, Any]) -> None:
     scheduler.load_state_dict(loaded)
 
 
-# Where a scheduler stands; what else torch's own have was given when they were made.
+# The position of a scheduler; all other attributes of torch's schedulers are settings.
 _PROGRESS = {
     "last_epoch",
     "_step_count",
@@ -194,10 +194,10 @@ _PROGRESS = {
 
 
 def advanced_state(scheduler: Any, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a scheduler's own state, but standing where another one's stands.
+    """Return a scheduler's own state, but at another one's position.
 
-    Of a scheduler that is not torch's own nobody knows what is progress and what a
-    setting: all but its base learning rates is the other's.
+    For schedulers that are not torch's, progress and settings cannot be told apart: everything but
+    the base learning rates is taken from the other one.
     """
     own = scheduler_state(scheduler)
     if not type(scheduler).__module__.startswith("torch.optim."):
@@ -212,13 +212,13 @@ def advanced_state(scheduler: Any, state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def frozen_names(net: Any) -> set[str]:
-    """Return the names of a network's parameters that are not trained."""
+    """Return the names of a network's frozen parameters."""
     named = net.named_parameters(remove_duplicate=False)
     return {name for name, parameter in named if not parameter.requires_grad}
 
 
 def _is_live(net: Any, state: Mapping[str, Any]) -> bool:
-    """Return whether the state's tensors are the network's own, all of them."""
+    """Return whether all of the state's tensors are the network's own."""
     live = net.state_dict()
     return live.keys() == state.keys() and all(
         isinstance(value, torch.Tensor)
@@ -243,7 +243,7 @@ def load_net(net: Any, state: Mapping[str, Any], *, partial: bool) -> None:
     Raises
     ------
     StateError
-        If names or shapes differ.
+        Names or shapes differ.
     """
     loaded: Any = OrderedDict(
         (name, torch.from_numpy(value) if isinstance(value, np.ndarray) else value)

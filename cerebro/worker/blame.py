@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sysconfig
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 
 from cerebro.errors import InputError, one_line, text_of
 from cerebro.machine.devices import is_gpu
-from cerebro.machine.imports import PACKAGE
+from cerebro.machine.imports import raised_at
 from cerebro.run.records import class_name
 from cerebro.worker.messages import RunContext, Task
 
@@ -29,8 +27,6 @@ _TORCH_TYPES = {
     "byte": "uint8",
 }
 """Type names in PyTorch's messages."""
-
-_STDLIB = sysconfig.get_path("stdlib") + os.sep
 
 
 def divergence(task: Task, mean: float, first: tuple[int, float] | None) -> str:
@@ -54,14 +50,8 @@ def describe(error: BaseException) -> str:
 
 def place_of(error: BaseException) -> str:
     """Return the user's line that raised an exception, as ``file:line in function``, or ""."""
-    here = str(PACKAGE) + os.sep
-    frames = traceback.extract_tb(error.__traceback__)
-    outside = [f for f in frames if not f.filename.startswith(here)]
-    if not outside:
-        return ""
-    # The last line of the user's code, not the line of a library that it called.
-    at = [f for f in outside if not _is_library(f.filename)] or outside
-    return f"{Path(at[-1].filename).name}:{at[-1].lineno} in {at[-1].name}"
+    at = raised_at(error, libraries=True)
+    return "" if at is None else f"{Path(at.filename).name}:{at.lineno} in {at.name}"
 
 
 def bases_of(error: BaseException) -> tuple[str, ...]:
@@ -70,12 +60,6 @@ def bases_of(error: BaseException) -> tuple[str, ...]:
     The class itself may not be picklable.
     """
     return tuple(class_name(kind) for kind in type(error).__mro__[:-1])
-
-
-def _is_library(file: str) -> bool:
-    """Whether a file belongs to Python or to an installed package."""
-    installed = {"site-packages", "dist-packages"} & set(Path(file).parts)
-    return bool(installed) or file.startswith((_STDLIB, "<frozen ", "<__array_function__"))
 
 
 def missing_name(

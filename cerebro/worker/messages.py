@@ -13,6 +13,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
 from cerebro.errors import one_line
+from cerebro.run.settings import Training
 from cerebro.run.states import CloneOf, KeptState
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class UnitSums:
 
 
 @dataclass(frozen=True)
-class RunContext:
+class RunContext(Training):
     """The context of a run, which every worker receives once.
 
     ``state_dir`` holds the slots of live trials, ``epoch_dir`` the kept states of finished
@@ -77,16 +78,7 @@ class RunContext:
     validation: Dataset | None = None
     folds: Folds | None = None
     """The folds of `train`; if given, `validation` is None."""
-    seed: int = 0
-    epochs: int = 1
-    batch_size: int | None = None
-    eval_batch_size: int | None = None
-    drop_last: bool = False
-    stagger: bool = True
-    threads: int = 1
     loader_threads: int = 0
-    deterministic: Literal["warn"] | bool = "warn"
-    live_models: int | None = 1
     live_bytes: int = 0
     data_bytes: int = 0
     """Bytes of GPU memory for the shards that a worker keeps there; 0: half of the memory."""
@@ -96,8 +88,6 @@ class RunContext:
     warning_filters: tuple[tuple[Any, ...], ...] = ()
     """The filters of the user's process; see `cerebro.worker.trial_warnings`."""
     verify: bool = True
-    unit_timeout: float | None = None
-    """Seconds that a unit may take, for executors that can kill their workers."""
 
     @property
     def validates(self) -> bool:
@@ -129,7 +119,7 @@ class RunContext:
         for view in (self.train, self.validation):
             for shard in range(0 if view is None else view.num_shards):
                 assert view is not None
-                view.check_sizes(shard)
+                view._check_sizes(shard)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from cerebro.machine.devices import building_on, is_gpu
 from cerebro.machine.flags import compute_settings, set_torch_flags
 from cerebro.machine.guard import in_trial
 from cerebro.model import Info, check_model
-from cerebro.run.recipe import accepts_info
+from cerebro.run.recipe import call_build
 from cerebro.worker.epoch_progress import EpochProgress
 from cerebro.worker.messages import RunContext
 from cerebro.worker.state_arena import StateArena
@@ -64,11 +64,7 @@ def build_model(
         settings = compute_settings(context.threads, context.deterministic, info.device)
         xla = flags.xla_threads(context.threads)
         with settings, xla, building_on(info.device), in_trial():
-            model = (
-                context.build(dict(config), info)
-                if accepts_info(context.build)
-                else context.build(dict(config))
-            )
+            model = call_build(context.build, dict(config), info)
         if had_torch or "torch" not in sys.modules:
             break
         set_torch_flags(context.torch_flags)
@@ -94,11 +90,11 @@ def make_info(
     device: str = "cpu",
 ) -> Info:
     """Return a trial's `Info` for ``build``; its steps count the batches of all shards."""
-    steps = sum(_core.batch_count(rows, batch_size, drop_last) for rows in data.shard_rows())
+    steps = sum(_core.batch_count(rows, batch_size, drop_last) for rows in data._shard_rows())
     if steps == 0:
         raise InputError(
             f"trial {trial}: batch_size {batch_size} with drop_last leaves no batch: the largest "
-            f"of {data.num_shards} shards has {max(data.shard_rows())} rows; choose a smaller one"
+            f"of {data.num_shards} shards has {max(data._shard_rows())} rows; choose a smaller one"
         )
     return Info(
         epochs=epochs,

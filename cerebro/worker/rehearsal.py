@@ -87,7 +87,7 @@ class _Rehearsal:
         loader = runner.loader(live.model, size, training=True, trial=0)
         train, _ = runner.context.views(0)
         drop_last = runner.context.drop_last
-        shards = first_shards(train.shard_rows(), size, drop_last, (half + 1) * BATCHES)
+        shards = first_shards(train._shard_rows(), size, drop_last, (half + 1) * BATCHES)
         loader.begin(shards, 0, half * BATCHES)
         step, device = live.model.train_batch, runner.device_of(live.model)
         result = run_batches(_First(loader, BATCHES), step, device=device)
@@ -112,7 +112,7 @@ class _Rehearsal:
                 self._config, runner.context.batch_size
             )
             loader = runner.loader(live.model, size, training=False, trial=0)
-            loader.begin(first_shards(validation.shard_rows(), size, False, 1), 0)
+            loader.begin(first_shards(validation._shard_rows(), size, False, 1), 0)
             with generators.preserved(live.torch, seed=0):
                 device = runner.device_of(live.model)
                 _, metrics = evaluate_model(live.model, _First(loader, 1), device=device)

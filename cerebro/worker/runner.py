@@ -494,7 +494,7 @@ class UnitRunner:
         train, validation = context.views(trial)
         data = train if training else validation
         assert data is not None
-        key = (training, batch_size, framework, data.generation, context.fold_of(trial))
+        key = (training, batch_size, framework, data._generation, context.fold_of(trial))
         loader = self._loaders.pop(key, None)
         if loader is None:
             loader = make_batches(
@@ -521,9 +521,9 @@ class UnitRunner:
         data = self.context.train if training else self.context.validation
         assert data is not None
         if not self.context.verify or key in self._verified:
-            data.check_sizes(shard)
+            data._check_sizes(shard)
             return
-        data.verify_shard(shard)
+        data._verify_shard(shard)
         self._verified.add(key)
 
     def _stem(self, trial: int) -> str:

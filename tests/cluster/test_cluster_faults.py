@@ -105,7 +105,7 @@ def test_an_actor_that_dies_is_replaced_on_its_node(cluster, data, tmp_path, exp
     executor = cluster.executor()
 
     def kill():
-        os.kill(pid_of(next(iter(executor._hands.values()))), signal.SIGKILL)
+        os.kill(pid_of(next(iter(executor._remotes.values()))), signal.SIGKILL)
 
     result = search(tmp_path / "run", data, executor, callbacks=[AtUnit(9, kill)])
     assert resumable.hashes(result) == resumable.hashes(expected)
@@ -121,11 +121,11 @@ def test_a_process_that_dies_is_replaced_in_its_actor(cluster, data, tmp_path, e
     actors = set()
 
     def kill():
-        actors.update(pid_of(hand) for hand in executor._hands.values())
+        actors.update(pid_of(hand) for hand in executor._remotes.values())
         os.kill(worker_processes(cluster.folder)[0], signal.SIGKILL)
 
     def compare():
-        assert {pid_of(hand) for hand in executor._hands.values()} == actors
+        assert {pid_of(hand) for hand in executor._remotes.values()} == actors
 
     callbacks = [AtUnit(9, kill), AtUnit(60, compare)]
     result = search(tmp_path / "run", data, executor, callbacks=callbacks)
@@ -161,7 +161,7 @@ def test_an_actor_that_stops_is_given_up(cluster, data, tmp_path, expected, apar
     executor = cluster.executor()
 
     def stop():
-        os.kill(pid_of(executor._hands[0]), signal.SIGSTOP)
+        os.kill(pid_of(executor._remotes[0]), signal.SIGSTOP)
 
     result = search(tmp_path / "run", data, executor, callbacks=[AtUnit(20, stop)])
     assert resumable.hashes(result) == resumable.hashes(expected)
@@ -180,7 +180,7 @@ def test_nodes_join_while_it_runs(cluster, data, tmp_path, expected, apart, monk
         return any(worker > 2 for workers in (holders or {}).values() for worker in workers)
 
     def is_ready():
-        hand = executor._hands.get(3)
+        hand = executor._remotes.get(3)
         return hand is not None and hand.has_answered and 3 not in executor._out
 
     def open_gate():

@@ -189,7 +189,7 @@ def test_another_data_set_for_validation(cluster, data, tmp_path, apart):
 def test_what_was_damaged_on_a_node_is_sent_again(cluster, data, tmp_path, expected):
     """A shard with a bit that has changed, and validation rows of which the end is missing."""
     same(resumable.search(tmp_path / "first", data, executor=cluster.executor()), expected)
-    whole = cerebro.Dataset(data).manifest.checksum
+    whole = cerebro.Dataset(data)._manifest.checksum
     for node in cluster.folder.glob("node-*"):
         for file in node.glob("data/*/shard-00002/x.npy"):
             content = bytearray(file.read_bytes())

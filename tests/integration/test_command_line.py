@@ -333,7 +333,7 @@ def test_a_file_in_the_place_of_a_library_is_named(shadowed: Path) -> None:
     search = shadowed.parent / "search"
     (search / "torch.py").write_text("")  # beside the script it comes first, as for `python FILE`
     done = cerebro(search, "run", "search.py", "--run", "run", status=1)
-    assert f"{search}/torch.py is found in the place of the library torch" in done.stderr
+    assert f"{search}/torch.py hides the library torch" in done.stderr
 
 
 def test_numpy_that_is_another_file_is_named(tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_numpy_that_is_another_file_is_named(tmp_path: Path) -> None:
         [sys.executable, "-m", "cerebro", "doctor"], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 1
-    said = f"ImportError: {tmp_path}/numpy.py is found in the place of the library numpy: rename it"
+    said = f"ImportError: {tmp_path}/numpy.py hides the library numpy: rename it"
     assert done.stderr.splitlines()[-1] == said
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import resumable
-from adaptive_searchers import Halving, Population
+from adaptive_searchers import Halving, Population, Recorded
 from resumable import hashes, struck
 
 import cerebro
-from cerebro import KFold
+from cerebro import DONE, Decision, KFold, Suggestion
 from cerebro.errors import CorruptDataError, InputError, RunError
 from cerebro.report.summary import render_trial
 
@@ -89,7 +89,7 @@ def test_a_fold_is_trained_on_what_it_does_not_hold_out(whole, data):
     assert fold.history[-1]["metrics"]["val_loss"] == pytest.approx(expected[0], rel=1e-12)
     units = [u for u in whole.units() if (u["trial"], u["fold"], u["epoch"]) == (0, 1, 0)]
     rows = {u["shard"]: u["rows"] for u in units if u["kind"] == "train"}
-    assert [rows[shard] for shard in range(SHARDS)] == train.shard_rows()
+    assert [rows[shard] for shard in range(SHARDS)] == train._shard_rows()
     assert [u["rows"] for u in units if u["kind"] == "eval"] == [len(held_out)]
 
 
@@ -311,7 +311,7 @@ class UpAndDown:
         return {"loss": 0.0}
 
     def eval_batch(self, batch):
-        return {"loss": self.losses[self.fold][self.epoch]}
+        return {"loss": self.losses[self.fold][self.epoch % 4]}
 
     def state_dict(self):
         return {"fold": self.fold, "epoch": self.epoch}
@@ -334,6 +334,46 @@ def test_the_best_epoch_is_that_of_the_mean(data, tmp_path, workers):
         assert kept == [[1, 3]] * 3
         assert [trial.load(fold=f).epoch for f in range(3)] == [1, 1, 1]
     assert result.verify(), str(result.verify())
+
+
+class CloneOfAnEnded(Recorded):
+    """Trains four configurations to their end, then clones the last of them."""
+
+    kept = ("begun", "ended")
+
+    def __init__(self):
+        super().__init__()
+        self.begun = self.ended = 0
+
+    def next_suggestion(self):
+        if self.begun < 4:
+            self.begun += 1
+            return Suggestion(self.space.sample(self.seed, self.begun), epochs=4)
+        if self.ended < 4:
+            return None
+        self.begun += 1
+        config = self.space.sample(self.seed, 3)
+        return Suggestion(config, parent=3, epochs=6) if self.begun == 5 else DONE
+
+    def decide(self, trial, epoch, loss):
+        self.ended += epoch == 3
+        return Decision.CONTINUE
+
+
+def test_the_best_states_stay_until_the_last_clone_of_a_fold_has_begun(data, tmp_path):
+    result = search(
+        *(tmp_path / "run", data),
+        build=build_up_and_down,
+        searcher=CloneOfAnEnded(),
+        n_trials=4,
+        epochs=4,
+        workers=0,
+        keep="best",
+    )
+    assert [fold.parent for fold in result.trials[4].folds] == [9, 10, 11]
+    for trial in result.trials[:4]:
+        kept = [[e.epoch for e in f.record.epochs if e.state_file] for f in trial.folds]
+        assert kept == [[1, 3]] * 3
 
 
 def test_the_last_epoch_alone(data, tmp_path):
@@ -592,7 +632,7 @@ def test_folds_without_rows_in_a_shard(tmp_path):
     columns = {"x": x, "y": x.sum(1), "group": np.repeat([0, 1, 2], 20)}
     data = cerebro.shard(columns, tmp_path / "set", shards=3, shuffle=False)
     train, _ = KFold(3, groups="group").split(data)[0]
-    assert 0 in train.shard_rows()
+    assert 0 in train._shard_rows()
     settings = {"validation": KFold(3, groups="group"), "n_trials": 2}
     runs = [search(tmp_path / f"{w}", data, workers=w, **settings) for w in (0, 2)]
     assert_same(*runs)

@@ -126,7 +126,7 @@ def test_validation_rows_are_made_like_the_training_data(tmp_path):
         ((X, Y), "column 'y' has numbers, and names in the training data"),
         ({"x": X[:, :3], "y": NAMES}, r"column 'x' has rows of shape \(3\), and of \(4\)"),
         ({"x": X}, "validation .* lacks the training data's column.* y"),
-        ({"z": X}, "has the columns z, and the training data x, y: give the same names"),
+        ({"z": X}, "has the columns z, but the training data have x, y: give the same names"),
     ],
 )
 def test_validation_rows_that_do_not_fit(tmp_path, rows, message):
@@ -155,7 +155,7 @@ def test_nothing_is_left_of_a_search_that_came_to_nothing(tmp_path):
     (tmp_path / "mine" / "data" / "notes").write_text("of the user")
     with pytest.raises(InputError, match="exists already"):
         search((X, Y), 0.2, tmp_path / "mine")
-    with pytest.raises(CerebroError, match="is no complete data set"):
+    with pytest.raises(CerebroError, match="is not a complete data set"):
         search((X, Y), 0.2, tmp_path / "mine", if_exists="resume")
     assert (tmp_path / "mine" / "data" / "notes").exists()
     with pytest.raises(RunError, match="broken"):  # a run, whose data stay

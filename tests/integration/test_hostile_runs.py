@@ -356,7 +356,7 @@ def test_a_pipe_for_a_state_is_not_waited_for(run: Path) -> None:
     file = result.best.state_path()
     file.unlink()
     os.mkfifo(file)
-    with pytest.raises(CorruptDataError, match=f"{file.name} is no regular file"):
+    with pytest.raises(CorruptDataError, match=f"{file.name} is not a regular file"):
         result.best.load(build=Model)
 
 

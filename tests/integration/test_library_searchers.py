@@ -147,7 +147,7 @@ import cerebro, test_library_searchers
 from cerebro.coordinator import searcher_record as notes
 
 notes.SMALL_STATE = 0
-notes.CHARACTERS_PER_WORD = 1  # the searcher's state is seldom written down
+notes.CHARACTERS_PER_DECISION = 1  # the searcher's state is seldom written down
 
 class Killed:
     epochs = 0
@@ -183,7 +183,7 @@ def test_a_searcher_that_does_not_say_again_what_it_said_is_refused(data, tmp_pa
     from cerebro.coordinator import searcher_record as notes
 
     monkeypatch.setattr(notes, "SMALL_STATE", 0)
-    monkeypatch.setattr(notes, "CHARACTERS_PER_WORD", 1)
+    monkeypatch.setattr(notes, "CHARACTERS_PER_DECISION", 1)
 
     class Interrupt:
         def on_epoch_end(self, trial, metrics):
@@ -202,7 +202,7 @@ def test_a_searcher_is_told_again_what_it_was_told_of_folds(data, tmp_path, monk
     from cerebro.coordinator import searcher_record as notes
 
     monkeypatch.setattr(notes, "SMALL_STATE", 0)
-    monkeypatch.setattr(notes, "CHARACTERS_PER_WORD", 1)
+    monkeypatch.setattr(notes, "CHARACTERS_PER_DECISION", 1)
 
     class Interrupt:
         def on_epoch_end(self, trial, metrics):
@@ -275,7 +275,7 @@ def test_the_record_of_an_asynchronous_search_can_be_followed(data, tmp_path, mo
     from cerebro.coordinator import searcher_record as notes
 
     monkeypatch.setattr(notes, "SMALL_STATE", 0)
-    monkeypatch.setattr(notes, "CHARACTERS_PER_WORD", 1)
+    monkeypatch.setattr(notes, "CHARACTERS_PER_DECISION", 1)
 
     class Interrupt:
         seen = 0

@@ -167,7 +167,7 @@ def test_the_share_that_is_done_counts_trials_that_are_not_asked_for_yet(
         def on_unit_end(self, trial, metrics):
             (coordinator,) = coordinators
             shares.append(coordinator.snapshot().share_done)
-            done.append(coordinator._meter.units_done)
+            done.append(coordinator._overview.units_done)
 
     search(data, tmp_path / "run", 40, callbacks=[Share()])
     assert done == list(range(1, 121))

@@ -131,11 +131,11 @@ def test_a_searcher_that_says_nonsense(data, tmp_path, capfd, name, workers):
     [
         (
             "class Deaf:\n    pass\n\nsettings['searcher'] = Deaf()",
-            r"is no searcher: it has no suggest\(\) method",
+            r"is not a searcher: it has no suggest\(\) method",
         ),
         (
             "class Mute(RandomSearch):\n    adaptive = None\n\nsettings['searcher'] = Mute",
-            "does not say whether it listens to reports: give it an attribute adaptive",
+            "does not say whether it uses reports: give it an attribute adaptive",
         ),
         ("settings['searcher'] = 'hyperbrand'", "searcher='hyperbrand' is not known; there are"),
         (

@@ -191,8 +191,9 @@ def test_run_refuses_a_file_that_searches_before_all_is_defined(place: Place) ->
     script = SCRIPT.replace("space =", "its_space =").replace("space,", "its_space,")
     place.write("train.py", script + "space = its_space\n")
     told = place.cerebro("run", "train.py", "--epochs", "1", status=1)
-    assert f"cerebro.search is called while the file is imported, before space is set: {CURE}" in (
-        told
+    assert (
+        f"cerebro.search is called while the file is being imported, before space is set: {CURE}"
+        in (told)
     )
     assert "train.py, line " in told
     assert place.runs == []
@@ -272,7 +273,7 @@ def test_whatever_trains_is_refused_by_name(place: Place, name: str) -> None:
     assert "identical" in place.cerebro("replay", run, "--trial", "0", "--build", "train.py")
     told = place.cerebro("replay", run, "--trial", "0", "--build", "other.py", status=1)
     called = name if name == "SearchCV.fit" else f"cerebro.{name}"
-    assert f"{called} is called while the file is imported" in told and CURE in told
+    assert f"{called} is called while the file is being imported" in told and CURE in told
     assert place.runs == [run]
 
 
@@ -392,14 +393,14 @@ def test_a_search_inside_of_a_trial_is_refused(place: Place, workers: str) -> No
     )
     place.write("train.py", TRIPWIRE + MODEL + inside + SEARCH)
     told = place.python("train.py", status=1, WORKERS=workers)
-    assert "cerebro.search is called inside of a trial, which cannot start a run" in told
+    assert "cerebro.search is called inside a trial, which cannot start a run" in told
     step = (
         "    def eval_batch(self, batch):\n        trip()\n"
         "        cerebro.check(build, space, data)\n"
     )
     place.write("step.py", TRIPWIRE + MODEL.replace("    eval_batch = train_batch", step) + SEARCH)
     told = place.python("step.py", status=1, WORKERS=workers)
-    assert "cerebro.check is called inside of a trial" in told
+    assert "cerebro.check is called inside a trial" in told
     assert len(place.runs) == 2  # those that failed
 
 
@@ -413,7 +414,7 @@ def build(config):
     cerebro.search(build, {{}}, "data", epochs=1, n_trials=1, batch_size=16, progress=False)
 cerebro.open({run!r}).best.load(build=build)
 """, status=1)  # fmt: skip
-    assert "cerebro.search is called inside of a trial" in told
+    assert "cerebro.search is called inside a trial" in told
     assert place.runs == [run]
 
 

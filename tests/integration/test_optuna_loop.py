@@ -220,7 +220,7 @@ def test_a_study_is_not_optimised_within_itself(data, tmp_path):
     def nested(trial):
         optimize(study, data, build_x, n_trials=1)
 
-    with pytest.raises(InputError, match="inside of a trial, which cannot start a run"):
+    with pytest.raises(InputError, match="inside a trial, which cannot start a run"):
         optimize(study, data, nested, run=tmp_path / "run")
     assert states(study) == ["FAIL"]
 

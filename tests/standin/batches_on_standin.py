@@ -391,7 +391,7 @@ def test_data_are_there_once(data: Any) -> None:
     assert depot.resident_bytes == data.nbytes
     odd = loader(data.with_transforms(CHAINS["on the CPU"]))
     assert "column v is made on the CPU and streamed" in odd.note
-    reader = data.parts()[0][0]
+    reader = data._parts()[0][0]
     assert depot.has(reader, "x")
     assert depot.drop() == 0  # all in use
     made.close()
@@ -604,7 +604,7 @@ def test_arguments(data: Any, tmp_path: Path) -> None:
 
 def test_a_pytorch_without_cuda_is_named(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "start_torch", lambda: False)
-    with pytest.raises(DeviceError, match="this PyTorch has nothing to compute with on cuda:0"):
+    with pytest.raises(DeviceError, match="this PyTorch cannot compute on cuda:0"):
         data.batches(8, device="cuda")
 
 
@@ -613,12 +613,12 @@ def test_a_host_device_is_main_memory(data: Any) -> None:
     depot = _core.Depot(_core.Device("cpu"))
     view = data.with_transforms(CHAINS["images"])
     made = _core.Loader(
-        view.parts(),
+        view._parts(),
         cerebro.transforms.compile(view.columns, view.transforms),
         batch_size=16,
         seed=5,
         framework="numpy",
-        first_rows=view.first_rows(),
+        first_rows=view._first_rows(),
         depot=depot,
     )
     made.begin([2], 3)

@@ -253,8 +253,8 @@ class Own(schedulers.FIFOScheduler):  # type: ignore[misc]
             lambda: {"scheduler": schedulers.MedianStoppingRule()},
             "decides by the clock.*time_attr='training_iteration'",
         ),
-        (lambda: {"scheduler": "asha"}, "is no scheduler of ray.tune"),
-        (lambda: {"searcher": "optuna"}, "is no search algorithm of ray.tune"),
+        (lambda: {"scheduler": "asha"}, "is not a scheduler of ray.tune"),
+        (lambda: {"searcher": "optuna"}, "is not a search algorithm of ray.tune"),
         (
             lambda: {"searcher": optuna_search(), "epochs": 1},
             "never ends by itself: give num_samples",
@@ -275,7 +275,7 @@ class Own(schedulers.FIFOScheduler):  # type: ignore[misc]
         (
             lambda: {"epochs": 1, "num_samples": 2,
                      "searcher": optuna_search(space={"lr": tune.uniform(0, 1)})},
-            "was made with a space of its own",
+            "was made with its own space",
         ),
     ],
 )  # fmt: skip

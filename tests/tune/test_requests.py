@@ -14,9 +14,10 @@ from tune_models import build, build_or_fail, line_data
 
 import cerebro
 from cerebro.errors import InputError, RunError
+from cerebro.machine.wake_pipe import WakePipe
 from cerebro.ray.tune import engine as engine_module
 from cerebro.ray.tune.engine import Spec
-from cerebro.ray.tune.requests import Answer, Bell, Point, Request, RequestedTrials
+from cerebro.ray.tune.requests import Checkpoint, EpochRequest, RequestedTrials, TrainedEpoch
 from cerebro.ray.tune.session import Session, Work
 
 SECONDS = 120
@@ -47,15 +48,15 @@ class Engine:
         target: int,
         *,
         trial: int | None = None,
-        begin: Point | None = None,
-    ) -> Future[Answer | int]:
+        begin: Checkpoint | None = None,
+    ) -> Future[TrainedEpoch | int]:
         if begin is not None:
             self.session.check(begin)
-        return self.session.ask(Request(owner, {"lr": lr}, trial, begin, target))
+        return self.session.ask(EpochRequest(owner, {"lr": lr}, trial, begin, target))
 
-    def get(self, *what: Any, **more: Any) -> Answer:
+    def get(self, *what: Any, **more: Any) -> TrainedEpoch:
         answer = self.want(*what, **more).result(SECONDS)
-        if isinstance(answer, Answer):
+        if isinstance(answer, TrainedEpoch):
             self.session.flush()
             return answer
         return self.session.recall(answer, what[2] - 1)
@@ -69,10 +70,10 @@ def test_epochs_are_those_of_a_search(data: cerebro.Dataset, tmp_path: Path) -> 
     rates = [0.01, 0.1, 0.05]
     engine = Engine(tmp_path / "engine", data, workers=2)
     first = [engine.want(f"t{i}", lr, 1) for i, lr in enumerate(rates)]
-    points: list[list[Point]] = []
+    points: list[list[Checkpoint]] = []
     for i, future in enumerate(first):
         answer = future.result(SECONDS)
-        assert isinstance(answer, Answer) and answer.point.trial == i
+        assert isinstance(answer, TrainedEpoch) and answer.point.trial == i
         own = [answer.point]
         for target in (2, 3):
             own.append(engine.get(f"t{i}", rates[i], target, trial=i).point)
@@ -245,7 +246,8 @@ def test_a_checkpoint_of_another_run_is_refused(data: cerebro.Dataset, tmp_path:
     engine = Engine(tmp_path / "run", data)
     point = engine.get("a", 0.1, 1).point
     for wrong in (
-        Point(7, 0, point.state_hash), Point(0, 5, point.state_hash), Point(0, 0, "0" * 32),
+        Checkpoint(7, 0, point.state_hash), Checkpoint(0, 5, point.state_hash),
+        Checkpoint(0, 0, "0" * 32),
     ):  # fmt: skip
         with pytest.raises(InputError, match="whose state is not in"):
             engine.session.check(wrong)
@@ -293,10 +295,10 @@ def test_a_bell_does_not_ring_for_requests_that_have_to_wait() -> None:
     import select
 
     trials = RequestedTrials(None, width=1)
-    trials.ask(Request("a", {"lr": 0.1}, None, None, 1))
+    trials.ask(EpochRequest("a", {"lr": 0.1}, None, None, 1))
     assert select.select([trials.bell], [], [], 0)[0] == [trials.bell]
     assert trials.suggest() is not None
-    trials.ask(Request("b", {"lr": 0.1}, None, None, 1))  # asked for when the first one rests
+    trials.ask(EpochRequest("b", {"lr": 0.1}, None, None, 1))  # asked for when the first one rests
     assert select.select([trials.bell], [], [], 0)[0] == []
     trials.close("it is over")
 
@@ -304,12 +306,12 @@ def test_a_bell_does_not_ring_for_requests_that_have_to_wait() -> None:
 def test_a_bell_rings_until_it_is_cleared() -> None:
     import select
 
-    bell = Bell()
+    bell = WakePipe()
     assert select.select([bell], [], [], 0)[0] == []
     for _ in range(100_000):  # more than a pipe holds
-        bell.ring()
+        bell.wake()
     assert select.select([bell], [], [], 0)[0] == [bell]
     bell.clear()
     assert select.select([bell], [], [], 0)[0] == []
     bell.close()
-    bell.ring()  # nobody is there
+    bell.wake()  # nobody is there

@@ -148,7 +148,7 @@ def test_what_cannot_be_done_is_refused_by_name(
     cluster: str, data: cerebro.Dataset, tmp_path: Path
 ) -> None:
     for arguments, message in (
-        ({"n_trials": 3}, "n_trials= is no argument of cerebro.ray.trainable"),
+        ({"n_trials": 3}, "n_trials= is not an argument of cerebro.ray.trainable"),
         ({"workers": 0}, "workers must be a whole number of at least 1"),
         ({"executor": "auto"}, "executor must be a cerebro.ray.Executor, not 'auto'"),
         ({"executor": cerebro.ray.Executor()}, "workers= or executor=.*: give one of them"),

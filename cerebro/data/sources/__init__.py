@@ -1,4 +1,4 @@
-"""Importers, one a file: each makes a `Source` of one kind of thing."""
+"""Importers, one per file: each makes a `Source` from one kind of object."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _ACCEPTED = (
 
 
 def open_source(source: Any) -> Source:
-    """Return the importer for whatever the user gave.
+    """Return the importer for the user's source.
 
-    Raises InputError, naming what is accepted, for anything else.
+    Raises InputError, listing the supported kinds, for anything else.
     """
     if isinstance(source, Source):
         return source
@@ -86,12 +86,12 @@ def _open_array(array: Any) -> Source:
 
 
 def is_torch(source: Any) -> bool:
-    """Whether this is a dataset of PyTorch's."""
+    """Whether this is a PyTorch dataset."""
     return _is_a(source, "torch.utils.data", "Dataset")
 
 
 def _is_a(source: Any, module: str, name: str) -> bool:
-    """Whether `source` is of this class, without importing its package."""
+    """Whether `source` is an instance of this class, without importing its package."""
     kind = getattr(sys.modules.get(module), name, None)
     return kind is not None and isinstance(source, kind)
 

@@ -1,7 +1,7 @@
 """Arrow tables, record batches and their readers, datasets, ``.arrow`` and ``.parquet`` files.
 
-Lists are ragged columns, fixed-size lists and fixed-shape tensors fixed ones, strings and
-dictionaries of strings categories. Anything that speaks Arrow's C stream interface is read too.
+Lists become ragged columns, fixed-size lists and fixed-shape tensors fixed columns, strings and
+dictionaries of strings categories. Any object with Arrow's C stream interface is read too.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ import numpy as np
 
 from cerebro.data.columns import ColumnData, concatenate, missing, offsets_of
 from cerebro.data.dtypes import Array
-from cerebro.data.sources.base import Source, Table, choose, file_fingerprint, import_or_explain
+from cerebro.data.sources.base import Source, Table, choose, file_fingerprint
 from cerebro.errors import InputError
+from cerebro.machine.imports import import_extra
 
 OLDEST_ARROW = 15
 
 
 def import_arrow(what: str) -> None:
-    """Raise InputError without pyarrow, or with one that unpickles what a file tells it to."""
-    import_or_explain("pyarrow", what, "parquet")
-    import pyarrow as pa
-
+    """Raise InputError if pyarrow is missing, or so old that it unpickles data from files."""
+    pa = import_extra("pyarrow", "parquet", f"{what} needs pyarrow")
     if int(pa.__version__.partition(".")[0]) < OLDEST_ARROW:
         raise InputError(
             f"{what} needs pyarrow {OLDEST_ARROW} or later, not {pa.__version__}, which unpickles "
@@ -59,7 +58,7 @@ class ArrowSource(Source):
             try:
                 source = pa.RecordBatchReader.from_stream(source)
             except (pa.ArrowInvalid, TypeError) as error:
-                raise InputError(f"the source gives no Arrow table: {error}") from None
+                raise InputError(f"the source does not give an Arrow table: {error}") from None
         yield from _tables(source, wanted)
 
 
@@ -82,7 +81,9 @@ class ArrowFileSource(Source):
             try:
                 yield from _tables(_batches(file), wanted)
             except pa.ArrowInvalid as error:
-                raise InputError(f"'{self.path}' is no Arrow file or is damaged: {error}") from None
+                raise InputError(
+                    f"'{self.path}' is not an Arrow file or is damaged: {error}"
+                ) from None
 
 
 def _tables(batches: Iterable[Any], wanted: Sequence[str] | None) -> Iterator[Table]:
@@ -105,12 +106,12 @@ def _batches(file: Any) -> Iterator[Any]:
 
 
 def whole_table(table: Any, wanted: Sequence[str] | None) -> Table:
-    """A table in memory as one chunk; without a copy where a column is in one piece."""
+    """Return a table in memory as one chunk, without copying columns that are in one piece."""
     return {name: whole_column(name, table.column(name)) for name in _names(table, wanted)}
 
 
 def whole_column(name: str, array: Any) -> ColumnData:
-    """An Arrow array or chunked array as a column."""
+    """Return an Arrow array or chunked array as a column."""
     parts, first = [], 0
     for chunk in getattr(array, "chunks", [array]):
         if len(chunk):
@@ -122,7 +123,7 @@ def whole_column(name: str, array: Any) -> ColumnData:
 
 
 def table_of(batch: Any, wanted: Sequence[str] | None, first_row: int = 0) -> Table:
-    """A record batch as a chunk."""
+    """Return a record batch as a chunk."""
     return {name: column_of(name, batch.column(name), first_row) for name in _names(batch, wanted)}
 
 
@@ -135,9 +136,9 @@ def _names(table: Any, wanted: Sequence[str] | None) -> list[str]:
 
 
 def column_of(name: str, array: Any, first_row: int = 0) -> ColumnData:
-    """An Arrow array as a column.
+    """Return an Arrow array as a column.
 
-    Raises InputError for types that are no numbers, and for nulls unless they are among floats.
+    Raises InputError for types that are not numbers, and for nulls except in floats.
     """
     import pyarrow as pa
 
@@ -148,7 +149,7 @@ def column_of(name: str, array: Any, first_row: int = 0) -> ColumnData:
         return column_of(name, array.storage, first_row)
     if pa.types.is_dictionary(kind) and not _is_text(kind.value_type):
         return column_of(name, array.dictionary_decode(), first_row)
-    if array.null_count and not pa.types.is_floating(kind):  # nulls of floats become NaN
+    if array.null_count and not pa.types.is_floating(kind):  # nulls among floats become NaN
         raise missing(name, first_row + _first_null(array))
     if pa.types.is_dictionary(kind):
         return _dictionary(name, array, first_row)
@@ -190,7 +191,7 @@ def _dictionary(name: str, array: Any, first_row: int) -> ColumnData:
 
 
 def _elements(name: str, lists: Any, lengths: Array, first_row: int) -> ColumnData:
-    """The elements of lists. A missing one is told with the row that it is in."""
+    """Return the elements of lists; the error for a missing one names its row."""
     import pyarrow as pa
 
     flat = lists.flatten()
@@ -205,7 +206,7 @@ def _lists(name: str, array: Any, first_row: int) -> ColumnData:
     elements = _elements(name, array, lengths, first_row)
     if elements.offsets is not None:
         raise InputError(
-            f"column {name!r} is ragged in more than one dimension: only the first may differ"
+            f"column {name!r} is ragged in more than one dimension: only the first may vary"
         )
     return ColumnData(
         elements.values, elements.dtype, offsets_of(lengths), elements.names, elements.ordered
@@ -234,7 +235,7 @@ BATCH_ROWS = 16_384
 
 
 class ParquetSource(Source):
-    """One file; types are those of Arrow."""
+    """A ``.parquet`` file; types are Arrow's."""
 
     kind = "parquet"
 
@@ -257,4 +258,6 @@ class ParquetSource(Source):
                     yield table_of(batch, names, first)
                     first += batch.num_rows
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise InputError(f"'{self.path}' is no Parquet file or is damaged: {error}") from None
+            raise InputError(
+                f"'{self.path}' is not a Parquet file or is damaged: {error}"
+            ) from None

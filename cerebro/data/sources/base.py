@@ -1,4 +1,4 @@
-"""What an importer offers to the writer."""
+"""The interface between importers and the writer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 import cerebro._core as _core
 from cerebro.data.columns import ColumnData
 from cerebro.errors import InputError
-from cerebro.machine.installation import install_hint
 
 Table = dict[str, ColumnData]
 
@@ -18,43 +17,43 @@ Table = dict[str, ColumnData]
 class Source:
     """Rows in columns, read whole or in chunks.
 
-    Subclasses set `kind` (a word for the manifest) and give `chunks`. A source whose columns lie in
-    memory or are mapped sets `whole` and gives one chunk; the chunks of others are spooled to
-    temporary files, so that the source may be larger than memory.
+    Subclasses set `kind` (a word for the manifest) and implement `chunks`. A source whose columns
+    are in memory or memory-mapped sets `whole` and yields one chunk. The chunks of others are
+    spooled to temporary files, so that the source may be larger than memory.
     """
 
     kind = "source"
     whole = False
 
     def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
-        """Yield tables with the same columns; `wanted` are the needed ones (None: all)."""
+        """Yield tables with the same columns; `wanted` lists the needed ones (None: all)."""
         raise NotImplementedError
 
     def unpacked_bytes(self, wanted: Sequence[str] | None) -> int | None:
-        """How much there is to read in all, where a source that may be small knows that it is much.
+        """Return the size of the data to read, if a source can tell that it may be large.
 
-        Asked before anything is spooled: a compressed file may be a thousand times as large.
+        Called before anything is spooled: a compressed file may expand a thousandfold.
         """
         return None
 
     def fingerprint(self) -> str | None:
-        """A text that changes when the rows do, cheap to make; None where there is none.
+        """Return a cheap string that changes when the rows do; None if there is none.
 
-        Not asked of `whole` sources: their columns are hashed.
+        Not called for `whole` sources: their columns are hashed.
         """
         return None
 
     def remark(self) -> str | None:
-        """What the user should know of the rows that were read; None: nothing."""
+        """Return a warning about the rows that were read; None if there is none."""
         return None
 
 
 def choose(available: Iterable[str], wanted: Sequence[str] | None) -> list[str]:
-    """The wanted names, all if None; InputError for one that is not there."""
+    """Return the wanted names, or all if None; raise InputError for a missing one."""
     names = list(available)
     for name in names:
         if not isinstance(name, str):
-            raise InputError(f"column name {name!r} is no string: rename the column")
+            raise InputError(f"column name {name!r} is not a string: rename the column")
     if wanted is None:
         return names
     for name in wanted:
@@ -64,15 +63,7 @@ def choose(available: Iterable[str], wanted: Sequence[str] | None) -> list[str]:
 
 
 def file_fingerprint(path: Path) -> str:
-    """Size and XXH3-128 of a file."""
+    """Return the size and XXH3-128 of a file."""
     size = path.stat().st_size
     digest = _core.xxh3_128(np.memmap(path, np.uint8, "r") if size else b"")
     return f"file:{size}:{digest}"
-
-
-def import_or_explain(module: str, what: str, extra: str) -> None:
-    """Raise InputError if an optional package is missing."""
-    try:
-        __import__(module)
-    except ImportError:
-        raise InputError(f"{what} needs the package {module}: {install_hint(extra)}") from None

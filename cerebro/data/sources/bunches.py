@@ -1,4 +1,4 @@
-"""Pairs ``(x, y)``, and what scikit-learn's ``load_iris()`` and its like return.
+"""Pairs ``(x, y)``, and the results of scikit-learn's ``load_iris()`` and similar functions.
 
 Their columns are ``x`` and ``y``. Class names that come with integer labels are kept.
 """
@@ -27,24 +27,24 @@ def is_pair(source: Any) -> bool:
 
 
 def pair_source(pair: tuple[Any, Any]) -> Source:
-    """The importer for ``(x, y)``."""
+    """Return the importer for ``(x, y)``."""
     return ArraysSource({"x": _plain(pair[0]), "y": _plain(pair[1])})
 
 
 def is_bunch(source: Any) -> bool:
-    """Whether this is a data set of scikit-learn's."""
+    """Whether this is a scikit-learn data set."""
     return isinstance(source, Mapping) and type(source).__name__ == "Bunch"
 
 
 def bunch_source(bunch: Mapping[str, Any]) -> Source:
-    """The importer for a ``Bunch``.
+    """Return the importer for a ``Bunch``.
 
-    Raises InputError if it has no data and target of as many rows.
+    Raises InputError unless it has data and a target with as many rows.
     """
     x, y = bunch.get("data"), bunch.get("target")
     if x is None or y is None or np.ndim(y) == 0:
         raise InputError(
-            f"the Bunch has {', '.join(bunch)}, and no data and target: name the arrays that you "
+            f"the Bunch has {', '.join(bunch)}, but not data and target: name the arrays that you "
             'need, such as {"x": bunch.images}'
         )
     x, y = _plain(x), _plain(y)
@@ -69,7 +69,7 @@ class _Bunch(ArraysSource):
             yield table
 
     def _are_classes(self, data: ColumnData) -> bool:
-        """Whether the target's integers count its names."""
+        """Whether the target's integers are indices into its names."""
         names = self._names
         if not names or not all(isinstance(name, str) for name in names):
             return False
@@ -80,6 +80,6 @@ class _Bunch(ArraysSource):
 
 
 def _plain(value: Any) -> Any:
-    """A frame as one array; other things as they are."""
+    """Return a frame as one array, and other values unchanged."""
     frame = getattr(value, "ndim", 0) == 2 and hasattr(value, "to_numpy")
     return value.to_numpy() if frame else value

@@ -1,9 +1,9 @@
 """``.csv`` files with a header line.
 
 A column's type is that of all its cells: integers are int64, other numbers float64, ``true`` and
-``false`` bool, anything else categories. The file is
-therefore read twice, first for the types. An empty cell is a missing value.
-Python's own parser is used, so that what is written does not depend on what is installed.
+``false`` bool, anything else categories. The file is therefore read twice, first for the types. An
+empty cell is a missing value. Python's own parser is used, so that the result does not depend on
+which packages are installed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Cells = Sequence[str]
 
 
 class CsvSource(Source):
-    """A file of comma-separated values; tabs where the name ends in ``.tsv``."""
+    """A file of comma-separated values; tab-separated if the name ends in ``.tsv``."""
 
     kind = "csv"
 
@@ -50,7 +50,7 @@ class CsvSource(Source):
             }
 
     def _read(self, wanted: Sequence[str] | None) -> Iterator[tuple[int, dict[str, Cells]]]:
-        """Yield the number of the first row, and the cells by column."""
+        """Yield the number of the first row and the cells by column."""
         with self.path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, delimiter=self._delimiter, strict=True)
             try:
@@ -90,7 +90,7 @@ class CsvSource(Source):
 
 
 def _refuse_nul(path: Path, header: Sequence[str], columns: Sequence[Cells]) -> None:
-    """Only new versions of Python read NUL as a character; nobody means it."""
+    """Raise InputError for a NUL: only new Python versions read it; it is never intended."""
     for name, cells in zip(header, columns, strict=True):
         if "\0" in name or "\0" in "".join(cells):
             raise InputError(f"'{path}', column {name!r} has a NUL character: is it a CSV file?")
@@ -104,7 +104,7 @@ def _places(path: Path, header: Sequence[str], wanted: Sequence[str] | None) -> 
 
 
 def _widest(known: str | None, cells: Cells) -> str:
-    """The narrowest type, at least `known`, that all cells have. Empty cells count as any."""
+    """Return the narrowest type, at least `known`, that fits all cells; empty cells fit any."""
     filled = [cell for cell in cells if cell] if "" in cells else cells
     if not filled:
         return known or "bool"
@@ -118,7 +118,7 @@ def _widest(known: str | None, cells: Cells) -> str:
 
 
 def _parses(cells: Cells, kind: type[int] | type[float]) -> bool:
-    if "_" in "".join(cells):  # Python's digit groups are text to everybody else
+    if "_" in "".join(cells):  # Python's digit groups are text everywhere else
         return False
     try:
         deque(map(kind, cells), maxlen=0)

@@ -1,7 +1,7 @@
 """Hugging Face datasets, mapped or streaming.
 
-Columns of numbers, strings and lists are read as the Arrow data that they are; images and other
-features that must be decoded come row by row. A ``ClassLabel`` keeps its codes and names.
+Columns of numbers, strings and lists are read directly as Arrow data; images and other features
+that must be decoded are read row by row. A ``ClassLabel`` keeps its codes and names.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ BATCH_ROWS = 4096
 
 
 def is_huggingface(source: Any) -> bool:
-    """Whether this is a dataset (or several) of the package ``datasets``."""
+    """Whether this is a dataset (or several) of the ``datasets`` package."""
     kind = type(source)
     return kind.__module__.partition(".")[0] == "datasets" and hasattr(source, "with_format")
 
 
 class HuggingFaceSource(Source):
-    """A dataset, in its own order."""
+    """A dataset, in its original order."""
 
     kind = "huggingface"
 
@@ -43,7 +43,7 @@ class HuggingFaceSource(Source):
 
     def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
         features = self.dataset.features
-        if features is None:  # a stream that does not know its columns beforehand
+        if features is None:  # a stream that does not know its columns in advance
             yield from row_chunks(iter(self.dataset.with_format(None)), wanted)
             return
         names = choose(features, wanted)
@@ -74,7 +74,7 @@ def _is_label(feature: Any) -> bool:
 
 
 def _is_plain(feature: Any) -> bool:
-    """Whether Arrow's data are the values: numbers, strings, labels, lists of them."""
+    """Whether the Arrow data are the values: numbers, strings, labels, lists of them."""
     inner = getattr(feature, "feature", None)
     if inner is not None:
         return _is_plain(inner)

@@ -1,4 +1,4 @@
-"""Folders of images: one subfolder a class."""
+"""Folders of images: one subfolder per class."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import numpy as np
 from cerebro.data.columns import ColumnData
 from cerebro.data.dtypes import Array
 from cerebro.data.manifest import checksum_of
-from cerebro.data.sources.base import Source, Table, choose, import_or_explain
+from cerebro.data.sources.base import Source, Table, choose
 from cerebro.errors import InputError
 from cerebro.machine.files import path_of
+from cerebro.machine.imports import import_extra
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 CHUNK_IMAGES = 256
@@ -26,32 +27,32 @@ def images(
     size: int | tuple[int, int] | None = None,
     mode: str = "RGB",
 ) -> ImagesSource:
-    """A source for `cerebro.shard`: the images in the class folders of a folder.
+    """Return a source for `cerebro.shard`: the images in the class folders of a folder.
 
     Its columns are ``x``, uint8 of shape ``(height, width, channels)``, and ``y``, the class: the
-    number of the subfolder among the sorted names, which become the class names. Images may lie
-    deeper within a class folder.
+    index of the subfolder among the sorted names, which become the class names. Images may be in
+    nested folders of a class folder.
 
     Parameters
     ----------
     folder
-        The folder that has a subfolder for each class.
+        The folder with one subfolder per class.
     size
         ``(height, width)``, or one number for both: images are resized (bilinear, antialiased) to
-        this, whatever their shape. None: all must have one size.
+        this, whatever their shape. None: all must have the same size.
     mode
-        ``"RGB"``, ``"L"`` (grey, 1 channel) or ``"RGBA"``.
+        ``"RGB"``, ``"L"`` (gray, 1 channel) or ``"RGBA"``.
 
     Raises
     ------
     InputError
-        A wrong argument, no such folder, no images, or Pillow is not installed.
+        An argument is invalid, the folder is missing or has no images, or Pillow is not installed.
     """
     return ImagesSource(path_of("folder", folder), size, mode)
 
 
 class ImagesSource(Source):
-    """Decodes images in threads, some hundred at a time; see `images`."""
+    """Decode images in threads, a few hundred at a time; see `images`."""
 
     kind = "images"
 
@@ -60,7 +61,7 @@ class ImagesSource(Source):
             raise InputError(f"mode is {mode!r}: it must be one of {', '.join(CHANNELS)}")
         if not folder.is_dir():
             raise InputError(f"no folder '{folder}'")
-        import_or_explain("PIL", "reading images", "images")
+        import_extra("PIL", "images", "reading images needs Pillow")
         self.folder = folder
         self.size = _check_size(size)
         self.mode = mode
@@ -73,7 +74,7 @@ class ImagesSource(Source):
         if not self.files:
             raise InputError(
                 f"'{folder}' has no class folders with images: put the images of each class into a "
-                f"folder of its own (known are {' '.join(SUFFIXES)})"
+                f"separate folder (known are {' '.join(SUFFIXES)})"
             )
 
     def fingerprint(self) -> str:
@@ -115,7 +116,7 @@ class ImagesSource(Source):
                 pixels = np.asarray(image, np.uint8)
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise InputError(
-                f"'{path}' is no image or is damaged: {error}; repair or remove it"
+                f"'{path}' is not an image or is damaged: {error}; repair or remove it"
             ) from None
         return pixels.reshape(*pixels.shape[:2], CHANNELS[self.mode])
 

@@ -1,4 +1,4 @@
-"""``.npz`` files: every member is a column. Members are streamed, compressed or not."""
+"""``.npz`` files: each member is a column. Members are streamed, compressed or not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cerebro.errors import InputError, text_of
 
 try:
     from lzma import LZMAError
-except ImportError:  # a Python without; then zipfile says so itself
+except ImportError:  # Python built without it; zipfile then raises the error itself
 
     class LZMAError(Exception):  # type: ignore[no-redef]
         """Never raised."""
@@ -31,8 +31,8 @@ except ImportError:  # a Python without; then zipfile says so itself
 
 CHUNK_BYTES = 16 << 20
 
-# What zipfile and the decompressors behind it raise for what they cannot make out: damaged,
-# encrypted, compressed in an unknown way, of an impossible layout.
+# Raised by zipfile and its decompressors for damaged or encrypted archives, unknown compression
+# and impossible layouts.
 _UNREADABLE = (
     zipfile.BadZipFile,
     EOFError,
@@ -44,12 +44,12 @@ _UNREADABLE = (
     RuntimeError,
 )
 
-# What Python's parser raises for a header that is no literal, or one to choke on.
+# Raised by Python's parser for a header that is not a literal, or too deep or large to parse.
 _NO_HEADER = (ValueError, SyntaxError, tokenize.TokenError, RecursionError, MemoryError)
 
 
 class NpzSource(Source):
-    """The members are read side by side, so that columns can be larger than memory."""
+    """Members, read side by side, so that columns can be larger than memory."""
 
     kind = "npz"
 
@@ -75,7 +75,7 @@ class NpzSource(Source):
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn what is raised for a damaged archive into an InputError that names it."""
+        """Turn errors of a damaged archive into an InputError that names it."""
         try:
             yield
             return
@@ -84,11 +84,13 @@ class NpzSource(Source):
         except _UNREADABLE as error:
             cause: Exception = error
         except OSError as error:
-            # bz2's complaint about its data, or a place in the file before its beginning.
+            # bz2's error about its data, or an offset before the start of the file.
             if error.errno not in (None, errno.EINVAL):
                 raise
             cause = error
-        raise InputError(f"'{self.path}' is no npz file or is damaged: {text_of(cause)}") from None
+        raise InputError(
+            f"'{self.path}' is not an npz file or is damaged: {text_of(cause)}"
+        ) from None
 
     def _members(self, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
         members: dict[str, zipfile.ZipInfo] = {}
@@ -117,8 +119,8 @@ def _side_by_side(members: dict[str, _Member]) -> Iterator[Table]:
 class _Member:
     """One array of the archive, read from front to back.
 
-    The archive says how many bytes a member has, and the member's header how many it should have:
-    only where both agree is anything unpacked.
+    The archive states how many bytes a member has, and the member's header how many it should have:
+    it is unpacked only if both agree.
     """
 
     def __init__(self, name: str, stream: Any, file_bytes: int) -> None:
@@ -128,10 +130,10 @@ class _Member:
         self._check_dtype()
         if not shape:
             raise InputError(f"column {name!r} is a single value: give one value for each row")
-        # Sizes of 0 count as 1: so the product of any of them fits as well.
+        # Sizes of 0 count as 1, so that the product of any subset fits as well.
         extent = math.prod(max(1, size) for size in shape) * self._dtype.itemsize
         if min(shape) < 0 or extent > MAX_BYTES or shape[0] > MAX_ROWS:
-            raise InputError(f"column {name!r} says it has the shape {shape}: no such array can be")
+            raise InputError(f"column {name!r} says it has the shape {shape}, which is impossible")
         self.rows: int = shape[0]
         self._shape = shape[1:]
         self.row_bytes = self._dtype.itemsize * math.prod(self._shape)
@@ -139,16 +141,16 @@ class _Member:
         if held != self.rows * self.row_bytes:
             raise InputError(
                 f"column {name!r} has {held} bytes where its header says "
-                f"{self.rows * self.row_bytes}: the file was cut or damaged"
+                f"{self.rows * self.row_bytes}: the file is truncated or damaged"
             )
         self._whole: Array | None = None
-        if fortran and len(shape) > 1:  # rows do not lie together: no way but to read all
+        if fortran and len(shape) > 1:  # rows are not contiguous: read the whole array
             count = self.rows * self.row_bytes
             self._whole = self._array(count).reshape(shape[::-1]).transpose()
         self._next = 0
 
     def _header(self) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-        """Shape, order and type. The header is a Python literal, which is parsed and never run."""
+        """Return shape, order and type. The header is a Python literal: parsed, never executed."""
         try:
             major, _ = np.lib.format.read_magic(self._stream)
             read = (
@@ -159,7 +161,7 @@ class _Member:
             shape, fortran, dtype = read(self._stream)
         except _NO_HEADER as error:
             raise InputError(
-                f"column {self.name!r} is no .npy file or is damaged: {text_of(error)}"
+                f"column {self.name!r} is not a .npy file or is damaged: {text_of(error)}"
             ) from None
         return tuple(int(size) for size in shape), fortran, dtype
 
@@ -185,5 +187,5 @@ class _Member:
     def _array(self, count: int) -> Array:
         content = self._stream.read(count)
         if len(content) != count:
-            raise InputError(f"column {self.name!r}: the file ends early; it was cut or damaged")
+            raise InputError(f"column {self.name!r}: the file ends early: truncated or damaged")
         return np.frombuffer(content, self._dtype)

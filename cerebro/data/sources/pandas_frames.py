@@ -1,4 +1,4 @@
-"""pandas data frames. The index is left out: make it a column with ``reset_index()``."""
+"""pandas data frames, without their index: use ``reset_index()`` to make it a column."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class PandasSource(Source):
 
 
 def series_column(name: str, series: Any) -> ColumnData:
-    """A series as a column. Raises InputError for missing values and unsuitable types."""
+    """Return a series as a column. Raises InputError for missing values and unsuitable types."""
     import numpy as np
     import pandas as pd
 
-    series = pd.Series(series)  # also an array of pandas', such as a Categorical
+    series = pd.Series(series)  # also accepts a pandas array, such as a Categorical
     dtype = series.dtype
     if isinstance(dtype, np.dtype) and dtype.kind != "O":
         return from_array(name, series.to_numpy())  # NaN in a float column is a value
@@ -60,7 +60,7 @@ def series_column(name: str, series: Any) -> ColumnData:
 
 
 def _categories(name: str, series: Any) -> ColumnData:
-    """Strings are taken as strings, so that the order of the categories does not matter."""
+    """Return categories as a column; strings become strings, whatever the order of categories."""
     names = series.cat.categories.tolist()
     if all(isinstance(label, str) for label in names):
         return ColumnData(series.cat.codes.to_numpy().astype("int64"), "int64", None, names)

@@ -14,11 +14,11 @@ from cerebro.data.sources.base import Source, Table, choose
 from cerebro.errors import InputError
 
 CHUNK_ROWS = 4096
-CHUNK_BYTES = 32 << 20  # as far as rows say how large they are
+CHUNK_BYTES = 32 << 20  # counts values that have nbytes
 
 
 class RowsSource(Source):
-    """Rows one after the other; read once, and never held all at the same time unless in a list."""
+    """Rows, one after the other; read once, and never all held at once unless given as a list."""
 
     kind = "rows"
 
@@ -37,9 +37,9 @@ def row_chunks(
     classes: Mapping[str, Sequence[str]] | None = None,
     whole: bool = False,
 ) -> Iterator[Table]:
-    """Collect rows into tables, all into one if `whole`.
+    """Collect rows into tables, or into a single one if `whole`.
 
-    `classes` names the classes of columns that hold their codes.
+    `classes` gives the class names of columns that hold codes.
     """
     columns: dict[str, list[Any]] = {}
     names: set[str] = set()

@@ -1,7 +1,7 @@
 """PyTorch datasets: map-style, iterable, and `TensorDataset`.
 
-A sample may be a mapping, a named tuple, or a tuple: then its items are ``x`` and ``y`` (and
-``column2``, ``column3``, ... if there are more). A sample that is a single tensor is ``x``.
+A sample may be a mapping, a named tuple, or a tuple, whose items are ``x`` and ``y`` (then
+``column2``, ``column3``, ...). A sample that is a single tensor is ``x``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cerebro.machine import generators
 
 
 def torch_source(dataset: Any) -> Source:
-    """The importer for a PyTorch dataset."""
+    """Return the importer for a PyTorch dataset."""
     import torch
 
     if type(dataset) is torch.utils.data.TensorDataset:  # a subclass may change its samples
@@ -28,11 +28,11 @@ def torch_source(dataset: Any) -> Source:
 
 
 READ_TWICE = 32
-"""Samples; a flip that half of them get is missed once in 2**32 times."""
+"""Samples; a flip with probability 1/2 goes unnoticed once in 2**32 times."""
 
 
 class TorchSource(Source):
-    """Samples one after the other: by number where the dataset has a length, else as it gives."""
+    """Samples, one after the other: by index if the dataset has a length, else by iterating."""
 
     kind = "torch"
 
@@ -63,7 +63,7 @@ class TorchSource(Source):
         self._read_again(seen, wanted)
 
     def _read_again(self, seen: Mapping[int, Mapping[str, Any]], wanted: Any) -> None:
-        """Find columns that are random. When all is read: a dataset may count its readings."""
+        """Find random columns by reading again, at the end: a dataset may count its reads."""
         with generators.preserved(True), contextlib.suppress(Exception):
             for index, before in seen.items():
                 after = _contents(as_mapping(self.dataset[index]), wanted)
@@ -72,16 +72,16 @@ class TorchSource(Source):
                     named = ", ".join(repr(name) for name in changed)
                     self._remark = (
                         f"sample {index} of the {type(self.dataset).__name__} is not the same when "
-                        f"it is read again (column {named}): a random transform is stored as it "
-                        "fell out once, the same for every epoch. Leave it out of the dataset, and "
-                        "give cerebro.transforms.RandomCrop and RandomHorizontalFlip to "
+                        f"it is read again (column {named}): one draw of a random transform would "
+                        "be stored for every epoch. Leave it out of the dataset, and give "
+                        "cerebro.transforms.RandomCrop and RandomHorizontalFlip to "
                         "with_transforms, or augment= to cerebro.torch.Model"
                     )
                     return
 
 
 def _contents(sample: Mapping[str, Any], wanted: Sequence[str] | None) -> dict[str, Any]:
-    """What a sample's columns hold; of those that make no column nothing."""
+    """Return the contents of a sample's columns, leaving out values that cannot be a column."""
     contents: dict[str, Any] = {}
     for name in sample if wanted is None else wanted:
         with contextlib.suppress(Exception):
@@ -91,7 +91,7 @@ def _contents(sample: Mapping[str, Any], wanted: Sequence[str] | None) -> dict[s
 
 
 def as_mapping(sample: Any) -> Mapping[str, Any]:
-    """A sample as a row."""
+    """Return a sample as a row."""
     if isinstance(sample, Mapping):
         return sample
     if hasattr(sample, "_asdict"):

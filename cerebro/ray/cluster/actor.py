@@ -1,12 +1,12 @@
-"""What runs on a node: an actor that watches over one worker process.
+"""The actor on a node that watches over one worker process.
 
-The process is the same as on one machine, with all that protects it there: beats, the
-limit of a unit's time, redirected output, its end with its parent. The actor carries
-tasks to it and states to and from the object store. It is cheap: it imports neither
-PyTorch nor the user's code, and a crash of a trial is not a crash of it.
+The process is the same as on one machine, with the same protection: heartbeats, the time limit
+of a unit, redirected output, its end with its parent. The actor passes tasks to it and states to
+and from the object store. The actor is cheap: it imports neither PyTorch nor the user's code,
+and survives a crash of a trial.
 
-Every unit carries the trial's dispatch number, which only grows. A call that comes late
-or twice is refused by it.
+Every unit carries the trial's dispatch number, which only grows, so that the actor can refuse a
+call that comes late or twice.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ from cerebro.machine import devices, environment, resources
 from cerebro.machine.devices import Device, is_gpu
 from cerebro.machine.resources import available_memory
 from cerebro.ray.cluster.cache import Cache, cache_folder
-from cerebro.ray.cluster.messages import Answer, Begin, DataAt, NodeReport, StateIn
+from cerebro.ray.cluster.messages import Begin, DataAt, JobResult, NodeReport, StateIn
 from cerebro.ray.cluster.sent import Sent
 from cerebro.ray.cluster.states import StateGone, StoreFull, fetch
 from cerebro.run.states import CloneOf, KeptState, remove_slots, slots_stem
 from cerebro.worker.messages import CheckDone, Event, Job, RunContext, Task, UnitDone, UnitFailed
 
 MAX_LOG_BYTES = 1 << 20
-"""Of what a unit has printed; more is left out in the middle."""
+"""The most that is kept of a unit's output; the middle is left out."""
 
 
 class LateCall(Exception):
-    """A task that a later one has overtaken."""
+    """The task came after a later one of the same trial."""
 
 
 class WorkerActor:
-    """One worker on a node; see the module's text."""
+    """One worker on a node; see the module's docstring."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._cache: Cache | None = None
         self._local: LocalExecutor | None = None
         self._inner = -1  # the process's number in the local executor
-        self._trouble = "the worker was given nothing to begin with"
+        self._trouble = "the worker has not been started"
         self._data_trouble = False
         self._dispatched: dict[int, int] = {}
         self._made: dict[int, int] = {}  # positions of the states in the slots here
@@ -80,16 +80,16 @@ class WorkerActor:
         data: Sequence[tuple[Sequence[str], str]],
         on_gpu: bool = False,
     ) -> NodeReport:
-        """Say what node this is.
+        """Describe this node.
 
         Parameters
         ----------
         token
-            A file that the coordinator has made beside the run's folder, and its text.
+            A file that the coordinator has written beside the run's folder, and its text.
         data
-            For each data set the paths where it may be, and its checksum.
+            For each data set, its possible paths and its checksum.
         on_gpu
-            Whether the worker is to use a GPU, which is then looked for.
+            Whether the worker uses a GPU, which is then looked up.
         """
         import ray
 
@@ -113,30 +113,30 @@ class WorkerActor:
         )
 
     def begin_data(self, manifest: bytes) -> list[int]:
-        """Take in a data set's manifest; return the shards that are in the cache."""
+        """Store a data set's manifest; return the shards in the cache."""
         with self._lock:
             return self._the_cache.begin(manifest)
 
     def receive(self, checksum: str, shard: int, name: str, offset: int, piece: Any) -> None:
-        """Take in a piece of a shard's file."""
+        """Store a piece of a shard's file."""
         with self._lock:
             self._the_cache.receive(checksum, shard, name, offset, piece)
 
     def finish(self, checksum: str, shard: int) -> None:
-        """Check a shard that has come, and let it be used."""
+        """Check a received shard and make it usable."""
         with self._lock:
             self._the_cache.finish(checksum, shard)
 
     def forget_damaged(self, checksum: str, shards: Sequence[int]) -> None:
-        """Delete those of some shards that are not what they were."""
+        """Delete those of the shards that are damaged."""
         self._the_cache.forget_damaged(checksum, shards)
 
     def data_folders(self, checksums: Sequence[str]) -> list[str]:
-        """Where the cache has data sets."""
+        """Return the folders of data sets in the cache."""
         return [str(self._the_cache.data(checksum)) for checksum in checksums]
 
     def begin(self, begin: Begin) -> None:
-        """Start the worker process; what goes wrong is told by the tasks that follow."""
+        """Start the worker process; failures are reported by later tasks."""
         try:
             self._begin(begin)
         except Exception as error:
@@ -183,22 +183,22 @@ class WorkerActor:
 
     # --- units -------------------------------------------------------------
 
-    def run(self, task: Job, state: StateIn | None) -> tuple[Answer, Any]:
-        """Carry out a task; returns what came of it, and the packed state that it left.
+    def run(self, task: Job, state: StateIn | None) -> tuple[JobResult, Any]:
+        """Run a task; return its result and the packed state that it left.
 
         Raises
         ------
         WorkerError
-            If there is no process to carry it out.
+            If there is no process to run it.
         LateCall
-            If a later task of the same trial has been here.
+            If a later task of the same trial came before.
         """
         if self._local is None and self._data_trouble:
-            return Answer(_no_data(task, self._trouble)), None
+            return JobResult(_no_data(task, self._trouble)), None
         if self._local is None:
             raise WorkerError(self._trouble)
         if not isinstance(task, Task):
-            return Answer(self._carry_out(task)), None
+            return JobResult(self._carry_out(task)), None
         if task.dispatch <= self._dispatched.get(task.trial, -1):
             raise LateCall(f"dispatch {task.dispatch} of trial {task.trial} comes too late")
         self._dispatched[task.trial] = task.dispatch
@@ -209,21 +209,21 @@ class WorkerActor:
             try:
                 packed = fetch(state.refs[0], state.node, self._gone)
             except (StateGone, StoreFull) as error:
-                return Answer(None, str(error), is_full=isinstance(error, StoreFull)), None
+                return JobResult(None, str(error), is_full=isinstance(error, StoreFull)), None
             fetched = len(packed)
             task = self._with_state(task, state, packed)
-            del packed  # the object store may have its memory back
+            del packed  # lets the object store free its memory
         event = self._carry_out(task)
         packed = None
         if isinstance(event, UnitDone):
             packed = self._packed(task)
             self._made[task.trial] = task.position + 1
         elif isinstance(event, UnitFailed) and event.kind == "data":
-            del self._dispatched[task.trial]  # it is sent again when the data are here
-        return Answer(event, log=self._take_log(task.trial), fetched=fetched), packed
+            del self._dispatched[task.trial]  # it is sent again once the data are here
+        return JobResult(event, log=self._take_log(task.trial), fetched=fetched), packed
 
     def restart(self) -> None:
-        """Start another process in place of one that was lost."""
+        """Start a new process to replace the lost one."""
         if self._local is not None:
             try:
                 self._inner = self._local.replace(self._inner)
@@ -231,21 +231,21 @@ class WorkerActor:
                 self._local, self._trouble = None, text_of(error)
 
     def cancel(self) -> None:
-        """Stop the unit that runs at its next batch."""
+        """Stop the running unit at its next batch."""
         if self._local is not None:
             with contextlib.suppress(KeyError):
                 self._local.cancel(self._inner)
 
     def node_is_gone(self, node: str) -> None:
-        """Wait no longer for states that were made on a node."""
+        """Stop waiting for states that were made on a lost node."""
         self._gone.add(node)
 
     def ping(self) -> int:
-        """Answer: this actor lives."""
+        """Return, to show that this actor is alive."""
         return os.getpid()
 
     def end(self) -> None:
-        """End the process and remove what it has left."""
+        """End the process and remove its files."""
         if self._local is not None:
             self._local.close(kill=True)
             self._local = None
@@ -269,7 +269,7 @@ class WorkerActor:
         return event
 
     def _with_state(self, task: Task, state: StateIn, packed: Any) -> Task:
-        """Put a state where the process reads it; the file is used again, so its pages stay."""
+        """Write a state where the process reads it, to a file that is reused with its pages."""
         file = self._folder / "state.in"
         fd = os.open(file, os.O_WRONLY | os.O_CREAT, 0o600)
         with open(fd, "wb") as out:  # noqa: PTH123
@@ -280,7 +280,7 @@ class WorkerActor:
         return replace(task, origin=KeptState(str(file), state.state_hash))
 
     def _packed(self, task: Task) -> Any:
-        """The state that a unit has left, as an array that shows the slot."""
+        """Return the state that a unit has left, as an array that maps the slot."""
         slots = self._slots.get(task.trial)
         if slots is None:
             slots = self._slots[task.trial] = _core.Slots(
@@ -289,7 +289,7 @@ class WorkerActor:
         return np.frombuffer(memoryview(slots.view(task.position + 1)), np.uint8)
 
     def _forget(self, trial: int) -> None:
-        """A trial has ended, or another worker has its state: nothing of it is needed here."""
+        """Drop a trial that has ended, or whose newest state is on a different worker."""
         self._made.pop(trial, None)
         slots = self._slots.pop(trial, None)
         if slots is not None:
@@ -297,7 +297,7 @@ class WorkerActor:
         remove_slots(self._state_dir, trial)
 
     def _take_log(self, trial: int) -> bytes:
-        """What the trial has printed, where that does not go into the run's folder."""
+        """Return the trial's output, unless it is written into the run's folder."""
         if self._shares_run:
             return b""
         file = self._log_dir / f"{trial}.log"
@@ -314,7 +314,7 @@ class WorkerActor:
 
 
 def given_gpu() -> Device:
-    """Return the GPU that Ray has given this actor: mostly it makes others invisible.
+    """Return the GPU that Ray has given this actor; Ray usually hides the others.
 
     Raises
     ------
@@ -332,7 +332,7 @@ def given_gpu() -> Device:
 
 
 def _open_data(data: DataAt) -> Dataset:
-    """Open a data set; CorruptDataError if this node cannot, as any trouble with data."""
+    """Open a data set; raise CorruptDataError if this node cannot."""
     kind = PlacedDataset if data.in_parts else Dataset
     try:
         return kind.from_spec(data.spec)
@@ -341,14 +341,14 @@ def _open_data(data: DataAt) -> Dataset:
 
 
 def _no_data(task: Job, cause: str) -> Event:
-    """Answer a task where the data cannot be opened, as a worker process does."""
+    """Return the event of a task whose data cannot be opened, as from a worker process."""
     if isinstance(task, Task):
         return UnitFailed(-1, task, "data", cause)
     return CheckDone(-1, (), error=cause)
 
 
 def _find_data(paths: Sequence[str], checksum: str) -> str | None:
-    """The first of the paths at which the data set lies."""
+    """Return the first path that has the data set."""
     for path in paths:
         with contextlib.suppress(CerebroError, OSError):
             if read_manifest(path).checksum == checksum:

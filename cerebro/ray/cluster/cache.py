@@ -2,15 +2,15 @@
 
     data/CHECKSUM/manifest.json, shard-00003/...    a data set, or some of its shards
     data/CHECKSUM.used                              locked while a process uses it; when that was
-    scratch/*                                       one folder for each process that runs: shards on
-                                                    their way, slots, rows that are to be sent
-    place                                           which folder this is
+    scratch/*                                       one folder for each running process: incoming
+                                                    shards, slots, rows to be sent
+    place                                           the folder's identity
 
-A shard gets its name when all of its files have come and have the checksums that the
-manifest says. It is checked again at its first use in every run, like any data.
+A shard gets its name when all of its files have arrived with the checksums of the manifest.
+It is checked again at its first use in every run, like any data.
 
-Where there is no room for a shard, whole data sets go that no process uses: the one first
-whose last use is longest ago.
+To make room for a shard, whole data sets that no process uses are deleted, the least recently
+used first.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import durable
 
 VARIABLE = "CEREBRO_CACHE"
-"""Environment variable of a node that says where its cache is,"""
+"""Environment variable of a node: the folder of its cache,"""
 LIMIT = "CEREBRO_CACHE_LIMIT"
-"""and one that says how many bytes of data it may have, such as ``200GB``."""
+"""and the size of its data, such as ``200GB``."""
 SPARE_BYTES = 256 << 20
-"""What is left free on the disk, as far as data sets that nobody uses can make room."""
+"""Bytes to leave free on the disk, if deleting unused data sets can make room."""
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
@@ -49,19 +49,19 @@ def cache_folder() -> Path:
 
 
 def cache_limit() -> int | None:
-    """Return how many bytes of data this node's cache may have; None: what the disk holds.
+    """Return the limit of this node's cache in bytes; None: the size of the disk.
 
     Raises
     ------
     InputError
-        If ``$CEREBRO_CACHE_LIMIT`` is no size.
+        If ``$CEREBRO_CACHE_LIMIT`` is not a size.
     """
     text = os.environ.get(LIMIT, "").strip()
     if not text:
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", text, re.IGNORECASE)
     if found is None:
-        raise InputError(f"{LIMIT}={text!r} is no size: give bytes, or such as 500MB or 200GB")
+        raise InputError(f"{LIMIT}={text!r} is not a size: give bytes, or a size such as 200GB")
     return int(float(found[1]) * UNITS[found[2].upper()])
 
 
@@ -71,12 +71,12 @@ class Cache:
     Parameters
     ----------
     folder
-        Made if it is not there.
+        Created if it does not exist.
 
     Raises
     ------
     InputError
-        If the node's limit is no size.
+        If the node's limit is not a size.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -90,25 +90,25 @@ class Cache:
 
     @property
     def place(self) -> str:
-        """The same for all processes that use this folder, and for no other."""
+        """Return the identity of this folder, the same in all processes that use it."""
         file = self.folder / "place"
         with contextlib.suppress(FileNotFoundError):
             return file.read_text()
         new = self.folder / f".place-{uuid.uuid4().hex}"
         new.write_text(uuid.uuid4().hex)
         with contextlib.suppress(FileExistsError):
-            os.link(new, file)  # whoever is first says it
+            os.link(new, file)  # the first process decides
         new.unlink()
         return file.read_text()
 
     # --- data --------------------------------------------------------------
 
     def data(self, checksum: str) -> Path:
-        """The folder of the data set with a checksum."""
+        """Return the folder of the data set with a checksum."""
         return self.folder / "data" / checksum
 
     def begin(self, manifest: bytes) -> list[int]:
-        """Take in a data set's manifest; return the shards that are here already."""
+        """Store a data set's manifest; return the shards that are here already."""
         checksum = parse_manifest(manifest, "the manifest that was sent").checksum
         self.use(checksum)
         folder = self.data(checksum)
@@ -134,12 +134,12 @@ class Cache:
             file.write(piece)
 
     def finish(self, checksum: str, shard: int) -> None:
-        """Give a shard its name, now that its files have come.
+        """Give a shard its name, once its files have arrived.
 
         Raises
         ------
         CorruptDataError
-            If one is not what the manifest says.
+            If one does not match the manifest.
         """
         arrived = self._arriving.pop((checksum, shard))
         whole = self.data(checksum) / shard_folder(shard)
@@ -148,17 +148,17 @@ class Cache:
             arrived.rename(whole)
         shutil.rmtree(arrived, ignore_errors=True)
         try:
-            PlacedDataset(self.data(checksum)).verify_shard(shard)
+            PlacedDataset(self.data(checksum))._verify_shard(shard)
         except CorruptDataError:
             shutil.rmtree(whole, ignore_errors=True)
             raise
 
     def forget_damaged(self, checksum: str, shards: Sequence[int]) -> None:
-        """Delete those of some shards that are not what the manifest says."""
+        """Delete those of the shards that do not match the manifest."""
         data = PlacedDataset(self.data(checksum))
         for shard in shards:
             try:
-                data.verify_shard(shard)
+                data._verify_shard(shard)
             except CorruptDataError:
                 shutil.rmtree(data.path / shard_folder(shard), ignore_errors=True)
 
@@ -166,10 +166,10 @@ class Cache:
         path = self.data(checksum) / FILE_NAME
         return parse_manifest(path.read_bytes(), str(path))
 
-    # --- who uses what -----------------------------------------------------
+    # --- use ---------------------------------------------------------------
 
     def use(self, checksum: str) -> None:
-        """Keep a data set, for as long as this process lives or until `close`."""
+        """Keep a data set until `close` or the end of this process."""
         if checksum in self._used:
             return
         mark = self._mark(checksum)
@@ -179,12 +179,12 @@ class Cache:
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(fd), mark.stat()):
                     break
-            os.close(fd)  # somebody has just removed the data set with its mark
+            os.close(fd)  # another process has just removed the data set and its mark
         os.utime(fd)
         self._used[checksum] = fd
 
     def make_room(self, need: int) -> None:
-        """Remove data sets that nobody uses until so many bytes more fit, or none is left."""
+        """Remove unused data sets until `need` more bytes fit, or none is left."""
         sizes: dict[str, int] = {}
         if self._limit is not None or not self._disk_has(need):
             folders = [entry for entry in (self.folder / "data").iterdir() if entry.is_dir()]
@@ -210,7 +210,7 @@ class Cache:
         return 0.0
 
     def _remove_unused(self, checksum: str) -> bool:
-        """Remove a data set; False: somebody uses it."""
+        """Remove a data set; return False if a process uses it."""
         mark = self._mark(checksum)
         fd = os.open(mark, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -226,7 +226,7 @@ class Cache:
     # --- scratch -----------------------------------------------------------
 
     def scratch(self) -> Path:
-        """A folder for this process's own files; those of processes that are gone go."""
+        """Return a folder for this process's files; remove those of dead processes."""
         if self._scratch is None:
             for folder in (self.folder / "scratch").iterdir():
                 if folder.name.startswith("worker-"):
@@ -235,12 +235,12 @@ class Cache:
             fd = os.open(made / "lock", os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(fd, fcntl.LOCK_EX)
             folder = made.with_name("worker-" + made.name.removeprefix(".new-"))
-            made.rename(folder)  # with its lock: nobody takes it for one that was left
+            made.rename(folder)  # with its lock, so that it is not taken for an abandoned one
             self._scratch = folder, fd
         return self._scratch[0]
 
     def close(self) -> None:
-        """Remove this process's scratch, and let others remove what it used."""
+        """Remove this process's scratch, and release its data sets."""
         for fd in self._used.values():
             with contextlib.suppress(OSError):
                 os.utime(fd)
@@ -254,7 +254,7 @@ class Cache:
 
 
 def _remove_if_left(folder: Path) -> None:
-    """Remove the scratch of a process that is gone: nobody holds its lock."""
+    """Remove a scratch folder if its process is dead, that is, its lock is free."""
     with contextlib.suppress(OSError):
         fd = os.open(folder / "lock", os.O_RDWR)
         try:
@@ -265,7 +265,7 @@ def _remove_if_left(folder: Path) -> None:
 
 
 def _bytes_below(folder: Path) -> int:
-    """What the files in a folder take, as far as they are still there."""
+    """Return the bytes of a folder's files, ignoring those that disappear meanwhile."""
     total = 0
     for file in folder.glob("*/*"):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Joins a Ray cluster or starts one on this machine, and never waits for ever."""
+"""Joins a Ray cluster or starts one on this machine, and never waits forever."""
 
 from __future__ import annotations
 
@@ -15,40 +15,27 @@ from pathlib import Path
 from typing import Any
 
 from cerebro.errors import InputError, text_of
-from cerebro.machine.installation import install_hint
+from cerebro.machine.imports import import_extra
 
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 3.0
-"""Within which a node that lives takes a connection."""
+"""The time within which a live node accepts a connection."""
 
 
 def import_ray() -> Any:
-    """Return Ray.
-
-    Raises
-    ------
-    InputError
-        If it is not installed.
-    """
-    try:
-        import ray
-    except ImportError as error:
-        raise InputError(
-            f"cerebro.ray needs Ray, which cannot be imported here ({error}): "
-            f"{install_hint('ray')}, on every node of a cluster"
-        ) from None
-    return ray
+    """Return Ray; raise InputError if it is not installed."""
+    return import_extra("ray", "ray", "cerebro.ray needs Ray on every node of a cluster")
 
 
 @dataclass
 class Connection:
-    """This process's part in a cluster."""
+    """This process's connection to a cluster."""
 
     ray: Any
     node: str
     """The node that this process is on."""
     is_ours: bool
-    """Whether the cluster was started for this search, and ends with it."""
+    """Whether the cluster was started for this search and ends with it."""
 
     def close(self) -> None:
         if self.is_ours:
@@ -56,7 +43,7 @@ class Connection:
 
 
 def connect(address: str | None, cpus: float | None) -> Connection:
-    """Join the cluster at an address; without one the one that there is, or a new one here.
+    """Join the cluster at an address.
 
     Parameters
     ----------
@@ -64,7 +51,7 @@ def connect(address: str | None, cpus: float | None) -> Connection:
         ``"auto"``, ``"host:port"``, or None: the cluster that this process belongs to already,
         the one in ``$RAY_ADDRESS``, else a new one on this machine.
     cpus
-        Of a new one; None: its cores.
+        CPUs of a new cluster; None: the machine's cores.
 
     Raises
     ------
@@ -88,7 +75,7 @@ def connect(address: str | None, cpus: float | None) -> Connection:
             address = "local"
             options |= {"num_cpus": cpus, "include_dashboard": False}
         with _own_signals(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of what later versions of Ray will do
+            warnings.simplefilter("ignore", FutureWarning)  # about later versions of Ray
             try:
                 ray.init(address=address, **options)
             except (ConnectionError, RuntimeError, ValueError, OSError) as error:
@@ -113,7 +100,7 @@ def _no_cluster(address: str, error: BaseException) -> InputError:
 
 
 def _check_reachable(address: str) -> None:
-    """See whether a cluster answers: Ray itself would try for minutes, or for ever."""
+    """Check that a cluster answers: Ray itself would try for minutes, or forever."""
     host, _, port = address.rpartition(":")
     try:
         at = host.strip("[]"), int(port)
@@ -122,28 +109,29 @@ def _check_reachable(address: str) -> None:
                 _expect_grpc(connection)
     except (ValueError, OverflowError):
         raise InputError(
-            f"address={address!r} is none: give 'auto' or 'host:port' of the cluster's head node"
+            f"address={address!r} is not an address: give 'auto' or 'host:port' of the cluster's "
+            "head node"
         ) from None
     except OSError as error:
         raise _no_cluster(address, error) from None
 
 
 def _expect_grpc(connection: socket.socket) -> None:
-    """Exchange the first words of HTTP/2, which Ray's servers speak."""
+    """Exchange the first frames of HTTP/2, which Ray's servers speak."""
     settings = b"\0\0\0\4\0\0\0\0\0"  # a frame of no bytes: length, type, flags, stream
     connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
     answer = b""
     while len(answer) < len(settings):
         piece = connection.recv(len(settings) - len(answer))
         if not piece:
-            raise ConnectionError("what listens there hangs up")
+            raise ConnectionError("the server there closes the connection")
         answer += piece
     if answer[3] != settings[3]:
-        raise ConnectionError("what listens there is no Ray cluster")
+        raise ConnectionError("the server there is not a Ray cluster")
 
 
 def _noted_address() -> str | None:
-    """The cluster that Ray has noted as this machine's, which may be gone by now."""
+    """Return the address that Ray has noted for this machine; the cluster may be gone."""
     folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     try:
         return Path(folder, "ray", "ray_current_cluster").read_text().strip() or None
@@ -153,7 +141,7 @@ def _noted_address() -> str | None:
 
 @contextlib.contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keep this process's SIGTERM handler: Ray sets one of its own."""
+    """Keep this process's SIGTERM handler, which Ray replaces."""
     try:
         before = signal.getsignal(signal.SIGTERM)
         yield
@@ -172,11 +160,11 @@ class Node:
     id: str
     address: str
     port: int = 0
-    """Of its raylet."""
+    """The port of its raylet."""
     resources: dict[str, float] = field(default_factory=dict)
 
     def answers(self) -> bool:
-        """Whether somebody listens at its raylet's port."""
+        """Whether the port of its raylet accepts connections."""
         try:
             with socket.create_connection((self.address, self.port), ANSWER_SECONDS):
                 return True
@@ -184,7 +172,7 @@ class Node:
             return False
 
     def room_for(self, needs: dict[str, float]) -> int:
-        """How many workers fit."""
+        """Return how many workers fit."""
         counts = [
             int(self.resources.get(name, 0.0) / need + 1e-9) for name, need in needs.items() if need
         ]
@@ -192,7 +180,7 @@ class Node:
 
 
 def alive_nodes(ray: Any) -> list[Node]:
-    """The nodes that the cluster counts among its own, in the order of their numbers."""
+    """Return the nodes that the cluster considers alive, in the order of their numbers."""
     return sorted(
         (
             Node(
@@ -209,7 +197,7 @@ def alive_nodes(ray: Any) -> list[Node]:
 
 
 def reachable(nodes: Sequence[Node]) -> list[Node]:
-    """Those of the nodes that answer: it takes the cluster half a minute to miss one."""
+    """Return the nodes that answer: the cluster takes half a minute to notice a lost one."""
     if not nodes:
         return []
     with ThreadPoolExecutor(16) as pool:
@@ -220,21 +208,21 @@ def reachable(nodes: Sequence[Node]) -> list[Node]:
 def spread(
     nodes: list[Node], needs: dict[str, float], workers: int | None, first: str
 ) -> list[Node]:
-    """Deal workers over nodes in turn; return the node of each.
+    """Spread workers over nodes in turn; return the node of each.
 
     Parameters
     ----------
     needs
         Resources of one worker.
     workers
-        How many; None: all that fit.
+        The number of workers; None: as many as fit.
     first
-        The node that comes first: the coordinator's own, where the data are.
+        The node to begin with: the coordinator's, which has the data.
 
     Raises
     ------
     InputError
-        If they do not fit.
+        If the workers do not fit.
     """
     room = {node.id: node.room_for(needs) for node in nodes}
     total = sum(room.values())
@@ -260,12 +248,12 @@ def spread(
 
 
 def asked_for(needs: Mapping[str, float]) -> str:
-    """A worker's resources, for people."""
+    """Return a worker's resources as text."""
     return ", ".join(f"{need:g} {name}" for name, need in needs.items())
 
 
 def cause_of(error: BaseException) -> str:
-    """What went wrong, without the traceback that Ray adds."""
+    """Return an error's cause, without the traceback that Ray adds."""
     cause = getattr(error, "cause", None) or error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
     if not isinstance(cause, Exception) or not lines:

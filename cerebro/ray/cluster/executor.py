@@ -1,9 +1,8 @@
 """Runs units on the nodes of a Ray cluster: `cerebro.ray.Executor`.
 
-One actor for each worker, one worker process for each actor. Ray starts them, carries
-their messages and holds their states; what it does about failures is turned off, because
-only the coordinator knows what a unit is: actors are not restarted and calls not
-repeated. See docs/design/ray.md.
+Each worker is an actor with one worker process. Ray starts the actors, carries their messages
+and holds their states. Ray's own fault tolerance is off, because only the coordinator knows
+units: actors are not restarted, calls are not repeated. See docs/design/ray.md.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ from cerebro.ray.cluster.connection import (
 from cerebro.ray.cluster.hiring import GPU, START_SECONDS, Hired, Hiring, check_resources
 from cerebro.ray.cluster.mailbox import Mailbox
 from cerebro.ray.cluster.messages import (
-    Answer,
     Begin,
     Call,
     DataAt,
-    Hand,
+    JobResult,
     NodeReport,
+    RemoteWorker,
     StateIn,
     Traffic,
 )
@@ -73,11 +72,11 @@ from cerebro.worker.messages import (
 
 END_SECONDS = 10.0
 LOOK_SECONDS = 5.0
-"""How often the cluster is asked for new nodes, and busy workers for a sign of life."""
+"""How often to look for new nodes and to ping busy workers."""
 SILENT_LOOKS = 6
-"""Looks in a row without a sign of life after which a worker is given up."""
+"""The number of unanswered pings in a row after which a worker is lost."""
 STORE_FULL = (
-    "Ray's object store is full on a node, and so is the disk that it writes to then: free some "
+    "Ray's object store is full on a node, and so is the disk behind it: free some space "
     "there, start Ray with more --object-store-memory, or keep fewer trials live (width=)"
 )
 
@@ -91,33 +90,33 @@ class Executor:
         ``"auto"`` or ``"host:port"`` of a cluster; None: the one that this process belongs to
         or ``$RAY_ADDRESS`` names, else a new one on this machine, which ends with the search.
     workers
-        How many, dealt over the nodes in turn; None: as many as fit. New nodes are used when
-        they come, up to this number.
+        The number of workers, spread over the nodes in turn; None: as many as fit. New nodes
+        are used when they join, up to this number.
     resources
-        Ray resources of each worker; ``"CPU"`` is the search's ``threads`` unless given. With
-        ``{"GPU": 1}`` each worker trains on the GPU that Ray gives it, which it sees alone, as
-        ``cuda:0``; with ``{"GPU": 0.5}`` two of them share one.
+        Ray resources of each worker; ``"CPU"`` defaults to the search's ``threads``. With
+        ``{"GPU": 1}`` each worker trains on the GPU that Ray gives it, the only one that it
+        sees, as ``cuda:0``; with ``{"GPU": 0.5}`` two of them share one.
     replicas
-        On how many nodes each shard is to lie. With more than one, the loss of a node needs
+        The number of nodes that get each shard. With more than one, the loss of a node requires
         no copying, and slow nodes get less work at once.
     shared_path
-        Where all nodes read the data, such as a network file system: the data set's folder,
-        or one that it is in. Nothing is copied then. None: nodes are sent the shards that they
-        work on, once, and keep them for later searches.
+        A path at which all nodes can read the data, such as a network file system: the data
+        set's folder or its parent. Nothing is copied then. None: each node is sent the shards
+        that it works on, once, and keeps them for later searches.
 
     Attributes
     ----------
     traffic
-        What was moved, in bytes; see `cerebro.ray.cluster.messages.Traffic`.
+        The bytes that were moved; see `cerebro.ray.cluster.messages.Traffic`.
     devices
-        ``("cuda",)`` where its workers have GPUs, else ``("cpu",)``.
+        ``("cuda",)`` if its workers have GPUs, else ``("cpu",)``.
 
     Raises
     ------
     InputError
-        For arguments that are wrong, here; when a search begins, if Ray is not installed,
-        there is no cluster, workers do not fit on it, nodes differ in what changes results,
-        or a node cannot read the data.
+        If an argument is invalid. When a search begins: if Ray is not installed, there is no
+        cluster, the workers do not fit on it, nodes would compute different results, or a node
+        cannot read the data.
     """
 
     def __init__(
@@ -149,7 +148,7 @@ class Executor:
         )
 
     def __reduce__(self) -> tuple[type[Executor], tuple[Any, ...]]:
-        """Pickled or copied it is one that has not been used."""
+        """Pickle or copy it as an unused executor."""
         given = self._address, self.workers, self._resources, self._replicas, self._shared_path
         return type(self), given
 
@@ -159,18 +158,18 @@ class Executor:
 
     def _reset(self) -> None:
         self.traffic = Traffic()
-        self._hands: dict[int, Hand] = {}
-        self._lost: dict[int, Hand] = {}
+        self._remotes: dict[int, RemoteWorker] = {}
+        self._lost: dict[int, RemoteWorker] = {}
         self._out: dict[int, Call] = {}
-        self._parked: dict[tuple[str, int], list[int]] = {}  # workers whose shard is coming
+        self._parked: dict[tuple[str, int], list[int]] = {}  # workers that wait for their shard
         self._loading: set[tuple[str, int]] = set()
         self._supply: Supply | None = None
         self._placement: Placement | None = None
         self._pace = Pace()
         self._states = HeldStates()
-        self._keeping: dict[int, int] = {}  # trial -> position of a state on its way to the disk
+        self._keeping: dict[int, int] = {}  # trial -> position of a state that is being written
         self._events: list[News] = []
-        self._later: list[News] = []  # for when training has begun
+        self._later: list[News] = []  # delivered when training has begun
         self._trouble: BaseException | None = None
         self._is_training = False
         self._next = 0
@@ -202,19 +201,19 @@ class Executor:
         except BaseException:
             self.close(kill=True)
             raise
-        return sorted(self._hands)
+        return sorted(self._remotes)
 
     def submit(self, worker: int, task: Job) -> None:
         self._serial += 1
         call = self._out[worker] = Call(self._serial, task)
-        hand = self._hands.get(worker)
-        if hand is None:  # lost, which the caller has not heard yet
+        remote = self._remotes.get(worker)
+        if remote is None:  # lost, but the caller has not been notified yet
             return
         if isinstance(task, Task):
             self._is_training = True
             for trial in task.ended:
                 self._states.forget(trial)
-        self._send_when_loaded(hand, call)
+        self._send_when_loaded(remote, call)
 
     def wait(self, timeout: float | None = None, wake: Wake | None = None) -> Sequence[News]:
         end = None if timeout is None else time.monotonic() + timeout
@@ -237,23 +236,25 @@ class Executor:
         return events
 
     def cancel(self, worker: int) -> None:
-        """Tell a worker to stop its unit at the next batch."""
-        hand = self._hands.get(worker)
-        if hand is not None:
-            hand.actor.cancel.options(concurrency_group="control").remote()
+        """Stop a worker's unit at the next batch."""
+        remote = self._remotes.get(worker)
+        if remote is not None:
+            remote.actor.cancel.options(concurrency_group="control").remote()
 
     def replace(self, worker: int) -> int:
-        hand = self._lost.pop(worker)
-        if hand.node_is_gone:
-            raise WorkerError(f"node {hand.name} is gone")
-        actor = hand.actor
-        if hand.is_gone:
-            actor = self._hiring.hire(hand.node)
-            actor.begin.remote(hand.begin)
+        remote = self._lost.pop(worker)
+        if remote.node_is_gone:
+            raise WorkerError(f"node {remote.name} is gone")
+        actor = remote.actor
+        if remote.is_gone:
+            actor = self._hiring.hire(remote.node)
+            actor.begin.remote(remote.begin)
         else:
             actor.restart.remote()
         new = self._take_on(
-            Hand(-1, actor, hand.node, hand.name, hand.place, hand.reads_all, hand.begin)
+            RemoteWorker(
+                -1, actor, remote.node, remote.name, remote.place, remote.reads_all, remote.begin
+            )
         )
         return new.number
 
@@ -262,28 +263,28 @@ class Executor:
         return None if self._placement is None else self._placement.holders()
 
     def load(self, worker: int, shard: int) -> None:
-        """Make a shard readable for a worker, and so for all on its node."""
-        hand = self._hands.get(worker)
-        if hand is not None and self._placement is not None:
-            self._placement.add_shard(hand.place, shard)
-            self._fetch_shard(hand, shard)
+        """Make a shard readable for a worker and all others on its node."""
+        remote = self._remotes.get(worker)
+        if remote is not None and self._placement is not None:
+            self._placement.add_shard(remote.place, shard)
+            self._fetch_shard(remote, shard)
 
     def close(self, *, kill: bool = False) -> None:
-        if self._is_refused:  # whoever was refused closes what it has not begun
+        if self._is_refused:  # the run that uses this executor closes it
             self._is_refused = False
             return
         if self._connection is None:
             return
         ray = self._ray
-        hands = [*self._hands.values(), *(h for h in self._lost.values() if not h.is_gone)]
+        remotes = [*self._remotes.values(), *(h for h in self._lost.values() if not h.is_gone)]
         self._out.clear()
         if not kill:
-            ends = [h.actor.end.remote() for h in hands]
+            ends = [h.actor.end.remote() for h in remotes]
             with contextlib.suppress(Exception):
                 ray.wait(ends, num_returns=max(1, len(ends)), timeout=END_SECONDS)
-        for hand in hands:
+        for remote in remotes:
             with contextlib.suppress(Exception):
-                ray.kill(hand.actor, no_restart=True)
+                ray.kill(remote.actor, no_restart=True)
         self._porters.shutdown(wait=False, cancel_futures=True)
         with contextlib.suppress(Exception):
             self._connection.close()
@@ -296,12 +297,12 @@ class Executor:
         self.traffic = traffic
 
     def nodes(self) -> dict[int, str]:
-        """Return the number, in the cluster, of the node that each worker is on."""
-        return {number: hand.node.id for number, hand in sorted(self._hands.items())}
+        """Return the cluster's number of each worker's node."""
+        return {number: remote.node.id for number, remote in sorted(self._remotes.items())}
 
     @property
     def _full(self) -> tuple[type[BaseException], ...]:
-        """What Ray raises when there is no room for a state."""
+        """The exceptions that Ray raises when there is no room for a state."""
         return self._ray.exceptions.ObjectStoreFullError, self._ray.exceptions.OutOfDiskError
 
     @property
@@ -325,27 +326,29 @@ class Executor:
         try:
             reports = self._hiring.reports(hired, self._the_supply)
             self._later += self._hiring.check(reports)
-            for hand in self._brief(hired, reports):
-                hand.actor.begin.remote(hand.begin)
-                self._take_on(hand)
+            for remote in self._brief(hired, reports):
+                remote.actor.begin.remote(remote.begin)
+                self._take_on(remote)
         except BaseException:
             self._hiring.dismiss(hired)
             raise
         self._next_look = time.monotonic() + LOOK_SECONDS
 
-    def _brief(self, hired: Hired, reports: Sequence[NodeReport]) -> list[Hand]:
-        """Place the data, and say to every worker what it needs to know."""
+    def _brief(self, hired: Hired, reports: Sequence[NodeReport]) -> list[RemoteWorker]:
+        """Place the data and describe the run to every worker."""
         self._shares_run = all(report.reads_run for report in reports)
         for report in reports:
             self._the_supply.check_reads(report)
-        hands = [
-            self._hand(node, actor, report, sum(r.node == report.node for r in reports))
+        remotes = [
+            self._remote_worker(node, actor, report, sum(r.node == report.node for r in reports))
             for (node, actor), report in zip(hired, reports, strict=True)
         ]
-        self._placement = self._the_supply.deal(hands, self._replicas, self._porters)
-        return [self._the_supply.with_data(hand) for hand in hands]
+        self._placement = self._the_supply.deal(remotes, self._replicas, self._porters)
+        return [self._the_supply.with_data(remote) for remote in remotes]
 
-    def _hand(self, node: Node, actor: Any, report: NodeReport, workers_here: int) -> Hand:
+    def _remote_worker(
+        self, node: Node, actor: Any, report: NodeReport, workers_here: int
+    ) -> RemoteWorker:
         context = self._context
         reads_all = all(path is not None for path in report.at)
         begin = Begin(
@@ -364,66 +367,66 @@ class Executor:
             workers_here=workers_here,
         )
         place = f"{report.node} itself" if reads_all else report.place
-        return Hand(-1, actor, node, report.name, place, reads_all, begin)
+        return RemoteWorker(-1, actor, node, report.name, place, reads_all, begin)
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """What workers are told of the run besides its data, folds and ``build``."""
+        """Return the settings for workers, apart from data, folds and ``build``."""
         left_out = {"build", "train", "validation", "folds", "live_bytes", "loader_threads"}
         names = [f.name for f in fields(RunContext) if f.name not in left_out]
         return {name: getattr(self._context, name) for name in names}
 
-    def _take_on(self, hand: Hand) -> Hand:
+    def _take_on(self, remote: RemoteWorker) -> RemoteWorker:
         """Give a worker its number."""
-        hand.number = self._next
+        remote.number = self._next
         self._next += 1
-        self._hands[hand.number] = hand
+        self._remotes[remote.number] = remote
         if self._placement is not None:
-            self._placement.add_worker(hand.number, hand.place)
-        return hand
+            self._placement.add_worker(remote.number, remote.place)
+        return remote
 
-    # --- giving out ----------------------------------------------------------
+    # --- dispatching ---------------------------------------------------------
 
-    def _send_when_loaded(self, hand: Hand, call: Call, *, damaged: bool = False) -> None:
+    def _send_when_loaded(self, remote: RemoteWorker, call: Call, *, damaged: bool = False) -> None:
         job = call.job
-        if isinstance(job, Task) and not self._the_supply.is_there(hand, job.shard):
-            self._parked.setdefault((hand.place, job.shard), []).append(hand.number)
-            self._fetch_shard(hand, job.shard, damaged=damaged)
+        if isinstance(job, Task) and not self._the_supply.is_there(remote, job.shard):
+            self._parked.setdefault((remote.place, job.shard), []).append(remote.number)
+            self._fetch_shard(remote, job.shard, damaged=damaged)
         else:
-            self._send(hand, call)
+            self._send(remote, call)
 
-    def _fetch_shard(self, hand: Hand, shard: int, *, damaged: bool = False) -> None:
-        """Have a shard sent to a worker's node, unless it is there or on its way."""
-        key = hand.place, shard
-        if self._the_supply.is_there(hand, shard) or key in self._loading:
+    def _fetch_shard(self, remote: RemoteWorker, shard: int, *, damaged: bool = False) -> None:
+        """Send a shard to a worker's node, unless it is there or being sent."""
+        key = remote.place, shard
+        if self._the_supply.is_there(remote, shard) or key in self._loading:
             return
         self._loading.add(key)
         if damaged:
-            job = self._porters.submit(self._the_supply.mend, hand, shard)
+            job = self._porters.submit(self._the_supply.mend, remote, shard)
         else:
-            job = self._porters.submit(self._the_supply.send, hand, [shard])
+            job = self._porters.submit(self._the_supply.send, remote, [shard])
         job.add_done_callback(lambda done: self._mailbox.put(partial(self._loaded, key, done)))
 
-    def _send(self, hand: Hand, call: Call) -> None:
+    def _send(self, remote: RemoteWorker, call: Call) -> None:
         job, state = call.job, None
         if isinstance(job, Task):
             try:
                 state = self._state_for(job)
             except LookupError as error:
-                self._lose_state(hand.number, job, str(error))
+                self._lose_state(remote.number, job, str(error))
                 return
-            ended = {*job.ended, *hand.stale} - {job.trial}
-            hand.stale.clear()
+            ended = {*job.ended, *remote.stale} - {job.trial}
+            remote.stale.clear()
             keep = job.keep_state and self._shares_run
             job = replace(job, ended=tuple(sorted(ended)), keep_state=keep)
-        answer, call.packed = hand.actor.run.options(num_returns=2).remote(job, state)
+        answer, call.packed = remote.actor.run.options(num_returns=2).remote(job, state)
         serial = call.serial
         answer.future().add_done_callback(
-            lambda done: self._mailbox.put(partial(self._answered, hand.number, serial, done))
+            lambda done: self._mailbox.put(partial(self._answered, remote.number, serial, done))
         )
 
     def _state_for(self, task: Task) -> StateIn | None:
-        """What a unit begins with, if it is not read from the run's folder.
+        """Return the state that a unit begins with; None if it reads it from the run's folder.
 
         Raises
         ------
@@ -443,7 +446,7 @@ class Executor:
             raise LookupError("its state was lost with a node")
         return StateIn((held.ref,), held.state_hash, held.node)
 
-    # --- hearing -------------------------------------------------------------
+    # --- results -------------------------------------------------------------
 
     def _open_mail(self) -> None:
         for letter in self._mailbox.take():
@@ -456,10 +459,10 @@ class Executor:
             raise trouble
 
     def _answered(self, worker: int, serial: int, done: Any) -> None:
-        call, hand = self._out.get(worker), self._hands.get(worker)
-        if call is None or hand is None or call.serial != serial:
-            return  # it comes too late: the worker was given up
-        hand.silent_looks = 0
+        call, remote = self._out.get(worker), self._remotes.get(worker)
+        if call is None or remote is None or call.serial != serial:
+            return  # too late: the worker is considered lost
+        remote.silent_looks = 0
         error = done.exception()
         if isinstance(error, self._full) or (error is None and done.result().is_full):
             self._trouble = OSError(STORE_FULL)
@@ -467,10 +470,10 @@ class Executor:
         if error is not None:
             with contextlib.suppress(Exception):  # the same error, which Ray would print otherwise
                 self._ray.get(call.packed, timeout=0)
-            self._actor_failed(hand, error)
+            self._actor_failed(remote, error)
             return
-        hand.has_answered = True
-        answer: Answer = done.result()
+        remote.has_answered = True
+        answer: JobResult = done.result()
         self.traffic.state_bytes += answer.fetched
         self.traffic.states += answer.fetched > 0
         event, job = answer.event, call.job
@@ -479,39 +482,39 @@ class Executor:
         if event is None:
             assert isinstance(job, Task)
             self._lose_state(worker, job, f"its state cannot be fetched ({answer.missing})")
-        elif isinstance(event, UnitFailed) and self._reload(hand, call, event):
+        elif isinstance(event, UnitFailed) and self._reload(remote, call, event):
             return
         else:
             self._out.pop(worker)
             if isinstance(event, UnitDone):
-                self._unit_done(hand, call, event)
+                self._unit_done(remote, call, event)
             elif isinstance(event, UnitFailed):
                 if event.kind == "data":
-                    event = replace(event, message=f"node {hand.name}: {event.message}")
+                    event = replace(event, message=f"node {remote.name}: {event.message}")
                 self._events.append(replace(event, worker=worker, task=call.job))  # type: ignore[arg-type]
             elif isinstance(event, CheckDone):
                 self._events.append(replace(event, worker=worker))
             else:
-                self._lose(hand, replace(event, worker=worker))
+                self._lose(remote, replace(event, worker=worker))
 
-    def _unit_done(self, hand: Hand, call: Call, event: UnitDone) -> None:
+    def _unit_done(self, remote: RemoteWorker, call: Call, event: UnitDone) -> None:
         task = call.job
         assert isinstance(task, Task)
         before = self._states.newest(task.trial)
-        if before is not None and before.worker != hand.number and before.worker in self._hands:
-            self._hands[before.worker].stale.add(task.trial)
+        if before is not None and before.worker != remote.number and before.worker in self._remotes:
+            self._remotes[before.worker].stale.add(task.trial)
         held = HeldState(
             position=task.position + 1,
             ref=call.packed,
-            node=hand.node.id,
-            worker=hand.number,
+            node=remote.node.id,
+            worker=remote.number,
             state_hash=event.packed_hash,
             nbytes=event.state_bytes,
         )
         self._states.add(task.trial, held)
-        self._pace.add(hand.number, task.trial, event.rows, event.seconds)
-        # Clocks of nodes differ; the coordinator's tells when a unit was.
-        event = replace(event, worker=hand.number, task=task, started=time.time() - event.seconds)
+        self._pace.add(remote.number, task.trial, event.rows, event.seconds)
+        # Clocks of nodes differ: use the coordinator's for the time of a unit.
+        event = replace(event, worker=remote.number, task=task, started=time.time() - event.seconds)
         if event.metrics is not None and task.keep_state and not self._shares_run:
             file = epoch_state_file(task.trial, task.epoch)
             event = replace(event, state_file=file, is_kept=False)
@@ -519,7 +522,7 @@ class Executor:
         self._events.append(event)
 
     def _keep(self, trial: int, held: HeldState, file: str) -> None:
-        """Bring the state at an epoch's end to this machine's disk, beside the training."""
+        """Copy the state at an epoch's end to this machine's disk while training continues."""
         self._keeping[trial] = held.position
         path = Path(self._context.epoch_dir, unpublished(file, held.state_hash))
         job = self._porters.submit(fetch_to_file, held, self._gone, path)
@@ -545,7 +548,7 @@ class Executor:
             self._events.append(StateLost(trial, reason, position=position))
 
     def _lose_state(self, worker: int, task: Task, reason: str) -> None:
-        """The state that a unit was to begin with is gone."""
+        """Report that the state that a unit begins with is lost."""
         del self._out[worker]
         position = self._states.lose(task.trial, task.position)
         self._events.append(StateLost(task.trial, reason, worker, position))
@@ -557,10 +560,10 @@ class Executor:
         except OSError as error:
             self._trouble = error
 
-    # --- data that come while the run goes on ----------------------------------
+    # --- data that arrive during the run ---------------------------------------
 
     def _loaded(self, key: tuple[str, int], done: Any) -> None:
-        """A shard has come to a place, or not."""
+        """Handle the end of a shard's transfer to a place."""
         self._loading.discard(key)
         place, shard = key
         error = done.exception()
@@ -571,48 +574,48 @@ class Executor:
                 placement.add_shard(place, shard)
                 self._events.append(ShardsPlaced())
         for worker in self._parked.pop(key, ()):
-            hand, call = self._hands.get(worker), self._out.get(worker)
-            if hand is None or call is None:
+            remote, call = self._remotes.get(worker), self._out.get(worker)
+            if remote is None or call is None:
                 continue
             if error is None:
-                self._send(hand, call)
+                self._send(remote, call)
             elif isinstance(error, (CorruptDataError, OSError)):
                 self._trouble = CorruptDataError(text_of(error))
             else:
-                self._actor_failed(hand, error)
+                self._actor_failed(remote, error)
 
-    def _reload(self, hand: Hand, call: Call, event: UnitFailed) -> bool:
-        """Send a shard again that is damaged on a node, once; False: that is no help."""
+    def _reload(self, remote: RemoteWorker, call: Call, event: UnitFailed) -> bool:
+        """Send a shard that is damaged on a node again, once; return False if that cannot help."""
         job = call.job
         assert isinstance(job, Task)
-        if event.kind != "data" or hand.reads_all or call.reloaded:
+        if event.kind != "data" or remote.reads_all or call.reloaded:
             return False
         call.reloaded = True
-        self._the_supply.arrived[hand.place].discard(job.shard)
+        self._the_supply.arrived[remote.place].discard(job.shard)
         what = self._the_supply.called(job.shard)
-        text = f"node {hand.name}: {event.message}: {what} sent again"
+        text = f"node {remote.name}: {event.message}: {what} sent again"
         self._events.append(Note("shard damaged", text))
-        self._send_when_loaded(hand, call, damaged=True)
+        self._send_when_loaded(remote, call, damaged=True)
         return True
 
-    # --- losing --------------------------------------------------------------
+    # --- lost workers --------------------------------------------------------
 
-    def _actor_failed(self, hand: Hand, error: BaseException) -> None:
-        """An actor is gone, or cannot go on."""
-        hand.is_gone = True
-        hand.node_is_gone = hand.node.id in self._gone or not hand.node.answers()
-        reason = f"worker {hand.number} on node {hand.name} is gone: {cause_of(error)}"
-        if hand.node_is_gone:
-            reason = f"node {hand.name} is gone"
-            self._node_is_gone(hand.node.id)
+    def _actor_failed(self, remote: RemoteWorker, error: BaseException) -> None:
+        """Handle an actor that is lost or cannot continue."""
+        remote.is_gone = True
+        remote.node_is_gone = remote.node.id in self._gone or not remote.node.answers()
+        reason = f"worker {remote.number} on node {remote.name} is gone: {cause_of(error)}"
+        if remote.node_is_gone:
+            reason = f"node {remote.name} is gone"
+            self._node_is_gone(remote.node.id)
         with contextlib.suppress(Exception):
-            self._ray.kill(hand.actor, no_restart=True)
-        # One that never said anything has begun nothing, and neither has one without a process.
-        began = hand.has_answered and not isinstance(getattr(error, "cause", None), WorkerError)
-        self._out.pop(hand.number, None)
+            self._ray.kill(remote.actor, no_restart=True)
+        # An actor that never answered, or has no process, has not begun its task.
+        began = remote.has_answered and not isinstance(getattr(error, "cause", None), WorkerError)
+        self._out.pop(remote.number, None)
         self._lose(
-            hand,
-            WorkerLost(hand.number, reason, began=began, with_machine=hand.node_is_gone),
+            remote,
+            WorkerLost(remote.number, reason, began=began, with_machine=remote.node_is_gone),
         )
 
     def _node_is_gone(self, node: str) -> None:
@@ -620,83 +623,83 @@ class Executor:
             return
         self._gone.add(node)
         self._states.lose_node(node)
-        for hand in self._hands.values():
-            if hand.node.id != node:
-                hand.actor.node_is_gone.options(concurrency_group="control").remote(node)
+        for remote in self._remotes.values():
+            if remote.node.id != node:
+                remote.actor.node_is_gone.options(concurrency_group="control").remote(node)
 
-    def _lose(self, hand: Hand, event: WorkerLost) -> None:
-        del self._hands[hand.number]
-        self._lost[hand.number] = hand
-        self._pace.forget(hand.number)
+    def _lose(self, remote: RemoteWorker, event: WorkerLost) -> None:
+        del self._remotes[remote.number]
+        self._lost[remote.number] = remote
+        self._pace.forget(remote.number)
         if self._placement is not None:
-            self._placement.remove_worker(hand.number)
-            if hand.node_is_gone:
-                self._placement.remove_place(hand.place)
-        if hand.node_is_gone:
-            self._the_supply.arrived.pop(hand.place, None)
+            self._placement.remove_worker(remote.number)
+            if remote.node_is_gone:
+                self._placement.remove_place(remote.place)
+        if remote.node_is_gone:
+            self._the_supply.arrived.pop(remote.place, None)
         self._events.append(event)
 
-    # --- looking around --------------------------------------------------------
+    # --- regular checks --------------------------------------------------------
 
     def _look(self) -> None:
-        """Ask busy workers for a sign of life, and the cluster for nodes that are new or gone."""
+        """Ping busy workers, and look for new and lost nodes."""
         self._next_look = time.monotonic() + LOOK_SECONDS
         for worker in list(self._out):
-            hand = self._hands.get(worker)
-            if hand is not None:
-                self._ask(hand)
+            remote = self._remotes.get(worker)
+            if remote is not None:
+                self._ask(remote)
         alive = {node.id: node for node in alive_nodes(self._ray)}
-        for hand in [h for h in self._hands.values() if h.node.id not in alive]:
-            self._node_is_gone(hand.node.id)
-            self._actor_failed(hand, WorkerError("its node has left the cluster"))
+        for remote in [h for h in self._remotes.values() if h.node.id not in alive]:
+            self._node_is_gone(remote.node.id)
+            self._actor_failed(remote, WorkerError("its node has left the cluster"))
         for node in reachable([node for node in alive.values() if node.id not in self._known]):
             self._known.add(node.id)
             self._greet(node)
         self._relieve()
 
-    def _ask(self, hand: Hand) -> None:
-        hand.silent_looks += 1
-        seconds = hand.silent_looks * LOOK_SECONDS
-        if hand.silent_looks > SILENT_LOOKS and (hand.has_answered or seconds > START_SECONDS):
-            self._actor_failed(hand, WorkerError(f"no sign of life for {seconds:g} seconds"))
+    def _ask(self, remote: RemoteWorker) -> None:
+        remote.silent_looks += 1
+        seconds = remote.silent_looks * LOOK_SECONDS
+        if remote.silent_looks > SILENT_LOOKS and (remote.has_answered or seconds > START_SECONDS):
+            self._actor_failed(remote, WorkerError(f"no sign of life for {seconds:g} seconds"))
             return
 
         def heard() -> None:
-            hand.silent_looks = 0
-            hand.has_answered = True
+            remote.silent_looks = 0
+            remote.has_answered = True
 
-        answer = hand.actor.ping.options(concurrency_group="control").remote()
+        answer = remote.actor.ping.options(concurrency_group="control").remote()
         answer.future().add_done_callback(
             lambda done: self._mailbox.put(heard) if done.exception() is None else None
         )
 
     def _relieve(self) -> None:
-        """Copy a shard to where it is of use, one at a time."""
+        """Copy a shard to a place that needs relief, one at a time."""
         if self._placement is None or self._loading or not self._is_training:
             return
         wish = self._placement.relief(self._pace.speeds())
         if wish is not None:
             shard, place = wish
-            hand = next(h for h in self._hands.values() if h.place == place)
-            if self._the_supply.is_there(hand, shard):
+            remote = next(h for h in self._remotes.values() if h.place == place)
+            if self._the_supply.is_there(remote, shard):
                 self._placement.add_shard(place, shard)
                 self._events.append(ShardsPlaced())
             else:
-                self._fetch_shard(hand, shard)
+                self._fetch_shard(remote, shard)
 
     def _greet(self, node: Node) -> None:
-        """Take in a node that has joined the cluster."""
+        """Begin to use a node that has joined the cluster."""
         room = node.room_for(self._needs)
         if self.workers is not None:
-            room = min(room, self.workers - len(self._hands))
+            room = min(room, self.workers - len(self._remotes))
         if room > 0:
             job = self._porters.submit(self._admit, node, room)
             job.add_done_callback(
                 lambda done: self._mailbox.put(partial(self._admitted, node, done))
             )
 
-    def _admit(self, node: Node, count: int) -> tuple[list[Hand], list[Note]]:
-        """Start workers on a new node and send it what all nodes have; in a thread of its own."""
+    def _admit(self, node: Node, count: int) -> tuple[list[RemoteWorker], list[Note]]:
+        """Start workers on a new node and send it the common data; called in a separate thread."""
         hired = [(node, self._hiring.hire(node)) for _ in range(count)]
         try:
             reports = self._hiring.reports(hired, self._the_supply)
@@ -704,15 +707,15 @@ class Executor:
             if self._shares_run and not all(report.reads_run for report in reports):
                 raise InputError(f"node {reports[0].name} does not see the run's folder")
             self._the_supply.check_reads(reports[0])
-            hands = [
-                self._hand(node, actor, report, count)
+            remotes = [
+                self._remote_worker(node, actor, report, count)
                 for (_, actor), report in zip(hired, reports, strict=True)
             ]
-            if not hands[0].reads_all:
-                self._the_supply.admit(hands[0], whole=self._placement is None)
-            for hand in hands:
-                self._the_supply.with_data(hand).actor.begin.remote(hand.begin)
-            return hands, notes
+            if not remotes[0].reads_all:
+                self._the_supply.admit(remotes[0], whole=self._placement is None)
+            for remote in remotes:
+                self._the_supply.with_data(remote).actor.begin.remote(remote.begin)
+            return remotes, notes
         except BaseException:
             self._hiring.dismiss(hired)
             raise
@@ -723,11 +726,11 @@ class Executor:
             text = f"node {node.address} ({node.id[:8]}) has joined and is not used: "
             self._later.append(Note("node not used", text + text_of(error)))
             return
-        hands, notes = done.result()
+        remotes, notes = done.result()
         self._later += notes
-        for hand in hands:
-            self._take_on(hand)
+        for remote in remotes:
+            self._take_on(remote)
             if self._placement is not None:
-                for shard in self._the_supply.arrived.get(hand.place, set()) - {EVERYWHERE}:
-                    self._placement.add_shard(hand.place, shard)
-            self._later.append(WorkerJoined(hand.number))
+                for shard in self._the_supply.arrived.get(remote.place, set()) - {EVERYWHERE}:
+                    self._placement.add_shard(remote.place, shard)
+            self._later.append(WorkerJoined(remote.number))

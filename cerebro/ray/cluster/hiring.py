@@ -1,9 +1,9 @@
-"""Starts actors on nodes, and checks that each node is of use and computes the same bits.
+"""Starts actors on nodes, and checks that each node computes the same bits.
 
-Refused: another Cerebro, Python or version of a library that computes; another kind of
-machine or other vector instructions, by which libraries choose their kernels; variables that
-choose kernels. Noted: what is likely to make no difference, such as another model of a CPU
-with the same instructions.
+Refused are different versions of Cerebro, Python or a library that computes; a different
+architecture or different vector instructions, by which libraries choose their kernels; and
+different variables that choose kernels. Noted are differences that are unlikely to matter, such
+as a different CPU model with the same instructions.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from cerebro.ray.cluster.supply import Supply
 from cerebro.worker.messages import Note, RunContext
 
 GPU = "GPU"
-"""What Ray calls GPUs."""
+"""Ray's name for GPUs."""
 
 START_SECONDS = 120.0
-"""How long a node may take to start a worker."""
+"""The time within which a node must start a worker."""
 
 Hired = Sequence[tuple[Node, Any]]
-"""Actors, and the nodes that they are on."""
+"""Actors, each with its node."""
 
 
 class Hiring:
@@ -48,7 +48,7 @@ class Hiring:
         self._needs = needs
 
     def hire(self, node: Node) -> Any:
-        """Start an actor on a node; returns before it is there."""
+        """Start an actor on a node; return before it is ready."""
         ray = self._ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -64,12 +64,12 @@ class Hiring:
         return actor.remote()
 
     def dismiss(self, hired: Hired) -> None:
-        """End actors that are not used."""
+        """End unused actors."""
         for _, actor in hired:
             self._ray.kill(actor, no_restart=True)
 
     def reports(self, hired: Hired, supply: Supply) -> list[NodeReport]:
-        """Ask new actors where they are, and whether they read the data there.
+        """Return the reports of new actors: their node, and the data sets that they can read.
 
         Raises
         ------
@@ -105,12 +105,12 @@ class Hiring:
         return reports
 
     def check(self, reports: Sequence[NodeReport]) -> list[Note]:
-        """Refuse nodes that would compute other bits; note what is likely to do no harm.
+        """Refuse nodes that would compute different bits; note harmless differences.
 
         Raises
         ------
         InputError
-            Naming a node, what differs, and what to do.
+            If a node is refused; the message names the node, the difference and the cure.
         """
         here = environment.describe(self._context.threads)
         notes = self._check_gpus(reports)
@@ -127,13 +127,13 @@ class Hiring:
         return notes
 
     def _check_gpus(self, reports: Sequence[NodeReport]) -> list[Note]:
-        """Each worker that Ray has given a GPU must be able to use it."""
+        """Raise InputError if a worker cannot use the GPU that Ray has given it."""
         if not is_gpu(self._context.device):
             return []
         for report in reports:
             if report.no_gpu:
                 raise InputError(
-                    f"node {report.name}: Ray gives each worker a GPU, and it cannot be used there "
+                    f"node {report.name}: Ray gives each worker a GPU, but it cannot be used there "
                     f"({report.no_gpu}): give devices='cpu', or resources= of nodes that have some"
                 )
         kinds = sorted({report.gpu for report in reports})
@@ -147,7 +147,7 @@ class Hiring:
 
 
 def check_resources(resources: Any) -> dict[str, float]:
-    """Resources are a mapping of names to positive numbers."""
+    """Return the resources; raise InputError unless they map names to positive numbers."""
     if resources is None:
         return {}
     good = isinstance(resources, Mapping) and all(
@@ -172,7 +172,7 @@ def check_resources(resources: Any) -> dict[str, float]:
 
 @contextlib.contextmanager
 def run_token(context: RunContext) -> Iterator[tuple[str, str]]:
-    """Leave a file beside the run's folder for a while: who reads it sees the same folder."""
+    """Write a temporary file beside the run's folder: a node that reads it sees the folder."""
     folder = Path(context.epoch_dir)
     while not folder.is_dir():
         folder = folder.parent
@@ -200,7 +200,7 @@ def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> tuple[list
     Returns
     -------
     tuple of two lists
-        What is refused and what is noted, a line each.
+        The refused and the noted differences, one line each.
     """
     refused, noted = [], []
     for line in environment.differences(here, there):

@@ -1,4 +1,4 @@
-"""What travels between coordinator and actors, and workers as the coordinator sees them."""
+"""The messages between coordinator and actors, and workers as the coordinator sees them."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from cerebro.worker.messages import Event, Job
 
 @dataclass(frozen=True)
 class NodeReport:
-    """What an actor says about the node that it is on."""
+    """An actor's description of its node."""
 
     node: str
     """The node's number in the cluster, hexadecimal."""
     host: str
     place: str
-    """Which cache folder it uses: actors that share one have the same."""
+    """The identity of its cache folder; actors that share the folder have the same."""
     pid: int
     cores: int
     environment: Mapping[str, Any]
     """See `cerebro.machine.environment.describe`."""
     reads_run: bool
-    """Whether it sees the run's folder under the same path."""
+    """Whether it sees the run's folder at the same path."""
     at: tuple[str | None, ...] = ()
-    """Where it can read each data set that it was asked about, None: nowhere."""
+    """The path at which it can read each data set; None: it cannot."""
     gpu: str = ""
-    """What the maker calls the GPU that Ray has given the worker, if it is to use one;"""
+    """The model of the GPU that Ray has given the worker, if it uses one;"""
     no_gpu: str = ""
     """or why it cannot."""
 
     @property
     def name(self) -> str:
-        """The node, for people."""
+        """The node's name in messages."""
         return f"{self.host} ({self.node[:8]})"
 
 
 @dataclass(frozen=True)
 class DataAt:
-    """A view of a data set, and where it is on a node."""
+    """A view of a data set on a node."""
 
     spec: Mapping[str, Any]
-    """As of `Dataset.spec`; its path is the node's."""
+    """As from `Dataset.spec`; its path is on the node."""
     in_parts: bool
-    """Whether only some shards are there."""
+    """Whether the node has only some shards."""
 
 
 @dataclass(frozen=True)
 class Begin:
-    """What a worker needs to know about a run."""
+    """A run's description for a worker."""
 
     build: bytes
     """A pickle for its process."""
@@ -59,7 +59,7 @@ class Begin:
     train: DataAt
     validation: DataAt | None
     shares_run: bool
-    """Whether states and logs go straight into the run's folder."""
+    """Whether the worker writes states and logs into the run's folder."""
     path: tuple[str, ...]
     """The coordinator's `sys.path`,"""
     argv: tuple[str, ...]
@@ -69,9 +69,9 @@ class Begin:
     workers_here: int
     """Workers on this node, which share its memory and cores."""
     folds: Mapping[str, Any] | None = None
-    """Of the training data, as of `Folds.to_json`."""
+    """The folds of the training data, as from `Folds.to_json`."""
     gpu_share: float = 0.0
-    """What of a GPU Ray has given the worker."""
+    """The part of a GPU that Ray has given the worker."""
 
 
 @dataclass(frozen=True)
@@ -79,61 +79,61 @@ class StateIn:
     """The state that a unit begins with."""
 
     refs: tuple[Any, ...]
-    """One reference to its bytes. In a tuple, because Ray would fetch a bare one also where
-    the worker has the model in memory."""
+    """A reference to its bytes, in a tuple: Ray would fetch a bare one even if the worker has
+    the model in memory."""
     state_hash: str
     node: str = ""
-    """Where it was made; empty: in the coordinator."""
+    """The node where it was made; empty: the coordinator."""
     is_clone: bool = False
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What came of a task."""
+class JobResult:
+    """The result of a task."""
 
     event: Event | None
-    """None: the state that it was to begin with could not be fetched."""
+    """None: the task's first state could not be fetched."""
     missing: str = ""
     """Why."""
     is_full: bool = False
-    """Because there was no room for it in the object store."""
+    """Whether it could not be fetched because the object store is full."""
     log: bytes = b""
-    """What the trial has printed since the last answer, where logs do not go into the run."""
+    """The trial's output since the last result, unless the worker writes it into the run."""
     fetched: int = 0
-    """Bytes of state that were fetched for it."""
+    """Bytes of the state that was fetched for it."""
 
 
 @dataclass
 class Traffic:
-    """What has been moved so far; bytes."""
+    """The data moved so far, in bytes."""
 
     data_bytes: int = 0
     """Of shards and validation rows, from the coordinator to nodes."""
     shards: dict[tuple[str, int], int] = field(default_factory=dict)
-    """How often a place was sent a shard; -1 stands for the validation rows."""
+    """How often each shard was sent to a place; -1 stands for the validation rows."""
     state_bytes: int = 0
     """Of states, from worker to worker."""
     states: int = 0
-    """How many that were."""
+    """The number of these states."""
     kept_bytes: int = 0
     """Of states at epochs' ends, to the coordinator."""
 
 
 @dataclass
-class Hand:
+class RemoteWorker:
     """A worker as the coordinator sees it."""
 
     number: int
     actor: Any
     node: Node
     name: str
-    """The node's, for people."""
+    """The node's name in messages."""
     place: str
     reads_all: bool
-    """Whether it reads all shards where they are."""
+    """Whether it reads all shards without a copy."""
     begin: Begin
     stale: set[int] = field(default_factory=set)
-    """Trials of which another worker has made a newer state."""
+    """Trials whose newest state a different worker has made."""
     silent_looks: int = 0
     has_answered: bool = False
     is_gone: bool = False
@@ -143,11 +143,11 @@ class Hand:
 
 @dataclass
 class Call:
-    """What a worker has been given."""
+    """A task that a worker runs."""
 
     serial: int
     job: Job
     packed: Any = None
-    """Reference to the state that it will leave."""
+    """A reference to the state that the task will leave."""
     reloaded: bool = False
     """Whether its shard was damaged on the node and has been sent again."""

@@ -1,13 +1,12 @@
-"""Which shards lie on which nodes. Pure: nothing is moved here.
+"""Decides which shards are on which nodes. Pure: nothing is moved here.
 
-A *place* is where shards lie: the cache folder of a node, which all workers of the node
-read. Shards are dealt in turn, each to the place with the fewest rows for each of its
-workers, and to `replicas` places in all. Copies that a place has from an earlier run are
-used if that does not give it more than its share.
+A *place* holds shards: the cache folder of a node, which all workers of the node read. Each
+shard is dealt to the place with the fewest rows per worker, and to `replicas` places in all.
+Copies from an earlier run are used unless they give a place more than its share.
 
-A place that turns out to be slow, or a new one without shards, is helped while the run
-goes on: `relief` names one shard that is to be copied to another place, so that its units
-can run there too. Nothing is taken away from anybody, because copies do no harm.
+During the run, slow places and new ones without shards are relieved: `relief` names one shard
+to copy to a different place, so that its units can run there too. Copies are never removed,
+because they do no harm.
 """
 
 from __future__ import annotations
@@ -16,38 +15,38 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 PIECES = 16
-"""A shard that lies at several places is shared out in so many parts, to estimate their work."""
+"""The number of parts into which a shard at several places is divided to estimate their work."""
 MARGIN = 1.15
-"""How much more than its share a place has to do before it is helped."""
+"""How much more than its share a place has to do before it is relieved."""
 
 
 @dataclass
 class Placement:
-    """The shards of a run and where they lie.
+    """The shards of a run and their places.
 
     Parameters
     ----------
     rows
-        Of each shard.
+        The rows of each shard.
     """
 
     rows: Sequence[int]
     workers: dict[int, str] = field(default_factory=dict)
     """The place of each worker."""
     shards: dict[str, set[int]] = field(default_factory=dict)
-    """What each place has or will have."""
+    """The shards that each place has or will have."""
 
     def add_worker(self, worker: int, place: str) -> None:
-        """A worker reads what lies at a place, which may be a new one."""
+        """Add a worker that reads the shards of a place, which may be new."""
         self.workers[worker] = place
         self.shards.setdefault(place, set())
 
     def remove_worker(self, worker: int) -> None:
-        """A worker is gone. Its place stays: what lies there may be of use again."""
+        """Remove a worker, but not its place, which may be useful again."""
         self.workers.pop(worker, None)
 
     def remove_place(self, place: str) -> None:
-        """A node is gone, and all that lay there."""
+        """Remove a place with all of its shards."""
         self.shards.pop(place, None)
         for worker in [w for w, p in self.workers.items() if p == place]:
             del self.workers[worker]
@@ -59,7 +58,7 @@ class Placement:
         return shard in self.shards.get(place, ())
 
     def holders(self) -> dict[int, list[int]]:
-        """The workers that can read each shard."""
+        """Return the workers that can read each shard."""
         return {
             shard: [w for w, place in sorted(self.workers.items()) if self.has(place, shard)]
             for shard in range(len(self.rows))
@@ -68,12 +67,12 @@ class Placement:
     def deal(
         self, replicas: int = 1, cached: Mapping[str, Collection[int]] | None = None
     ) -> dict[str, list[int]]:
-        """Decide where the shards go; return each place's.
+        """Distribute the shards; return those of each place.
 
         Parameters
         ----------
         replicas
-            At how many places each is to lie; no more than there are.
+            The number of places for each shard, at most the number of places.
         cached
             The shards that places have from earlier runs.
         """
@@ -103,19 +102,19 @@ class Placement:
         return {place: sorted(self.shards[place]) for place in places}
 
     def relief(self, speeds: Mapping[int, float] | None = None) -> tuple[int, str] | None:
-        """Name a shard and the place that is to have a copy of it; None: all is well.
+        """Return a shard and the place to copy it to; None if no place needs relief.
 
         Parameters
         ----------
         speeds
-            Rows a second of each worker, relative to each other; 1 where it is not known.
+            Relative rows per second of each worker; 1 if unknown.
         """
         places = self._counts(speeds)
         if len(places) < 2:
             return None
         load, alone = self._loads(places)
         mean = sum(self.rows) / sum(places.values())
-        # Ties go to the first, so that nothing depends on the order of a set.
+        # Ties go to the first, so that the result does not depend on the order of a set.
         slow = max(load, key=lambda p: load[p])
         fast = min(load, key=lambda p: load[p])
         if load[slow] <= MARGIN * mean:
@@ -128,16 +127,16 @@ class Placement:
         return max(fitting, key=lambda s: (self.rows[s], -s)), fast
 
     def _counts(self, speeds: Mapping[int, float] | None = None) -> dict[str, float]:
-        """What the workers of each place do together, by place."""
+        """Return the total speed of each place's workers."""
         counts: dict[str, float] = {}
         for worker, place in sorted(self.workers.items()):
             counts[place] = counts.get(place, 0.0) + (speeds or {}).get(worker, 1.0)
         return counts
 
     def _loads(self, places: Mapping[str, float]) -> tuple[dict[str, float], dict[str, set[int]]]:
-        """The time that each place needs for an epoch, and the shards that load it.
+        """Return each place's time for an epoch, and the shards that load it.
 
-        A shard that lies at several places is taken piece by piece by whoever is done first.
+        A shard at several places is divided into parts, each taken by the first idle place.
         """
         load = dict.fromkeys(places, 0.0)
         of: dict[str, set[int]] = {place: set() for place in places}
@@ -160,7 +159,7 @@ class Pace:
         self._workers: dict[int, tuple[int, float]] = {}  # units, and seconds against that
 
     def add(self, worker: int, trial: int, rows: int, seconds: float) -> None:
-        """Note a unit."""
+        """Add a unit's time."""
         if rows <= 0 or seconds <= 0:
             return
         rate = seconds / rows
@@ -174,9 +173,9 @@ class Pace:
             self._trials[trial] = before + (rate - before) / 8
 
     def forget(self, worker: int) -> None:
-        """A worker is gone."""
+        """Remove a worker."""
         self._workers.pop(worker, None)
 
     def speeds(self) -> dict[int, float]:
-        """Speed of each worker that has done a few units; 1 is usual."""
+        """Return the speed of each worker that has done a few units; 1 is average."""
         return {w: 1 / factor for w, (units, factor) in self._workers.items() if units > 3}

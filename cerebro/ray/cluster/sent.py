@@ -1,8 +1,8 @@
-"""Something pickled that is handed on unopened.
+"""A pickle that is passed on without being opened.
 
-An actor watches over a worker process and never trains. What the user's ``build``
-needs is imported by the process alone: the actor hands the pickle on, and it opens
-itself when the process unpickles the message that it is in.
+An actor watches over a worker process and never trains. Only the process imports what the
+user's ``build`` needs: the actor passes the pickle on, and it is opened when the process
+unpickles the message that contains it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cerebro.executors.received import opened
 
 
 class Sent:
-    """A pickle; whoever unpickles this object gets what is in it.
+    """A pickle; unpickling this object returns its content.
 
     Parameters
     ----------

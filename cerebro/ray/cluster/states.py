@@ -1,8 +1,8 @@
-"""Where the states of live trials are, and how one is fetched.
+"""The states of live trials in the object store, and how to fetch one.
 
-Of each trial two states are kept: the newest, and the newest one that was made on another
-node. When a node is lost, the states that were made there are; a trial then goes back to
-the other one, which costs it the units that it did on that node since it came there.
+Two states are kept of each trial: the newest, and the newest one from a different node. If a
+node is lost, so are the states that were made there; the trial then returns to its other state
+and repeats the units that it did on the lost node.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import cerebro._core as _core
 from cerebro.errors import CorruptDataError
 
 CARRIED_BYTES = 65_536
-"""States up to here Ray carries in its messages (its own limit is 100 kB): they lie with the
-coordinator and are lost with no node."""
+"""Ray sends states up to this size in its messages (its limit is 100 kB): the coordinator holds
+them, and they survive the loss of a node."""
 
 
 @dataclass(frozen=True)
@@ -26,92 +26,92 @@ class HeldState:
     """A packed state in the object store."""
 
     position: int
-    """Units behind it."""
+    """The number of units done before it."""
     ref: Any
     node: str
-    """Where it was made, and its first copy is."""
+    """The node that made it and has the first copy."""
     worker: int
     state_hash: str
     nbytes: int
 
 
 class HeldStates:
-    """The states of all live trials; see the module's text."""
+    """The states of all live trials; see the module's docstring."""
 
     def __init__(self) -> None:
         self._states: dict[int, list[HeldState]] = {}
 
     def add(self, trial: int, state: HeldState) -> None:
-        """A unit has left a state: keep it, and of the older ones the one of use."""
+        """Add the state of a unit; of the older ones, keep the newest from a different node."""
         older = [s for s in self._states.get(trial, []) if s.position < state.position]
         elsewhere = [s for s in older if s.node != state.node]
         self._states[trial] = [*elsewhere[-1:], state]
 
     def at(self, trial: int, position: int) -> HeldState | None:
-        """The state behind so many units."""
+        """Return the state after `position` units."""
         found = [s for s in self._states.get(trial, []) if s.position == position]
         return found[-1] if found else None
 
     def newest(self, trial: int) -> HeldState | None:
-        """The newest state of a trial."""
+        """Return the newest state of a trial."""
         states = self._states.get(trial)
         return states[-1] if states else None
 
     def lose(self, trial: int, position: int) -> int | None:
-        """A state cannot be had any more; return the position of the one before it, if any."""
+        """Remove a lost state; return the position of the one before it, if any."""
         left = [s for s in self._states.get(trial, []) if s.position < position]
         if trial in self._states:
             self._states[trial] = left
         return left[-1].position if left else None
 
     def lose_node(self, node: str) -> None:
-        """A node is gone, and what lay there of the states that were made there."""
+        """Remove the states that were lost with a node."""
         for trial, states in self._states.items():
             self._states[trial] = [s for s in states if s.node != node or s.nbytes <= CARRIED_BYTES]
 
     def forget(self, trial: int) -> None:
-        """A trial has ended: the object store may have its memory back."""
+        """Drop a trial that has ended, so that the object store can free its states."""
         self._states.pop(trial, None)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all states that are held."""
+        """Return the bytes of all held states."""
         return sum(state.nbytes for states in self._states.values() for state in states)
 
 
 STATE_SECONDS = 300.0
-"""How long a state may take to come from another node."""
+"""The time within which a state must arrive from a different node."""
 
 STEP_SECONDS = 1.0
-"""How often it is asked whether that node is gone: Ray itself takes half a minute to notice."""
+"""How often to check whether that node is gone: Ray itself takes half a minute to notice."""
 
 
 class StateGone(Exception):
-    """A state cannot be had any more."""
+    """A state is lost."""
 
 
 class StoreFull(Exception):
-    """There is no room for a state, neither in an object store nor on the disk behind it."""
+    """A state fits neither in an object store nor on the disk behind it."""
 
 
 def fetch(ref: Any, node: str, gone: Collection[str]) -> Any:
-    """Return a packed state: an array of bytes, in the object store of this node.
+    """Return a packed state as an array of bytes in this node's object store.
 
     Parameters
     ----------
     ref
-        A reference to it.
+        A reference to the state.
     node
-        Where it was made.
+        The node where it was made.
     gone
-        Nodes that are gone; others add to it meanwhile.
+        The lost nodes; other threads add to it meanwhile.
 
     Raises
     ------
     StateGone
-        If it is lost, or does not come.
+        If it is lost or does not arrive.
     StoreFull
-        If there was no room for it where it was made, or is none here.
+        If there is no room for it on either node.
     """
     import ray
 
@@ -136,12 +136,12 @@ def fetch_to_file(held: HeldState, gone: Collection[str], path: Path) -> None:
     Raises
     ------
     StateGone, CorruptDataError
-        If it is gone, or is not what it was.
+        If the state is lost or damaged.
     OSError
-        If it cannot be written.
+        If the file cannot be written.
     """
     packed = fetch(held.ref, held.node, gone)
     if _core.hash_state(packed) != held.state_hash:
-        raise CorruptDataError("its hash is another")
+        raise CorruptDataError("its hash is different")
     with path.open("wb") as file:
         file.write(packed)

@@ -1,8 +1,7 @@
-"""Sends shards to nodes, each once to a place, and keeps track of what has arrived.
+"""Sends shards to nodes, once to each place, and keeps track of those that have arrived.
 
-The training data are dealt, whole shards, each to some places. What validates is sent
-everywhere: the rows of the validation view; with folds, which hold out every row in turn,
-all data.
+Each shard of the training data is sent to some places. Data for validation are sent to all: the
+rows of the validation view or, with folds, which hold out every row in turn, all data.
 """
 
 from __future__ import annotations
@@ -20,31 +19,30 @@ from cerebro.data.manifest import FILE_NAME, shard_folder
 from cerebro.data.placed import write_view
 from cerebro.errors import InputError
 from cerebro.machine.files import read_bytes
-from cerebro.ray.cluster import supply as shipping
 from cerebro.ray.cluster.cache import Cache, cache_folder
 from cerebro.ray.cluster.connection import Node, cause_of
-from cerebro.ray.cluster.messages import DataAt, Hand, NodeReport, Traffic
+from cerebro.ray.cluster.messages import DataAt, NodeReport, RemoteWorker, Traffic
 from cerebro.ray.cluster.placement import Placement
 from cerebro.worker.messages import RunContext
 
 BEGIN_SECONDS = 120.0
-"""How long a node may take to say what it has."""
+"""The time within which a node must report its shards."""
 
 EVERYWHERE = -1
-"""Stands, among shards, for what all nodes are sent."""
+"""A shard number that stands for the data that all nodes get."""
 
 
 class Supply:
-    """The data of a run on the nodes of a cluster; see the module's text.
+    """The data of a run on the nodes of a cluster; see the module's docstring.
 
     Parameters
     ----------
     shared_path
-        Where all nodes read the data; None: they are sent them.
+        The path at which all nodes read the data; None: the data are sent.
     here
-        The coordinator's node, which reads them where they are.
+        The coordinator's node, which reads the original data.
     traffic
-        Where to write down what is sent.
+        Counts the bytes that are sent.
     """
 
     def __init__(
@@ -67,18 +65,18 @@ class Supply:
         self._written: Dataset | None = None  # the rows of the validation view
 
     def close(self) -> None:
-        """Remove what was written in order to be sent."""
+        """Remove the temporary files."""
         if self._cache is not None:
             self._cache.close()
 
-    # --- what can be read without being sent -----------------------------------
+    # --- data that nodes read without a copy -----------------------------------
 
     def asked(self, node: Node) -> list[tuple[list[str], str]]:
-        """For each data set the paths where a node may find it, and its checksum."""
-        return [(self._paths(node, data), data.manifest.checksum) for data in self._data_sets()]
+        """Return each data set's possible paths on a node, and its checksum."""
+        return [(self._paths(node, data), data._manifest.checksum) for data in self._data_sets()]
 
     def check_reads(self, report: NodeReport) -> None:
-        """Raise InputError if a node does not see what all are to see."""
+        """Raise InputError if a node does not see the shared data."""
         if self._shared_path is None:
             return
         for data, found in zip(self._data_sets(), report.at, strict=True):
@@ -106,22 +104,24 @@ class Supply:
 
     # --- dealing -----------------------------------------------------------------
 
-    def deal(self, hands: Sequence[Hand], replicas: int, threads: Threads) -> Placement | None:
-        """Send every place what it is to have; return what lies where, None: all everywhere.
+    def deal(
+        self, remotes: Sequence[RemoteWorker], replicas: int, threads: Threads
+    ) -> Placement | None:
+        """Send every place its shards; return the placement, or None if all places read all data.
 
         Raises
         ------
         InputError
-            If a node cannot take it.
+            If a node cannot store its shards.
         """
-        senders = {hand.place: hand for hand in reversed(hands) if not hand.reads_all}
-        asked = {place: threads.submit(self.introduce, hand) for place, hand in senders.items()}
+        senders = {remote.place: remote for remote in reversed(remotes) if not remote.reads_all}
+        asked = {place: threads.submit(self.introduce, remote) for place, remote in senders.items()}
         cached = {place: self._finished(job) for place, job in asked.items()}
         if not cached:
             return None
-        placement = Placement(self._context.train.shard_rows())
-        for number, hand in enumerate(hands):
-            placement.add_worker(number, hand.place)
+        placement = Placement(self._context.train._shard_rows())
+        for number, remote in enumerate(remotes):
+            placement.add_worker(number, remote.place)
         copies = replicas if self._context.folds is None else len(placement.shards)
         dealt = placement.deal(copies, cached)
         jobs = [
@@ -138,60 +138,60 @@ class Supply:
         placement.workers.clear()  # each is added when it gets its number
         return placement
 
-    def admit(self, hand: Hand, *, whole: bool) -> None:
-        """Send a node that has joined what all have, and all shards if it is to have them."""
-        have = self.introduce(hand)
+    def admit(self, remote: RemoteWorker, *, whole: bool) -> None:
+        """Send a new node the data that all nodes get, and with `whole` all shards."""
+        have = self.introduce(remote)
         if whole:
             every = range(self._context.train.num_shards)
-            self.send(hand, sorted({*every} - {*have}))
+            self.send(remote, sorted({*every} - {*have}))
             have = [EVERYWHERE, *every]
-        self.arrived[hand.place] = set(have)
+        self.arrived[remote.place] = set(have)
 
-    def introduce(self, hand: Hand) -> list[int]:
-        """Send a node the manifests and what all have; return what it has then."""
-        self._send_everywhere(hand)
-        begun = shipping.begin(self._ray, hand.actor, self._train, BEGIN_SECONDS)
+    def introduce(self, remote: RemoteWorker) -> list[int]:
+        """Send a node the manifests and the data that all nodes get; return its shards."""
+        self._send_everywhere(remote)
+        begun = begin_data(self._ray, remote.actor, self._train, BEGIN_SECONDS)
         return [EVERYWHERE, *begun]
 
-    def is_there(self, hand: Hand, shard: int) -> bool:
+    def is_there(self, remote: RemoteWorker, shard: int) -> bool:
         """Whether a worker can read a shard."""
-        return hand.reads_all or shard in self.arrived.get(hand.place, ())
+        return remote.reads_all or shard in self.arrived.get(remote.place, ())
 
-    def send(self, hand: Hand, shards: Sequence[int]) -> None:
-        """Send shards to a node; in a thread of its own."""
+    def send(self, remote: RemoteWorker, shards: Sequence[int]) -> None:
+        """Send shards to a node; called in a separate thread."""
         if EVERYWHERE in shards:
-            self._send_everywhere(hand)
+            self._send_everywhere(remote)
         shards = [shard for shard in shards if shard != EVERYWHERE]
-        sent = shipping.send(self._ray, hand.actor, self._train, shards)
-        self._note(hand.place, shards, sent)
+        sent = send_shards(self._ray, remote.actor, self._train, shards)
+        self._note(remote.place, shards, sent)
 
-    def with_data(self, hand: Hand) -> Hand:
-        """Say where the data are that a node was sent."""
-        if hand.reads_all:
-            return hand
+    def with_data(self, remote: RemoteWorker) -> RemoteWorker:
+        """Return the worker with the paths of the data that its node was sent."""
+        if remote.reads_all:
+            return remote
         sources = [self._train]
         if self._context.validation is not None and self._everywhere is not None:
             sources.append(self._everywhere)
         checksums = [source.checksum for source in sources]
-        folders = self._ray.get(hand.actor.data_folders.remote(checksums))
+        folders = self._ray.get(remote.actor.data_folders.remote(checksums))
         at = [
             DataAt(source.spec_at(folder), True)
             for source, folder in zip(sources, folders, strict=True)
         ]
-        hand.begin = replace(hand.begin, train=at[0], validation=at[1] if len(at) > 1 else None)
-        return hand
+        remote.begin = replace(remote.begin, train=at[0], validation=at[1] if len(at) > 1 else None)
+        return remote
 
-    def mend(self, hand: Hand, shard: int) -> None:
-        """Have a node delete what is damaged of a shard, and send it again; in a thread."""
+    def mend(self, remote: RemoteWorker, shard: int) -> None:
+        """Delete a damaged shard on a node and send it again; called in a separate thread."""
         source = self._train if shard != EVERYWHERE else self._everywhere
         assert source is not None
         shards = [shard] if shard != EVERYWHERE else [*source.shards]
-        forget = hand.actor.forget_damaged.options(concurrency_group="control")
+        forget = remote.actor.forget_damaged.options(concurrency_group="control")
         self._ray.get(forget.remote(source.checksum, shards))
-        self.send(hand, [shard])
+        self.send(remote, [shard])
 
     def called(self, shard: int) -> str:
-        """What a shard is, for people."""
+        """Return the subject of a message about a shard."""
         if shard != EVERYWHERE:
             return f"shard {shard} is"
         return "the validation rows are" if self._context.folds is None else "the shard is"
@@ -204,29 +204,29 @@ class Supply:
 
     @property
     def _everywhere(self) -> Source | None:
-        """What all nodes are sent; None: nothing validates."""
+        """The data that all nodes get; None without validation."""
         view = self._context.validation
         if self._context.folds is not None:
             return self._train
         if view is None:
             return None
-        if view.is_whole():
+        if view._is_whole():
             return Source(view)
         with self._lock:
             if self._written is None:
-                # In scratch: what a coordinator that is killed leaves there, the next one removes.
+                # In scratch: the next coordinator removes what a killed one leaves there.
                 self._cache = Cache(cache_folder())
                 folder = Path(tempfile.mkdtemp(prefix="view-", dir=self._cache.scratch()))
                 self._written = write_view(view, folder)
         return Source(self._written)
 
-    def _send_everywhere(self, hand: Hand) -> None:
+    def _send_everywhere(self, remote: RemoteWorker) -> None:
         source = self._everywhere
         if source is not None:
-            have = shipping.begin(self._ray, hand.actor, source, BEGIN_SECONDS)
+            have = begin_data(self._ray, remote.actor, source, BEGIN_SECONDS)
             missing = [shard for shard in source.shards if shard not in have]
-            sent = shipping.send(self._ray, hand.actor, source, missing)
-            self._note(hand.place, [EVERYWHERE] if missing else [], sent)
+            sent = send_shards(self._ray, remote.actor, source, missing)
+            self._note(remote.place, [EVERYWHERE] if missing else [], sent)
 
     def _note(self, place: str, shards: Sequence[int], sent: int) -> None:
         with self._lock:
@@ -236,12 +236,12 @@ class Supply:
             self._traffic.data_bytes += sent
 
     def _finished(self, job: Any) -> Any:
-        """Wait for data that are on their way; returns what `job` does.
+        """Wait until data have been sent; return the result of `job`.
 
         Raises
         ------
         InputError
-            If a node cannot take them.
+            If a node cannot store them.
         """
         ray = self._ray
         try:
@@ -256,46 +256,46 @@ class Supply:
 PIECE_BYTES = 8 << 20
 
 WINDOW = 4
-"""Pieces on their way at a time: more would only fill the object store."""
+"""Pieces that are sent at a time: more would only fill the object store."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A data set on the coordinator's disk, or of a view's rows."""
+    """A data set on the coordinator's disk, possibly the rows of a view."""
 
     data: Dataset
 
     @property
     def checksum(self) -> str:
-        return self.data.manifest.checksum
+        return self.data._manifest.checksum
 
     @property
     def folder(self) -> Path:
         return self.data.path
 
     def spec_at(self, folder: str) -> Mapping[str, Any]:
-        """What opens the view where a node has the data."""
+        """Return the view's description with the data in `folder`."""
         return {**self.data.spec(), "path": folder}
 
     @property
     def shards(self) -> range:
-        return range(len(self.data.manifest.shards))
+        return range(len(self.data._manifest.shards))
 
 
-def begin(ray: Any, actor: Any, source: Source, timeout: float) -> list[int]:
-    """Tell a node about a data set; return the shards that it has already."""
+def begin_data(ray: Any, actor: Any, source: Source, timeout: float) -> list[int]:
+    """Send a data set's manifest to a node; return the shards that it has already."""
     manifest = read_bytes(source.folder / FILE_NAME)
     here = actor.begin_data.options(concurrency_group="control").remote(manifest)
     return list(ray.get(here, timeout=timeout))
 
 
-def send(ray: Any, actor: Any, source: Source, shards: Iterable[int]) -> int:
+def send_shards(ray: Any, actor: Any, source: Source, shards: Iterable[int]) -> int:
     """Send shards to a node, which checks them; return the number of bytes.
 
     Raises
     ------
     CorruptDataError
-        If a file here is not what the manifest says.
+        If a file here does not match the manifest.
     RayError
         If the node is gone.
     OSError
@@ -305,9 +305,9 @@ def send(ray: Any, actor: Any, source: Source, shards: Iterable[int]) -> int:
     finish = actor.finish.options(concurrency_group="control")
     sent = 0
     for shard in shards:
-        source.data.check_sizes(shard)
+        source.data._check_sizes(shard)
         waiting: list[Any] = []
-        for name in source.data.manifest.shards[shard].files:
+        for name in source.data._manifest.shards[shard].files:
             path = source.folder / shard_folder(shard) / name
             with path.open("rb") as file:
                 offset = 0

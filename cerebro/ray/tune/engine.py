@@ -1,7 +1,7 @@
 """The actor behind `cerebro.ray.trainable`: one for all proxies, with Cerebro's workers.
 
-It belongs to the process that runs the Tuner and ends with it. When the last proxy has left
-for a while it closes its run and ends itself, so that its cores are free.
+It belongs to the process that runs the Tuner and ends with it. Some time after the last proxy
+has left, it closes its run and ends, which frees its cores.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from cerebro.errors import CerebroError, InputError, text_of
 from cerebro.executors.received import opened
 from cerebro.machine.guard import refuse
 from cerebro.machine.resources import available_memory
-from cerebro.ray.tune.requests import Answer, Point, Request
+from cerebro.ray.tune.requests import Checkpoint, EpochRequest, TrainedEpoch
 from cerebro.ray.tune.session import Session, Work
 
 IDLE_SECONDS = 10.0
 PROXY_BYTES = 120 << 20
-"""What a proxy's process takes."""
+"""Memory of a proxy's process."""
 CALLS = 10_000
 """Requests that may wait at a time."""
 
@@ -34,16 +34,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Spec:
-    """What an engine is made from; the same for whoever makes it.
+    """The description of an engine; the same in every process that may start it.
 
     Attributes
     ----------
     name
         The actor's.
     work
-        A pickled `Work`, which only the engine opens: proxies import nothing for it.
+        A pickled `Work`. Only the engine unpickles it, so that proxies import nothing for it.
     cpus, gpus
-        Cores and GPUs that its workers take.
+        Cores and GPUs of its workers.
     folder
         The run's; None: beside Tune's experiment.
     """
@@ -56,14 +56,14 @@ class Spec:
     cwd: str
     path: tuple[str, ...]
     variables: dict[str, str | None]
-    """Of the environment, those that change bits: Ray sets some of its own."""
+    """Environment variables that change bits: Ray sets some of them itself."""
     gpus: int = 0
     argv: tuple[str, ...] = ("",)
     """Arguments of the program that runs the Tuner."""
 
 
 class Engine:
-    """What proxies call; an answer ``{"error": ...}`` is for them to raise."""
+    """The actor that proxies call; they raise what it returns as ``{"error": ...}``."""
 
     def __init__(self, spec: Spec) -> None:
         os.chdir(spec.cwd)
@@ -85,20 +85,20 @@ class Engine:
         return work
 
     async def enter(self, proxy: str, folder: str) -> None:
-        """A proxy is there."""
+        """Register a proxy."""
         self._proxies[proxy] = Path(folder)
         need = len(self._proxies) * PROXY_BYTES
         if not self._warned and available_memory() < need // 2:
             self._warned = True
             logger.warning(
-                "%d trials of Tune's are live: each is a process of some 120 MB, and memory is "
-                "getting short; limit them with TuneConfig(max_concurrent_trials=), or use "
-                "cerebro.ray.fit, which needs none",
+                "%d trials of Tune's are live: each is a process of about 120 MB, and memory is "
+                "running out; limit them with TuneConfig(max_concurrent_trials=), or use "
+                "cerebro.ray.fit, which needs no processes",
                 len(self._proxies),
             )
 
     async def leave(self, proxy: str, trial: int | None) -> None:
-        """A proxy ends, or stands for another trial from now on."""
+        """Remove a proxy that has ended or now runs a different trial."""
         folder = self._proxies.pop(proxy, None)
         session = None if folder is None else self._sessions.get(folder)
         if session is not None and trial is not None:
@@ -107,7 +107,7 @@ class Engine:
             asyncio.get_running_loop().call_later(IDLE_SECONDS, self._end_if_idle)
 
     async def retire(self) -> None:
-        """Make room for another engine, if nobody needs this one."""
+        """End this engine if no proxy uses it, to make room for another."""
         self._end_if_idle()
 
     async def train(self, proxy: str, folder: str, call: dict[str, Any]) -> dict[str, Any]:
@@ -125,15 +125,15 @@ class Engine:
             return {"error": text_of(error, 2000)}
 
     async def keep(self, proxy: str, folder: str, point: dict[str, Any]) -> None:
-        """Keep a state for as long as the run's folder lasts."""
-        await asyncio.to_thread(self._session(Path(folder)).keep, Point(**point))
+        """Keep a state until the run's folder is deleted."""
+        await asyncio.to_thread(self._session(Path(folder)).keep, Checkpoint(**point))
 
     def _end_if_idle(self) -> None:
         if not self._proxies and self._ending is None:
             self._ending = asyncio.ensure_future(self._end())
 
     async def _end(self) -> None:
-        """Close the runs, and end this process unless somebody has come meanwhile."""
+        """Close the runs, and end this process unless a proxy has entered meanwhile."""
         import ray
 
         await asyncio.to_thread(self._close)
@@ -143,10 +143,10 @@ class Engine:
 
     async def _train(self, folder: Path, call: dict[str, Any]) -> dict[str, Any]:
         session = self._session(folder)
-        begin = Point(**call["begin"]) if call["begin"] is not None else None
+        begin = Checkpoint(**call["begin"]) if call["begin"] is not None else None
         if begin is not None:
             await asyncio.to_thread(session.check, begin)
-        request = Request(
+        request = EpochRequest(
             call["owner"],
             call["config"],
             trial=call["trial"],
@@ -154,7 +154,7 @@ class Engine:
             target=call["target"],
         )
         answer = await asyncio.wrap_future(session.ask(request))
-        if isinstance(answer, Answer):
+        if isinstance(answer, TrainedEpoch):
             await asyncio.to_thread(session.flush)  # Tune never knows more than the record
         else:
             answer = await asyncio.to_thread(session.recall, answer, request.target - 1)
@@ -173,30 +173,30 @@ class Engine:
 
 
 _held: dict[str, Any] = {}
-"""This process's handles: an actor ends with the last one in the process that began it."""
+"""This process's handles: an actor ends with the last handle in the process that started it."""
 
 
 def engine_of(spec: Spec, *, owner: bool) -> Any:
-    """Return the engine, and start it if there is none.
+    """Return the engine; start it if it does not run.
 
     Parameters
     ----------
     owner
-        Whether this process is the one that runs the Tuner, where data and run lie.
+        Whether this process runs the Tuner; the data and the run are on its machine.
 
     Raises
     ------
     InputError
-        If it would have more workers than its node has cores, or more GPUs.
+        If the engine needs more cores or GPUs than its node has.
     """
     if owner:
         refuse("tune.Tuner(cerebro.ray.trainable(...)).fit")
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    with contextlib.suppress(ValueError):  # there is none, or none any more
+    with contextlib.suppress(ValueError):  # it does not exist, or has ended
         found = ray.get_actor(spec.name)
-        return _held.get(spec.name, found)  # what began it must be kept, or it ends
+        return _held.get(spec.name, found)  # the handle that started it must be kept, or it ends
     node = ray.get_runtime_context().get_node_id()
     for name in list(_held):
         try:
@@ -227,7 +227,7 @@ def _check_room(spec: Spec, node: str) -> None:
     cores, gpus = (int(there.get(name, 0)) for name in ("CPU", "GPU"))
     if spec.gpus > gpus:
         raise InputError(
-            f"cerebro.ray.trainable: its workers are to train on {spec.gpus} GPU(s), and Ray has "
+            f"cerebro.ray.trainable: its workers need {spec.gpus} GPU(s), and Ray has "
             f"{gpus} on this node: give devices='cpu', or ray.init(num_gpus=)"
         )
     if spec.cpus > cores:

@@ -34,11 +34,11 @@ def fit(
     epochs: int | None = None,
     **options: Any,
 ) -> Result:
-    """Search with Ray Tune's algorithms, without Tune: no cluster, no process per trial.
+    """Search with Ray Tune's algorithms, without a cluster and without a process per trial.
 
-    What is ``tune.Tuner(trainable, param_space=..., tune_config=tune.TuneConfig(...)).fit()``
-    in Tune is one call here. Search algorithm and scheduler run in this process, in an order
-    that timing cannot change; what trains are Cerebro's workers.
+    One call replaces Tune's ``tune.Tuner(trainable, param_space=...,
+    tune_config=tune.TuneConfig(...)).fit()``. The search algorithm and the scheduler run in this
+    process, in an order that does not depend on timing; Cerebro's workers train.
 
     Parameters
     ----------
@@ -49,39 +49,40 @@ def fit(
         `tune.sample_from`, constants (a list is a constant, as in Tune) and nested ones.
     searcher
         A `ray.tune.search.Searcher` such as `OptunaSearch`, also in a `ConcurrencyLimiter`, or
-        a `BasicVariantGenerator`; None: the latter. Give a searcher a seed of its own.
+        a `BasicVariantGenerator`; None: the latter. Give a searcher its own seed.
     scheduler
         `ASHAScheduler`, `HyperBandScheduler`, `MedianStoppingRule` (with
-        ``time_attr="training_iteration"``) or `FIFOScheduler`, which is also the default. Its
-        time is the number of epochs.
+        ``time_attr="training_iteration"``) or `FIFOScheduler` (default). Its time is the number
+        of epochs.
     metric, mode
-        What ranks trials; default: what searcher or scheduler were made with, else ``"loss"``.
+        The metric that ranks trials, and its direction; default: those of the searcher or the
+        scheduler, else ``"loss"``.
     num_samples
         As in `tune.TuneConfig`: samples of each combination of grids, or trials of a
-        searcher; -1: without end, with `time_limit`. Default 1, but a searcher needs it.
+        searcher; -1: no limit, with `time_limit`. Default 1; a searcher requires it.
     n_trials
-        Trials at most.
+        The maximal number of trials.
     epochs
         Epochs per trial; default: the scheduler's ``max_t``.
     options
-        The other arguments of `cerebro.search`. `width`, the trials that are live at a time,
-        is by default what a `ConcurrencyLimiter` says, else 8.
+        The other arguments of `cerebro.search`. The default of `width`, the number of live
+        trials, is the limit of a `ConcurrencyLimiter`, else 8.
 
     Returns
     -------
     Result
-        As of `cerebro.search`. Trials that the scheduler ended are ``stopped``.
+        As from `cerebro.search`. Trials that the scheduler ended are ``stopped``.
 
     Raises
     ------
     InputError
-        If Ray is not installed, for what cannot be driven this way (it is named, with what to
-        use instead), and as `cerebro.search`.
+        If Ray is not installed; if a searcher or scheduler cannot be used this way (the message
+        names an alternative); and as `cerebro.search`.
 
     Notes
     -----
-    A run goes on with the same call and ``if_exists="resume"``; searcher and scheduler must
-    be made as they were.
+    The same call with ``if_exists="resume"`` resumes a run; make the searcher and the scheduler
+    with the same arguments as before.
     """
     refuse("cerebro.ray.fit")
     import_tune("cerebro.ray.fit")
@@ -108,14 +109,14 @@ def fit(
 
 
 def _given(name: str, value: Any, *sources: Any) -> Any:
-    """Return an argument, or what the searcher or the scheduler was made with."""
+    """Return an argument; if it is None, the value of the searcher or the scheduler."""
     if value is not None:
         return value
     found = [getattr(source, f"_{name}", None) for source in sources]
     known = next((value for value in found if value is not None), None)
     if isinstance(known, (list, tuple)):
         raise InputError(
-            f"searcher: it has several objectives ({name}={known!r}); Cerebro optimises one"
+            f"searcher: it has several objectives ({name}={known!r}); Cerebro optimizes one"
         )
     return known
 
@@ -158,7 +159,7 @@ def _width(algorithm: Any) -> int:
 
 
 def _recorded_space(param_space: Mapping[str, Any]) -> Space:
-    """What the run's record says of the space, as far as Cerebro has words for it."""
+    """Return the space to record: the part that Cerebro's dimensions can express."""
     try:
         return Space(param_space)
     except InputError:

@@ -1,7 +1,7 @@
-"""What of Ray Tune `cerebro.ray.fit` can drive, and the trials that Tune's schedulers see.
+"""The parts of Ray Tune that `cerebro.ray.fit` supports, and the trials that schedulers see.
 
-A scheduler or a search algorithm may reach into Tune's controller as it likes; so only those
-are driven whose needs are known.
+A scheduler or a search algorithm may use any part of Tune's controller. So only those are
+supported whose needs are known.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cerebro.errors import InputError
-from cerebro.machine.installation import install_hint
+from cerebro.machine.imports import import_extra
 
 CLOCKS = {"time_total_s", "time_this_iter_s", "time_since_restore", "timestamp"}
 
@@ -29,27 +29,17 @@ _REFUSED = {
 
 
 def import_tune(what: str) -> Any:
-    """Return `ray.tune`.
-
-    Raises
-    ------
-    InputError
-        If Ray is not installed.
-    """
-    try:
-        import ray.tune
-    except ImportError as error:
-        raise InputError(f"{what} needs Ray Tune ({error}): {install_hint('ray')}") from error
-    return ray.tune
+    """Return `ray.tune`; raise InputError if Ray is not installed."""
+    return import_extra("ray.tune", "ray", f"{what} needs Ray Tune")
 
 
 def check_scheduler(scheduler: Any) -> Any:
-    """Return the scheduler to drive; None means Tune's, which only starts trials.
+    """Return the scheduler to use; None means Tune's FIFO, which only starts trials.
 
     Raises
     ------
     InputError
-        If it is not one of those that can be driven without Tune's controller.
+        If it is not one that works without Tune's controller.
     """
     from ray.tune import schedulers
 
@@ -65,26 +55,26 @@ def check_scheduler(scheduler: Any) -> Any:
     if type(scheduler) not in known:
         if not isinstance(scheduler, schedulers.TrialScheduler):
             raise InputError(
-                f"scheduler={scheduler!r} is no scheduler of ray.tune: use ASHAScheduler, "
+                f"scheduler={scheduler!r} is not a scheduler of ray.tune: use ASHAScheduler, "
                 "HyperBandScheduler or MedianStoppingRule"
             )
         raise InputError(f"scheduler: {name} cannot be driven by cerebro.ray.fit: {_hint(name)}")
     attribute = getattr(scheduler, "_time_attr", None)
     if attribute in CLOCKS:
         raise InputError(
-            f"scheduler: {name}(time_attr={attribute!r}) decides by the clock, which gives other "
-            "trials every time: give time_attr='training_iteration', and periods in epochs"
+            f"scheduler: {name}(time_attr={attribute!r}) decides by the clock, so that each run "
+            "differs: give time_attr='training_iteration', and periods in epochs"
         )
     return scheduler
 
 
 def check_searcher(searcher: Any) -> Any:
-    """Return the search algorithm to drive: a `Searcher`, or a `BasicVariantGenerator`.
+    """Return the search algorithm to use: a `Searcher`, or a `BasicVariantGenerator`.
 
     Raises
     ------
     InputError
-        If it is neither, or needs a scheduler that cannot be driven.
+        If it is neither, or needs a scheduler that is not supported.
     """
     from ray.tune.search import BasicVariantGenerator, SearchGenerator
 
@@ -103,7 +93,7 @@ def check_searcher(searcher: Any) -> Any:
     missing = [n for n in ("suggest", "on_trial_complete") if not hasattr(searcher, n)]
     if missing or isinstance(searcher, type):
         raise InputError(
-            f"searcher={searcher!r} is no search algorithm of ray.tune: use OptunaSearch(...), "
+            f"searcher={searcher!r} is not a search algorithm of ray.tune: use OptunaSearch(...), "
             "another Searcher, or BasicVariantGenerator(...)"
         )
     return searcher
@@ -114,7 +104,7 @@ def _hint(name: str) -> str:
 
 
 class Trial:
-    """What a scheduler sees of a trial: who it is, how it stands and what it said last."""
+    """A trial as a scheduler sees it: its name, its status and its last result."""
 
     PENDING = "PENDING"
     RUNNING = "RUNNING"
@@ -131,10 +121,10 @@ class Trial:
         self.status = Trial.PENDING
         self.last_result: dict[str, Any] = {}
         self.number: int | None = None
-        """Cerebro's number, once it has begun."""
+        """Cerebro's number, once the trial has begun."""
 
     def is_finished(self) -> bool:
-        """Whether it is over."""
+        """Whether the trial has ended."""
         return self.status in (Trial.TERMINATED, Trial.ERROR)
 
     def __repr__(self) -> str:
@@ -142,12 +132,12 @@ class Trial:
 
 
 class Controller:
-    """What a scheduler may ask of Tune's controller.
+    """The part of Tune's controller that schedulers use.
 
     Parameters
     ----------
     stop
-        Ends a trial that is paused or has not begun, because the scheduler says so.
+        Ends a trial that is paused or has not begun.
     """
 
     def __init__(self, stop: Callable[[Trial], None]) -> None:
@@ -155,11 +145,11 @@ class Controller:
         self._stop = stop
 
     def get_trials(self) -> list[Trial]:
-        """Return all trials in order of creation; those that are over are forgotten."""
+        """Return all trials that are not forgotten, in order of creation."""
         return self.trials
 
     def get_live_trials(self) -> list[Trial]:
-        """Return the trials that are not over."""
+        """Return the trials that have not ended."""
         return [trial for trial in self.trials if not trial.is_finished()]
 
     def stop_trial(self, trial: Trial) -> None:
@@ -167,5 +157,5 @@ class Controller:
         self._stop(trial)
 
     def forget_ended(self) -> None:
-        """Drop the trials that are over."""
+        """Drop the trials that have ended."""
         self.trials = self.get_live_trials()

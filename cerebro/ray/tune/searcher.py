@@ -5,8 +5,8 @@ are only names: what trains is Cerebro's. Reports come in rounds, and what Tune'
 draws from `random` and NumPy's global generator is drawn from generators of the search's own, so
 that its answers do not depend on timing or on what else the process draws.
 
-Their own memory is pickles, which Cerebro does not read; so what a run's store keeps is
-the conversation, which is had again, and compared, when the run goes on.
+They save themselves as pickles, which Cerebro does not read. A run's store keeps all calls
+instead; a resumed run repeats them and compares the answers.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import copy
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import cerebro._core as _core
 from cerebro.errors import InputError
 from cerebro.machine import generators
 from cerebro.ray.tune.names import Controller, Trial
-from cerebro.searchers.base import DONE, Decision, Suggestion, _Done
+from cerebro.searchers.base import DONE, Decision, Searcher, Suggested, Suggestion
 from cerebro.space import Space, json_value
 
 
-class TuneSearcher:
-    """Drives a search algorithm and a scheduler of Ray Tune's.
+class TuneSearcher(Searcher):
+    """Runs a search algorithm and a scheduler of Ray Tune.
 
     Parameters
     ----------
@@ -36,10 +36,10 @@ class TuneSearcher:
     algorithm
         A `Searcher`, or a `BasicVariantGenerator`.
     scheduler
-        A scheduler that was checked.
+        A scheduler from `check_scheduler`.
     num_samples
         As in `tune.TuneConfig`: samples of each combination of grids, or trials of a
-        `Searcher`; -1: without end.
+        `Searcher`; -1: no limit.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class TuneSearcher:
         self._mapping = dict(param_space)
         self._algorithm = algorithm
         self._scheduler = scheduler
-        # It would halve a bracket that is not full yet if nobody was waiting to join.
+        # It would halve a bracket that is not full yet if no trial was waiting to join.
         self._looks_ahead = type(scheduler) is HyperBandScheduler
         self._samples = math.inf if num_samples == -1 else num_samples
         self._variants: Iterator[dict[str, Any]] | None = None
         if type(algorithm) is BasicVariantGenerator:
             self._variants = iter(())
-            # Nobody listens to what comes of them: no trial need wait for another.
+            # Neither is adaptive: trials do not wait for each other.
             self.adaptive = type(scheduler) is not FIFOScheduler
 
     def setup(
@@ -75,8 +75,10 @@ class TuneSearcher:
         """Prepare for a search; see `cerebro.searchers.base.Searcher.setup`."""
         self._epochs, self._metric = epochs, metric
         self._limit = math.inf if n_trials is None else n_trials
+        if self._variants is None and self._samples != math.inf:
+            self.total = int(min(self._samples, self._limit))
         self._controller = Controller(self._stop_idle)
-        self._trials: dict[int, Trial] = {}  # those that have begun and not ended, by number
+        self._trials: dict[int, Trial] = {}  # begun and not ended, by number
         self._made = self._begun = 0
         self._exhausted = False
         self._dropped: list[int] = []
@@ -90,24 +92,17 @@ class TuneSearcher:
             else:
                 self._variants = self._all_variants([dict(point) for point in points])
 
-    @property
-    def total(self) -> int | None:
-        """How many trials there will be; None if that is not known."""
-        if self._variants is not None or self._samples == math.inf:
-            return None
-        return int(min(self._samples, self._limit))
-
     # --- asking ----------------------------------------------------------
 
-    def suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
-        """Return what the scheduler would run next."""
+    def suggest(self) -> Suggested:
+        """Return the trial that the scheduler runs next."""
         with self._own_random():
             suggestion = self._suggest()
         if suggestion is not None and suggestion is not DONE and self.adaptive:
             self._log.append(["ask", *_identity(suggestion)])
         return suggestion
 
-    def _suggest(self) -> Suggestion | Literal[_Done.DONE] | None:
+    def _suggest(self) -> Suggested:
         self._queue()
         trial: Trial | None = self._scheduler.choose_trial_to_run(self._controller)
         if trial is None:
@@ -124,12 +119,12 @@ class TuneSearcher:
         return Suggestion(trial.config, self._epochs)
 
     def _queue(self) -> None:
-        """Have a trial that waits to begin, if there is one."""
+        """Queue a trial if none is pending and the algorithm has one."""
         if not any(trial.status == Trial.PENDING for trial in self._controller.get_trials()):
             self._add_trial()
 
     def _add_trial(self) -> None:
-        """Have the search algorithm make a trial, if it has one now."""
+        """Add the search algorithm's next trial, if it has one now."""
         if self._exhausted or self._made >= self._limit:
             self._exhausted = True
             return
@@ -163,7 +158,7 @@ class TuneSearcher:
         return merged
 
     def _all_variants(self, points: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Give what Tune's `BasicVariantGenerator` would give: samples by grids, points first."""
+        """Yield what Tune's `BasicVariantGenerator` yields: points first, then samples by grids."""
         from ray.tune.search import variant_generator as tune
 
         generator = self._algorithm
@@ -182,10 +177,10 @@ class TuneSearcher:
                 yield variant["config"]
             sample += 1
 
-    # --- telling ---------------------------------------------------------
+    # --- reporting -------------------------------------------------------
 
     def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
-        """Tell scheduler and search algorithm of an epoch and decide as they say."""
+        """Report an epoch to the scheduler and the search algorithm; return their decision."""
         if not self.adaptive:
             return Decision.CONTINUE
         told = dict(metrics)
@@ -232,7 +227,7 @@ class TuneSearcher:
         return found
 
     def _stop_idle(self, trial: Trial) -> None:
-        """The scheduler ends a trial that is paused, or has not begun."""
+        """End a trial that is paused or has not begun; called by the scheduler."""
         if trial.is_finished():
             return
         self._scheduler.on_trial_remove(self._controller, trial)
@@ -255,7 +250,7 @@ class TuneSearcher:
 
     @contextlib.contextmanager
     def _own_random(self) -> Iterator[None]:
-        """Lend Tune's code global generators that are this search's alone."""
+        """Give Tune's code global generators that only this search uses."""
         outside = generators.capture(False)
         generators.restore(self._random)
         try:
@@ -267,16 +262,16 @@ class TuneSearcher:
     # --- resuming --------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the conversation so far."""
+        """Return all calls so far."""
         return {"log": list(self._log)} if self.adaptive else {"begun": self._begun}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have the conversation again.
+        """Repeat all calls.
 
         Raises
         ------
         InputError
-            If the search algorithm says something else than it did.
+            If the search algorithm answers differently.
         """
         if not self.adaptive:
             for _ in range(state["begun"]):
@@ -291,14 +286,14 @@ class TuneSearcher:
             if said != entry[1:]:
                 raise InputError(
                     f"the search algorithm {type(self._algorithm).__name__} does not suggest again "
-                    f"what it did for trial {entry[1]}: it must be made with the same arguments "
-                    "and a seed, such as OptunaSearch(seed=0), for a run to go on"
+                    f"what it did for trial {entry[1]}: to resume a run, make it with the same "
+                    "arguments and a seed, such as OptunaSearch(seed=0)"
                 )
         self._dropped = []
 
 
 def _identity(suggestion: Suggestion) -> list[Any]:
-    """What tells suggestions apart: the trial that goes on, or a new one's configuration."""
+    """Return what distinguishes suggestions: a continued trial, or a new configuration."""
     text = json.dumps(suggestion.config, sort_keys=True)
     return [suggestion.trial, _core.xxh3_64(text.encode())]
 
@@ -312,7 +307,7 @@ def _decoded(value: float | str) -> float:
 
 
 def _introduce(scheduler: Any, metric: str, mode: str) -> None:
-    """Tell a scheduler what trials are compared by, unless it was made with that."""
+    """Set a scheduler's metric and mode, unless it has them."""
     given = getattr(scheduler, "_metric", None), getattr(scheduler, "_mode", None)
     _refuse_other("scheduler", given, (metric, mode))
     scheduler.set_search_properties(
@@ -334,7 +329,7 @@ def _introduce_searcher(
     said = (None if had else said for had, said in zip(given, (metric, mode), strict=True))
     if not algorithm.set_search_properties(*said, mapping) and _has_unresolved_values(mapping):
         raise InputError(
-            f"param_space: {type(algorithm).__name__} was made with a space of its own: leave only "
+            f"param_space: {type(algorithm).__name__} was made with its own space: leave only "
             "constants in param_space"
         )
 

@@ -1,11 +1,11 @@
-"""One run of Cerebro's that trains what proxies of Ray Tune ask for, in a thread."""
+"""A run in a thread that trains the epochs that proxies of Ray Tune request."""
 
 from __future__ import annotations
 
 import copy
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,21 +15,21 @@ from cerebro.errors import InputError, text_of
 from cerebro.executors.local import LocalExecutor
 from cerebro.machine.devices import CPU, Found, lookup, seats
 from cerebro.model import Info
-from cerebro.ray.tune.requests import Answer, Point, RequestedTrials, Woken
-from cerebro.run.recipe import accepts_info
+from cerebro.ray.tune.requests import Checkpoint, RequestedTrials, TrainedEpoch, WakingExecutor
+from cerebro.run.recipe import WrappedBuild, call_build
 from cerebro.run.records import EpochRecord
 from cerebro.run.store import read_trials, reader
 
 UNKNOWN_EPOCHS = 1_000_000
-"""What a run's number of epochs is where only Tune knows it."""
+"""The number of epochs of a run where only Tune knows it."""
 WIDTH = 64
-"""Trials that train at a time: proxies beyond that wait for their epochs."""
+"""The number of trials that train at a time; other proxies wait."""
 CLOSE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class Work:
-    """What is trained, and how: the same for all trials."""
+    """What all trials have in common."""
 
     build: Callable[..., Any]
     train: Any
@@ -40,12 +40,12 @@ class Work:
     options: dict[str, Any] = field(default_factory=dict)
     """More arguments of `cerebro.search`."""
     executor: Any = None
-    """What has the workers; None: `workers` processes of this machine."""
+    """The executor; None: `workers` processes on this machine."""
     gpus: int = 0
-    """How many of this machine they sit at."""
+    """The number of this machine's GPUs that they use."""
 
     def own_executor(self) -> Any:
-        """What has the workers of one run.
+        """Return a new executor for one run.
 
         Raises
         ------
@@ -65,7 +65,7 @@ class Work:
 
 
 class Session:
-    """A run that goes on until it is closed; a folder that has one is gone on with."""
+    """A run that continues until it is closed; resumes the run in the folder, if any."""
 
     def __init__(self, work: Work, folder: Path) -> None:
         self._work = work
@@ -79,35 +79,35 @@ class Session:
 
     @property
     def is_open(self) -> bool:
-        """Whether it still trains."""
+        """Whether the run is still active."""
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Leave the run so that it can go on another time."""
+        """End the run so that it can be resumed."""
         self._requested.close("the engine was closed")
         self.join(CLOSE_SECONDS)
 
     def join(self, seconds: float) -> None:
-        """Wait until it trains no more, for so long."""
+        """Wait for the run's end, at most so long."""
         self._thread.join(seconds)
 
-    def recall(self, number: int, epoch: int) -> Answer:
-        """Return an epoch that is on record."""
+    def recall(self, number: int, epoch: int) -> TrainedEpoch:
+        """Return an epoch from the store."""
         record = self._record(number, epoch)
-        return Answer(Point(number, epoch, record.state_hash), dict(record.metrics))
+        return TrainedEpoch(Checkpoint(number, epoch, record.state_hash), dict(record.metrics))
 
-    def keep(self, point: Point) -> None:
+    def keep(self, point: Checkpoint) -> None:
         """Keep a state, and return when it is on disk."""
         self._requested.pin(point.trial, point.epoch)
         self.flush()
 
     def flush(self) -> None:
-        """Return when all that was trained is on record."""
+        """Return when all trained epochs are stored."""
         if self._result is not None:
             self._result.saved.before_reading()
 
-    def check(self, point: Point) -> None:
-        """Raise InputError unless a checkpoint's state is there."""
+    def check(self, point: Checkpoint) -> None:
+        """Raise InputError if a checkpoint's state is missing."""
         try:
             record = self._record(point.trial, point.epoch)
         except InputError:
@@ -130,7 +130,7 @@ class Session:
             for trained in record.epochs:
                 if trained.epoch == epoch:
                     return trained
-        raise InputError(f"trial {number} has no epoch {epoch} on record")
+        raise InputError(f"trial {number} has no stored epoch {epoch}")
 
     # --- the thread ------------------------------------------------------
 
@@ -140,7 +140,7 @@ class Session:
         try:
             executor = work.own_executor()
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # nobody would see them
+                warnings.simplefilter("ignore")  # they would not be seen
                 search(
                     work.build if work.epochs is not None else OpenEnded(work.build),
                     {},
@@ -156,7 +156,7 @@ class Session:
                     asynchronous=True,
                     progress=False,
                     callbacks=[requested, self],
-                    executor=Woken(executor, requested.bell),
+                    executor=WakingExecutor(executor, requested.bell),
                     **work.options,
                 )
         except BaseException as error:
@@ -165,27 +165,19 @@ class Session:
         requested.bell.close()
 
     def on_run_start(self, result: Any) -> None:
-        """Keep the run's record at hand."""
+        """Keep the run's result."""
         self._result = result
 
 
-class OpenEnded:
-    """A ``build`` of trials of which only Tune knows how long they train."""
+class OpenEnded(WrappedBuild):
+    """A ``build`` of trials whose number of epochs only Tune knows."""
 
-    def __init__(self, build: Callable[..., Any]) -> None:
-        self.build = build
-        self.__wrapped__ = build  # whose source is the run's
-        self.__module__ = getattr(build, "__module__", None) or "?"
-        self.__qualname__ = getattr(build, "__qualname__", None) or type(build).__qualname__
-
-    def __call__(self, config: Any, info: Info | None = None) -> Any:
-        if not accepts_info(self.build):
-            return self.build(config)
-        return self.build(config, None if info is None else OpenInfo(info))
+    def __call__(self, config: Mapping[str, Any], info: Info) -> Any:
+        return call_build(self.build, config, OpenInfo(info))
 
 
 class OpenInfo:
-    """An `Info` that says so when asked how many epochs there will be."""
+    """An `Info` that raises InputError when it is asked for the number of epochs."""
 
     def __init__(self, info: Info) -> None:
         self._info = info

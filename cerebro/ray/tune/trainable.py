@@ -1,7 +1,7 @@
-"""`cerebro.ray.trainable`: what a `ray.tune.Tuner` is given.
+"""`cerebro.ray.trainable`: the trainable of a `ray.tune.Tuner`.
 
-A trial of Tune's is a proxy, a process that trains nothing: it asks the engine for an epoch
-and reports it. Its checkpoints are names of states that stay where they are.
+A trial of Tune is a proxy, a process that does not train: it requests an epoch from the engine
+and reports it. Its checkpoints are names of states, which stay in the run's folder.
 """
 
 from __future__ import annotations
@@ -66,12 +66,13 @@ def trainable(
     workers_per_device: int | None = None,
     **options: Any,
 ) -> type[tune.Trainable]:
-    """Make what ``tune.Tuner(...)`` is given, for Cerebro to train its trials.
+    """Return a trainable for ``tune.Tuner(...)`` whose trials Cerebro trains.
 
     Schedulers, search algorithms, callbacks, loggers, `ResultGrid`, `Tuner.restore` and
-    ``reuse_actors`` work unchanged. A trial is a process of some 120 MB without data or model,
-    which asks for CPUs 0 and that memory; where hundreds are to be live, `cerebro.ray.fit`
-    needs none. All share one engine on the Tuner's node, which has the workers.
+    ``reuse_actors`` work unchanged. A trial is a process of about 120 MB without data or model,
+    which requests 0 CPUs and that memory; for hundreds of live trials use `cerebro.ray.fit`,
+    which needs no such processes. All trials share one engine on the Tuner's node, which has
+    the workers.
 
     Parameters
     ----------
@@ -80,22 +81,22 @@ def trainable(
         short names and as ``train_*`` and ``val_*``, with ``training_iteration``,
         ``cerebro_trial`` (Cerebro's number of the trial) and ``state_hash``.
     workers
-        Worker processes; default: one per `threads` cores of this machine, as far as Ray has
-        them, or on GPUs `workers_per_device` for each.
+        Worker processes; default: one per `threads` cores of this machine that Ray has, or
+        `workers_per_device` for each GPU.
     epochs
-        Epochs of a trial, if that is known: it is then done, and ``info.epochs`` says so. None:
-        Tune ends trials, and a ``build`` that asks for ``info.epochs`` or ``info.total_steps``
-        is an error.
+        Epochs of a trial, if known: the trial is then done, and ``info.epochs`` is this number.
+        None: Tune ends trials, and ``info.epochs`` and ``info.total_steps`` raise InputError in
+        ``build``.
     run
-        The folder of Cerebro's run, where states are kept; default: ``cerebro`` in the folder
-        of Tune's experiment, if that is on this machine.
+        The folder of Cerebro's run, with its states; default: ``cerebro`` in the folder of
+        Tune's experiment, if that is on this machine.
     executor
-        A `cerebro.ray.Executor`: the workers are then its actors, on all nodes of the cluster,
-        instead of processes of this machine.
+        A `cerebro.ray.Executor`, whose actors on all nodes of the cluster are then the workers,
+        instead of processes on this machine.
     devices
-        ``"auto"``: all GPUs of this machine, as far as Ray has them, and the CPU where there is
-        none; ``"cuda"``: all GPUs; ``"cpu"``. Ray chooses which GPUs the engine gets. With
-        `executor` as for `cerebro.search`.
+        ``"auto"``: all GPUs of this machine that Ray has, or the CPU if it has none;
+        ``"cuda"``: all GPUs; ``"cpu"``. Ray chooses the engine's GPUs. With `executor`, as for
+        `cerebro.search`.
     workers_per_device
         As for `cerebro.search`.
     options
@@ -115,8 +116,8 @@ def trainable(
 
     Notes
     -----
-    A trial's states are those of `cerebro.search` for the number that it got, in the order in
-    which trials asked for their first epoch: `cerebro.replay` of the run shows it.
+    Trials are numbered in the order in which they request their first epoch. A trial's states
+    are those of `cerebro.search` for its number: `cerebro.replay` of the run verifies it.
     """
     check_build(build)
     train, held_out, folds = views_of(data, validation)
@@ -129,9 +130,9 @@ def trainable(
     unknown = sorted(options.keys() - OPTIONS)
     if unknown:
         raise InputError(
-            f"{unknown[0]}= is no argument of cerebro.ray.trainable, which takes "
-            f"{', '.join(sorted(OPTIONS))} beside those that it names: what trials there are and "
-            "how long they train is for Tune to say"
+            f"{unknown[0]}= is not an argument of cerebro.ray.trainable, which takes "
+            f"{', '.join(sorted(OPTIONS))} besides its named ones: Tune decides which trials there "
+            "are and how long they train"
         )
     threads = whole_number("threads", threads, 1, MAX_THREADS)
     batch_size = whole_number("batch_size", batch_size, 1, optional=True)
@@ -173,8 +174,8 @@ def _places(
     wanted = named(devices)
     if any(":" in name for name in wanted):
         raise InputError(
-            f"devices={devices!r}: which GPUs the engine of cerebro.ray.trainable gets is for Ray "
-            "to say: give 'auto', 'cuda' or 'cpu'"
+            f"devices={devices!r}: Ray chooses the GPUs of the engine of cerebro.ray.trainable: "
+            "give 'auto', 'cuda' or 'cpu'"
         )
     chosen = devices_of(devices, workers_per_device, None)
     if are_gpus(chosen) and wanted == ["auto"]:
@@ -186,26 +187,26 @@ def _places(
 
 
 def _of_ray(resource: str, here: int) -> int:
-    """What there is of a resource here, as far as Ray has it, if that is known already."""
+    """Return `here`, or the part of it that Ray has on this node if Ray is initialized."""
     if not ray.is_initialized():
         return here
     return min(here, int(ray.cluster_resources().get(resource, 0)))
 
 
 class Proxy(tune.Trainable):  # type: ignore[misc]
-    """A trial of Tune's; see the module's text."""
+    """A trial of Tune; see the module's docstring."""
 
     spec: ClassVar[Spec]
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        """Ask for memory alone; called where the Tuner runs, so the engine is started here."""
+        """Request memory only, and start the engine: Tune calls this where the Tuner runs."""
         engine_of(cls.spec, owner=True)
         return tune.PlacementGroupFactory([{"CPU": 0, "memory": PROXY_BYTES}])
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
-        # Of `tune.with_resources`, which asks for others: the engine is started all the same.
+        # A subclass of `tune.with_resources` requests other resources: start the engine here, too.
         own = cls.__dict__.get("default_resource_request")
         if own is None:
             return
@@ -219,7 +220,7 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
     # --- Tune's protocol -------------------------------------------------
 
     def setup(self, config: dict[str, Any], **parameters: Any) -> None:
-        """Stand for a trial."""
+        """Begin to run a trial."""
         if parameters:
             raise InputError(
                 f"tune.with_parameters({', '.join(sorted(parameters))}) is not for "
@@ -228,13 +229,13 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
         self._id = uuid.uuid4().hex
         self._config = json_value(config, "param_space")
         self._trial: int | None = None
-        self._at: dict[str, Any] | None = None  # the point it has come to
-        self._begin: dict[str, Any] | None = None  # the checkpoint it was given
+        self._at: dict[str, Any] | None = None  # its newest state
+        self._begin: dict[str, Any] | None = None  # the checkpoint to begin with
         self._engine = engine_of(self.spec, owner=False)
         self._enter()
 
     def step(self) -> dict[str, Any]:
-        """Have one epoch trained."""
+        """Request one epoch from the engine and return its metrics."""
         at = self._at or self._begin
         answer = self._call(
             "train",
@@ -259,7 +260,7 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
         }
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Write down which state it is; it stays where it is."""
+        """Write the name of the state, which stays in the run's folder."""
         token: dict[str, Any] = {"point": self._at or self._begin, "owner": None, "config": None}
         if self._at is not None:
             self._call("keep", self._at)
@@ -267,41 +268,43 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
         Path(checkpoint_dir, TOKEN).write_text(json.dumps(token))
 
     def load_checkpoint(self, checkpoint: str) -> None:
-        """Go on from a state: with the trial itself, or with a clone of another one's."""
+        """Continue the trial from its state, or begin as a clone of another trial's."""
         try:
             token = json.loads(Path(checkpoint, TOKEN).read_text())
             point, owner, config = token["point"], token["owner"], token["config"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{checkpoint} is no checkpoint of cerebro.ray.trainable") from error
+            raise InputError(
+                f"{checkpoint} is not a checkpoint of cerebro.ray.trainable"
+            ) from error
         is_own = owner == self.trial_id and config == self._config
         self._at, self._begin = None, point
         self._trial = point["trial"] if is_own else None
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Stand for another trial, or for this one with other hyper-parameters."""
+        """Run a different trial, or this one with different hyperparameters."""
         self._leave()
         self.setup(new_config)
         return True
 
     def cleanup(self) -> None:
-        """Stand for nobody any more."""
+        """Leave the engine."""
         self._leave()
 
     # --- the engine ------------------------------------------------------
 
     def _enter(self) -> None:
-        """Wait for the engine, and say so if that takes long."""
+        """Wait for the engine; log a warning if that takes long."""
         entered = self._engine.enter.remote(self._id, self._folder())
         while not ray.wait([entered], timeout=PATIENCE_SECONDS)[0]:
             logger.warning(
                 "the engine of cerebro.ray.trainable waits for %d CPUs and %d GPUs of this Ray "
-                "cluster, which others use: end them, or give workers=",
+                "cluster, which others use: free them, or give fewer workers=",
                 *(self.spec.cpus, self.spec.gpus),
             )
         ray.get(entered)
 
     def _call(self, method: str, argument: dict[str, Any]) -> Any:
-        """Call the engine; another one takes over if it has ended."""
+        """Call the engine; start a new one if it has ended."""
         for attempt in range(ATTEMPTS):
             try:
                 call = getattr(self._engine, method).remote(self._id, self._folder(), argument)
@@ -313,7 +316,7 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
         raise AssertionError
 
     def _leave(self) -> None:
-        with contextlib.suppress(Exception):  # then nobody is there to be told
+        with contextlib.suppress(Exception):  # the engine has ended
             ray.get(self._engine.leave.remote(self._id, self._trial), timeout=LEAVE_SECONDS)
 
     def _folder(self) -> str:
@@ -322,7 +325,7 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
         Raises
         ------
         InputError
-            If it would be where only Tune can write.
+            If the folder would be where only Tune can write.
         """
         if self.spec.folder is not None:
             return self.spec.folder

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from cerebro.errors import CerebroError, CorruptDataError, one_line, text_of
-from cerebro.run.records import EpochRecord, Status, TrialRecord
+from cerebro.run.records import EpochRecord, Ranking, Status, TrialRecord
 from cerebro.run.store.checking import (
     check_config,
     check_rows,
@@ -167,17 +167,15 @@ def _read_some(
     return records
 
 
-def read_ranking(
-    connection: sqlite3.Connection, metric: str, mode: str, select: str, n: int
-) -> list[int]:
+def read_ranking(connection: sqlite3.Connection, by: Ranking, n: int) -> list[int]:
     """Return the numbers of the `n` best trials, best first; see `cerebro.run.records.score`."""
-    best, order = ("min", "") if mode == "min" else ("max", "DESC")
+    best, order = ("min", "") if by.mode == "min" else ("max", "DESC")
     last = "epoch = (SELECT max(epoch) FROM epochs AS e WHERE e.trial = metrics.trial)"
     rows = connection.execute(
         f"SELECT trial FROM metrics WHERE name = ? AND abs(value) < 9e999 "
-        f"AND {'1' if select == 'best' else last} "
+        f"AND {'1' if by.select == 'best' else last} "
         f"GROUP BY trial ORDER BY {best}(value) {order}, trial LIMIT ?",
-        (metric, n),
+        (by.metric, n),
     )
     return [int(trial) for (trial,) in rows]
 
@@ -217,31 +215,28 @@ def _epoch_of(record: TrialRecord, epoch: int) -> EpochRecord:
 
 
 @dataclass
-class Answers:
-    """The state of a trial by the decisions of an adaptive searcher."""
+class LastDecision:
+    """The last decision of an adaptive searcher on a trial."""
 
     reported: int = -1
     """The last epoch that was reported to the searcher."""
-    asleep: bool = False
+    paused: bool = False
     """Whether the searcher has paused the trial and not resumed it."""
 
 
-def read_answers(connection: sqlite3.Connection) -> dict[int, Answers]:
-    """Read the decisions of an adaptive searcher, by trial; empty for any other searcher."""
-    answers: dict[int, Answers] = {}
+def read_last_decisions(connection: sqlite3.Connection) -> dict[int, LastDecision]:
+    """Read the last decision of an adaptive searcher on each trial; empty for other searchers."""
+    last: dict[int, LastDecision] = {}
     for trial, epoch, decision in connection.execute(
         "SELECT trial, epoch, decision FROM decisions ORDER BY id"
     ):
-        answer = answers.setdefault(trial, Answers())
-        if decision in ("continue", "pause", "stop"):
-            answer.reported = epoch
-        else:  # begin, clone and resume name the epoch that comes next
-            answer.reported = epoch - 1
-        answer.asleep = decision == "pause"
-    return answers
+        # begin, clone and resume name the epoch that comes next.
+        reported = epoch if decision in ("continue", "pause", "stop") else epoch - 1
+        last[trial] = LastDecision(reported, paused=decision == "pause")
+    return last
 
 
-def read_said(connection: sqlite3.Connection, after: int = 0) -> list[tuple[Any, ...]]:
+def read_decisions(connection: sqlite3.Connection, after: int = 0) -> list[tuple[Any, ...]]:
     """Read the decisions and suggestions of an adaptive searcher, in order.
 
     Rows of trial, epoch, decision, and the target epochs of a suggestion. The first `after`
@@ -251,7 +246,7 @@ def read_said(connection: sqlite3.Connection, after: int = 0) -> list[tuple[Any,
     return [tuple(row) for row in connection.execute(sql, (after,))]
 
 
-def count_said(connection: sqlite3.Connection) -> int:
+def count_decisions(connection: sqlite3.Connection) -> int:
     """Count the decisions and suggestions of an adaptive searcher."""
     (count,) = connection.execute("SELECT count(*) FROM decisions").fetchone()
     return int(count)

@@ -18,7 +18,7 @@ import cerebro.cli as cli
 import cerebro.control as control
 import cerebro.coordinator.commands
 from cerebro.control import Command
-from cerebro.coordinator.commands import MAX_BYTES, MAX_NOTES, STOP_SECONDS, Inbox, Remote
+from cerebro.coordinator.commands import MAX_BYTES, MAX_NOTES, STOP_SECONDS, Commands, Inbox
 from cerebro.errors import InputError
 from cerebro.run.owner import Owner
 from cerebro.run.store import Store
@@ -39,16 +39,16 @@ def test_a_command_is_read_as_it_was_written(command: Command) -> None:
         ("\ud800", "not JSON"),
         ("[" * 4000, "not JSON"),
         ('{"command": "stop"} {}', "not JSON"),
-        ("[]", "no command"),
+        ("[]", "not a command"),
         ("{}", "not one of stop, pause, continue"),
         ('{"command": ["stop"]}', "not one of"),
         ('{"command": "Stop"}', "not one of"),
-        ('{"command": "stop", "trail": 3}', "no command"),
-        ('{"command": "stop", "trial": true}', "no number"),
-        ('{"command": "stop", "trial": -1}', "no number"),
-        ('{"command": "stop", "trial": 1.0}', "no number"),
-        ('{"command": "stop", "trial": "1"}', "no number"),
-        ('{"command": "stop", "trial": 99999999999}', "no number"),
+        ('{"command": "stop", "trail": 3}', "not a command"),
+        ('{"command": "stop", "trial": true}', "not a trial"),
+        ('{"command": "stop", "trial": -1}', "not a trial"),
+        ('{"command": "stop", "trial": 1.0}', "not a trial"),
+        ('{"command": "stop", "trial": "1"}', "not a trial"),
+        ('{"command": "stop", "trial": 99999999999}', "not a trial"),
     ],
 )
 def test_what_is_no_command_is_refused(text: str, cause: str) -> None:
@@ -369,13 +369,13 @@ class Obeyed:
         self.folder = folder
         self.now = 50.0
         self.notes: list[str] = []
-        self.remote = Remote(folder, self.notes.append, lambda: self.now)
+        self.remote = Commands(folder, self.notes.append, lambda: self.now)
         self.run = FakeRun(**trials)
 
     def send(self, *commands: Command) -> None:
         for command in commands:
             control.put(self.folder, command)
-        self.remote.obey(self.run)
+        self.remote.carry_out(self.run)
 
 
 def test_a_run_is_paused_and_continued(tmp_path: Path) -> None:
@@ -394,16 +394,16 @@ def test_a_run_is_paused_and_continued(tmp_path: Path) -> None:
 
 def test_a_stop_cancels_once_and_gives_up_in_time(tmp_path: Path) -> None:
     it = Obeyed(tmp_path)
-    assert it.remote.patience(None) == 1.0 and it.remote.patience(0.5) == 0.5
+    assert it.remote.wait_seconds(None) == 1.0 and it.remote.wait_seconds(0.5) == 0.5
     it.send(Command("pause"), Command("stop"))
     assert it.remote.stopping and it.run.told == ["cancel"]
-    assert it.remote.patience(None) == 1.0 and it.remote.patience(0.5) == 0.5
+    assert it.remote.wait_seconds(None) == 1.0 and it.remote.wait_seconds(0.5) == 0.5
     it.now += STOP_SECONDS - 0.5
     it.send(Command("stop"), Command("continue"))
     assert it.run.told == ["cancel"] and not it.remote.gave_up
-    assert it.remote.stopping and it.remote.patience(None) == 0.5
+    assert it.remote.stopping and it.remote.wait_seconds(None) == 0.5
     it.now += 0.5
-    assert it.remote.gave_up and it.remote.patience(None) == 0.0
+    assert it.remote.gave_up and it.remote.wait_seconds(None) == 0.0
 
 
 def test_commands_to_trials(tmp_path: Path) -> None:

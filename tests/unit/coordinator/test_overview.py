@@ -8,7 +8,7 @@ import pytest
 
 from cerebro.coordinator.overview import KEPT_ROWS, EndedTrials
 from cerebro.report.snapshot import TrialRow
-from cerebro.run.records import EpochRecord, TrialRecord, best_trials
+from cerebro.run.records import EpochRecord, Ranking, TrialRecord, best_trials
 
 
 def trial(number, losses=(), status="finished", error=None):
@@ -22,7 +22,7 @@ def row(record):
 
 
 def ended(records, mode="min", select="best"):
-    found = EndedTrials("loss", mode, select)
+    found = EndedTrials(Ranking("loss", mode, select))
     for record in records:
         found.add(record, row(record))
     return found
@@ -35,7 +35,7 @@ def test_the_leader_is_the_best_of_all(mode, select):
     records = [trial(n, [rng.randrange(40) for _ in range(3)]) for n in range(200)]
     rng.shuffle(records)
     found = ended(records, mode, select)
-    assert [found.leader[1]] == best_trials(records, "loss", mode, select, 1)
+    assert [found.leader[1]] == best_trials(records, Ranking("loss", mode, select), 1)
     assert found.leader[1] in [r.number for r in found.rows()]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import cerebro
 from cerebro.coordinator import room
-from cerebro.coordinator.room import Plan
+from cerebro.coordinator.room import StateDemand
 from cerebro.errors import InputError
 from cerebro.machine import files as files_module
 from cerebro.machine import resources
@@ -28,7 +28,7 @@ def plan(**changes):
         "keep": "best",
         "may_end_early": False,
     }
-    return Plan(**values | changes)
+    return StateDemand(**values | changes)
 
 
 @pytest.mark.parametrize(

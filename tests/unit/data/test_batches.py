@@ -130,8 +130,8 @@ def test_a_view_without_rows(data: Any) -> None:
         columns=data.columns,
         transforms={},
         num_shards=5,
-        parts=lambda: [(reader, (3, 3)) for reader, _ in data.parts()],
-        first_rows=data.first_rows,
+        _parts=lambda: [(reader, (3, 3)) for reader, _ in data._parts()],
+        _first_rows=data._first_rows,
     )
     for framework in ("torch", "numpy"):
         batches = Batches(nothing, 8, framework=framework)

@@ -33,11 +33,11 @@ def test_a_cut_file_is_refused_at_opening(folder: Path, name: str) -> None:
     content = file.read_bytes()
     for size in (0, 5, 100, len(content) - 1):
         file.write_bytes(content[:size])
-        for read in (lambda: Dataset(folder), data.verify, lambda: data.verify_shard(1)):
+        for read in (lambda: Dataset(folder), data.verify, lambda: data._verify_shard(1)):
             with pytest.raises(CorruptDataError) as caught:
                 read()
             assert f"shard-00001/{name}" in str(caught.value)
-        data.verify_shard(0)
+        data._verify_shard(0)
     file.write_bytes(content + b"\0")
     with pytest.raises(CorruptDataError, match=name):
         Dataset(folder)
@@ -82,9 +82,9 @@ def test_swapped_files_are_found(folder: Path) -> None:
     data = Dataset(folder)  # sizes and headers are alike
     with pytest.raises(CorruptDataError, match=r"shard-00000/x\.npy"):
         data.verify()
-    data.verify_shard(2)
+    data._verify_shard(2)
     with pytest.raises(CorruptDataError, match=r"shard-00001/x\.npy"):
-        data.verify_shard(1)
+        data._verify_shard(1)
 
 
 def test_a_manifest_cut_at_any_byte_is_refused(folder: Path) -> None:
@@ -165,7 +165,7 @@ def _remove(*path: Any) -> Callable[[dict[str, Any]], None]:
         (_set("columns", 0, "name", ""), r"is empty"),
         (_set("columns", 0, "name", "t"), r"would both need the name"),
         (_set("columns", 0, "name", "z" * 300), "longer than 200"),
-        (_set("columns", 0, "name", "\ud800"), "no valid Unicode"),
+        (_set("columns", 0, "name", "\ud800"), "not valid Unicode"),
         (_set("columns", 0, "dtype", "float99"), "'float99' is unknown"),
         (_set("columns", 0, "shape", [-1]), "holds -1"),
         (_set("columns", 0, "shape", [True]), "holds True"),

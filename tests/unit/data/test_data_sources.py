@@ -339,7 +339,7 @@ def test_bad_image_folders(picture_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"z\.png' has 9 x 9 pixels, .*6 x 4.*size="):
         shard(images(picture_folder), tmp_path / "d")
     (picture_folder / "dog" / "z.png").write_bytes(b"\x89PNG\r\n\x1a\nnothing")
-    with pytest.raises(InputError, match=r"z\.png' is no image or is damaged"):
+    with pytest.raises(InputError, match=r"z\.png' is not an image or is damaged"):
         shard(images(picture_folder, size=4), tmp_path / "d")
     with pytest.raises(InputError, match="no class folders"):
         images(picture_folder / "empty")
@@ -421,10 +421,10 @@ def test_bad_arrow(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="column 'c'"):
             shard(pa.table({"c": column}).to_reader(1), tmp_path / "d")
     (tmp_path / "a.parquet").write_bytes(b"PAR1 nothing")
-    with pytest.raises(InputError, match="no Parquet file"):
+    with pytest.raises(InputError, match="not a Parquet file"):
         shard(tmp_path / "a.parquet", tmp_path / "d")
     (tmp_path / "a.arrow").write_bytes(b"ARROW1 nothing")
-    with pytest.raises(InputError, match="no Arrow file"):
+    with pytest.raises(InputError, match="not an Arrow file"):
         shard(tmp_path / "a.arrow", tmp_path / "d")
     with pytest.raises(InputError, match="two columns named 'a'"):
         shard(pa.table([[1], [2]], names=["a", "a"]), tmp_path / "d")
@@ -447,7 +447,7 @@ def test_pairs_and_bunches(tmp_path: Path) -> None:
     assert shard(datasets.load_digits(), tmp_path / "digits").classes["y"] is None
     linnerud = shard(datasets.load_linnerud(), tmp_path / "l")
     assert (linnerud.columns["y"].shape, linnerud.classes["y"]) == ((3,), None)
-    with pytest.raises(InputError, match="the Bunch has images, and no data and target: name"):
+    with pytest.raises(InputError, match="the Bunch has images, but not data and target: name"):
         shard(pytest.importorskip("sklearn.utils").Bunch(images=x), tmp_path / "d")
 
 
@@ -548,7 +548,7 @@ def test_bad_pandas(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="column 'c'") as caught:
             shard(pd.DataFrame({"c": column}), tmp_path / "d")
         assert message in str(caught.value)
-    with pytest.raises(InputError, match="column name 0 is no string"):
+    with pytest.raises(InputError, match="column name 0 is not a string"):
         shard(pd.DataFrame([[1, 2]]), tmp_path / "d")
     lists = pd.DataFrame({"c": [[1, 2], [3]]})
     assert shard(lists, tmp_path / "lists").columns["c"].ragged
@@ -593,7 +593,7 @@ def test_bad_npz(tmp_path: Path) -> None:
         shard(tmp_path / "b.npz", tmp_path / "d")
     content = (tmp_path / "b.npz").read_bytes()
     (tmp_path / "c.npz").write_bytes(content[:-40])
-    with pytest.raises(InputError, match="no npz file or is damaged"):
+    with pytest.raises(InputError, match="not an npz file or is damaged"):
         shard(tmp_path / "c.npz", tmp_path / "d")
     np.savez(tmp_path / "f.npz", x=np.asfortranarray(VECTORS))
     a = shard(tmp_path / "f.npz", tmp_path / "f", columns=["x"])

@@ -202,7 +202,7 @@ def test_dtypes_convert_or_refuse(tmp_path: Path) -> None:
         ({"x": [1, 2]}, {"columns": {"a": ["x", "z"]}}, "no column 'z'"),
         ({"x": [1, 2]}, {"columns": []}, "columns is empty"),
         ({"x": [1, 2]}, {"columns": "x"}, "give a list of names"),
-        ({"x": [1, 2]}, {"columns": {"a": []}}, "a stack of nothing"),
+        ({"x": [1, 2]}, {"columns": {"a": []}}, "an empty stack"),
         ({"x": [1, 2]}, {"columns": ["x", "x"]}, "twice"),
         ({"x": [[1], [2, 3]]}, {"columns": {"a": ["x"]}}, "differing length"),
         ({"x": [1, 2]}, {"dtypes": {"z": "int8"}}, "dtypes names no column 'z'"),
@@ -215,7 +215,7 @@ def test_dtypes_convert_or_refuse(tmp_path: Path) -> None:
         ({"a\0b": [1, 2]}, {}, "control character"),
         ({"c": [[1], [2]], "c_mask": [1, 2]}, {}, "would both need the name 'c_mask'"),
         ({"c": [[1], [2]], "c.values": [1, 2]}, {}, "would both need the name"),
-        ({1: [1, 2]}, {}, "is no string"),
+        ({1: [1, 2]}, {}, "is not a string"),
         (3, {}, "cannot shard a int"),
         ({"x": np.ma.masked_array([1, 2], [True, False])}, {}, "missing value in row 0"),
         ({"x": [1, 2]}, {"progress": "loud"}, "progress must be"),
@@ -252,7 +252,7 @@ def test_an_existing_path_is_refused_or_reused(tmp_path: Path) -> None:
         shard(other, path, shards=3, exist_ok=True)
     Dataset(path).verify()
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(InputError, match="exists, and is no data set: choose another path"):
+    with pytest.raises(InputError, match="exists, and is not a data set: choose another path"):
         shard(table(), tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
 

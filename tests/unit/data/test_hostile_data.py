@@ -57,7 +57,7 @@ def test_links_within_a_data_set_are_refused(folder: Path, name: str) -> None:
         data.verify()
     if name.endswith(".npy"):
         with pytest.raises(CorruptDataError, match="symbolic link"):
-            data.check_sizes(int(name[10]))
+            data._check_sizes(int(name[10]))
 
 
 def test_a_data_set_may_be_reached_by_links(folder: Path) -> None:
@@ -101,7 +101,7 @@ def test_plain_files(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("file")
     assert read_bytes(tmp_path / "file") == b"abc"
     assert read_bytes(tmp_path / "file", 3) == b"abc"
-    with pytest.raises(CorruptDataError, match="file is larger"):
+    with pytest.raises(CorruptDataError, match="file is too large"):
         read_bytes(tmp_path / "file", 2)
     for flags in (os.O_RDONLY, os.O_WRONLY | os.O_CREAT | os.O_APPEND):
         with pytest.raises(LinkError, match=r"link is a symbolic link"):
@@ -187,7 +187,7 @@ def test_nesting_is_refused_wherever_it_becomes_too_deep(folder: Path) -> None:
 def test_a_manifest_larger_than_any_is_not_read(folder: Path) -> None:
     """As that of 10**9 shards would be: refused by its size, with nothing read or kept."""
     os.truncate(folder / "manifest.json", manifest.MAX_MANIFEST_BYTES + 1)
-    with pytest.raises(CorruptDataError, match=r"manifest\.json is larger than any"):
+    with pytest.raises(CorruptDataError, match=r"manifest\.json is too large"):
         Dataset(folder)
 
 

@@ -337,20 +337,20 @@ RAGGED = Column("t", "int32", (), ragged=True)
         (FLAT, [ToCHW()], r"column 'v': ToCHW needs rows of shape .* not \(39,\)"),
         (FLAT, [RandomHorizontalFlip()], "column 'v': RandomHorizontalFlip needs rows"),
         (RAGGED, [RandomCrop(2)], "column 't': RandomCrop .* not a ragged column"),
-        (IMAGE, [ToCHW(), ToCHW()], "column 'img': ToCHW may stand in a chain only once"),
+        (IMAGE, [ToCHW(), ToCHW()], "column 'img': ToCHW may occur in a chain only once"),
         (IMAGE, [RandomCrop((7, 5))], "column 'img': RandomCrop of 7 x 5 is larger than .* 6 x 5"),
         (IMAGE, [RandomCrop(3), RandomCrop(4)], "RandomCrop of 4 x 4 is larger than .* 3 x 3"),
         (IMAGE, [Normalize((1, 2), 1)], "column 'img': Normalize has 2 means for 3 channels"),
         (FLAT, [Normalize(0, (1, 2))], "Normalize has 2 standard deviations for 39 channels"),
         (FLAT, [Pad()], "column 'v': Pad is for ragged columns"),
-        (RAGGED, [Pad(), Pad()], "column 't': Pad may stand in a chain only once"),
-        (RAGGED, [Pad(0.5)], "column 't': Pad: 0.5 is no value of type int32"),
-        (RAGGED, [Cast("uint8"), Pad(-1)], "Pad: -1 is no value of type uint8"),
+        (RAGGED, [Pad(), Pad()], "column 't': Pad may occur in a chain only once"),
+        (RAGGED, [Pad(0.5)], "column 't': Pad: 0.5 is not a value of type int32"),
+        (RAGGED, [Cast("uint8"), Pad(-1)], "Pad: -1 is not a value of type uint8"),
         (Column("z", "complex64"), [Scale()], "column 'z': Scale does not take complex64"),
         (Column("z", "complex64"), [Normalize(0, 1)], "Normalize does not take complex64"),
         (Column("z", "complex64"), [Cast("float32")], "Cast does not take complex64"),
         (FLAT, [Scale()] * 33, "33 transforms; a chain may have 32"),
-        (FLAT, ["Scale"], "column 'v': 'Scale' is no transform"),
+        (FLAT, ["Scale"], "column 'v': 'Scale' is not a transform"),
     ],
 )
 def test_chains_that_do_not_fit(column: Column, chain: list[Any], message: str) -> None:
@@ -359,8 +359,8 @@ def test_chains_that_do_not_fit(column: Column, chain: list[Any], message: str) 
 
 
 def test_unknown_columns_and_taken_names() -> None:
-    with pytest.raises(InputError, match="column 'w', which is not there; there are v"):
+    with pytest.raises(InputError, match="column 'w', which does not exist; there are v"):
         transforms.compile({"v": FLAT}, {"w": [Scale()]})
     mask = Column("t_mask", "bool")
-    with pytest.raises(InputError, match="'t_mask' has the name of what the ragged column 't'"):
+    with pytest.raises(InputError, match="'t_mask' has a name that the ragged column 't'"):
         transforms.compile({"t": RAGGED, "t_mask": mask}, {})

@@ -52,7 +52,7 @@ def test_every_row_is_held_out_once_and_trains_otherwise(data: Dataset) -> None:
         assert train.num_shards == SHARDS
     # Every shard gives a fifth of its rows, to the row.
     for _, view in pairs:
-        assert set(view.shard_rows()) <= {5, 6}
+        assert set(view._shard_rows()) <= {5, 6}
 
 
 def test_the_seed_alone_chooses(data: Dataset) -> None:
@@ -183,12 +183,12 @@ def test_a_splitter_chooses_the_rows(data: Dataset) -> None:
     [
         ([], "gives 0 folds"),
         ([([0, 1], [1, 2])], "fold 0: row 1 is on both sides"),
-        ([([0], [1]), ([0], [ROWS])], "fold 1: there is no row 103: rows are 0 to 102"),
-        ([([-1], [1])], "fold 0: there is no row -1"),
-        ([([], [1])], "fold 0: it must give two lists of row numbers"),
-        ([([1], [])], "fold 0: it must give two lists of row numbers"),
-        ([([0.5], [1])], "fold 0: it must give two lists of row numbers"),
-        ([([[0]], [1])], "fold 0: it must give two lists of row numbers"),
+        ([([0], [1]), ([0], [ROWS])], "fold 1: no row 103: rows are numbered 0 to 102"),
+        ([([-1], [1])], "fold 0: no row -1"),
+        ([([], [1])], "fold 0: it must give two non-empty lists of row numbers"),
+        ([([1], [])], "fold 0: it must give two non-empty lists of row numbers"),
+        ([([0.5], [1])], "fold 0: it must give two non-empty lists of row numbers"),
+        ([([[0]], [1])], "fold 0: it must give two non-empty lists of row numbers"),
         ([([0], [1], [2])], "cannot split the data"),
         ([3], "cannot split the data"),
     ],
@@ -222,8 +222,8 @@ def test_folds_travel_and_share_the_data(data: Dataset) -> None:
     for fold in range(5):
         for view, twin in zip(folds.of_trial(fold), copy.of_trial(fold), strict=True):
             assert column(view, "n") == column(twin, "n")
-            assert view.parts()[0][0] is data.parts()[0][0]  # the same mapping
-            assert twin.parts()[0][0] is train.parts()[0][0]
+            assert view._parts()[0][0] is data._parts()[0][0]  # the same mapping
+            assert twin._parts()[0][0] is train._parts()[0][0]
 
 
 def test_configurations_share_the_views(data: Dataset) -> None:
@@ -235,7 +235,7 @@ def test_configurations_share_the_views(data: Dataset) -> None:
 def test_folds_of_another_data_set_are_refused(data: Dataset, tmp_path: Path) -> None:
     described = make_folds(data, KFold(3)).to_json()
     other = shard({"n": np.arange(20)}, tmp_path / "other", shards=2)
-    with pytest.raises(InputError, match="the shards are others"):
+    with pytest.raises(InputError, match="its shards differ"):
         Folds.from_json(other, described)
     small = shard({"n": np.arange(20)}, tmp_path / "small", shards=SHARDS)
     with pytest.raises(InputError, match="rows are damaged"):

@@ -475,7 +475,7 @@ def lossless(outputs, target):
         ({"function": 3}, "apply must be callable, not 3"),
         ({"params": {}}, "params has no arrays"),
         ({"params": {"n": np.arange(3)}}, "params has int32 at n, .*put it into variables"),
-        ({"params": {"f": [jax.nn.relu]}}, "params has a .* at f/0, which is no array"),
+        ({"params": {"f": [jax.nn.relu]}}, "params has a .* at f/0, which is not an array"),
         ({"optimizer": None}, r"optimizer must have init\(params\) and update"),
         ({"optimizer": optax.adam}, r"optimizer must have init\(params\) and update"),
         ({"loss": "mse"}, "loss must be callable, not 'mse'"),
@@ -511,7 +511,7 @@ def test_bad_arguments(options, message):
         ),
         (
             {"function": lambda p, x, variables: (apply(p, x), {}), "variables": STATISTICS},
-            "training changes variables: norm/count is not there before and after a step",
+            "training changes variables: norm/count must exist both before and after a step",
         ),
         (
             {"optimizer": optax.GradientTransformation(lambda p: (), lambda g, s, p: ([], s))},
@@ -554,7 +554,7 @@ class Twins:
 
 
 def test_two_arrays_of_one_name_are_refused():
-    with pytest.raises(InputError, match="params has two arrays that are called net/w: rename one"):
+    with pytest.raises(InputError, match="params has two arrays named net/w: rename one"):
         make(params={"net": Twins(np.ones(1), np.ones(1))})
 
 

@@ -93,7 +93,7 @@ def test_a_preserved_block_leaves_no_trace():
 
 def test_a_wrong_state_is_refused():
     for bad in ({}, {"python": [1, 2], "python_gauss": None}):
-        with pytest.raises(StateError, match="no state of the random generators"):
+        with pytest.raises(StateError, match="not a state of the random generators"):
             generators.restore(bad)
 
 

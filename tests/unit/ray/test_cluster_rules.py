@@ -20,6 +20,7 @@ import cerebro
 from cerebro.data.placed import PlacedDataset, write_view
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import environment
+from cerebro.machine.wake_pipe import WakePipe
 from cerebro.ray.cluster.cache import Cache
 from cerebro.ray.cluster.connection import Node, _no_cluster, spread
 from cerebro.ray.cluster.hiring import differences
@@ -304,7 +305,7 @@ def test_a_part_gives_the_batches_of_the_whole(data, tmp_path):
     view, _ = data.split(0.8, 0.2)
     part = in_parts(view, tmp_path / "part", [1, 3])
     assert part.num_rows == view.num_rows
-    assert part.shard_rows() == view.shard_rows()
+    assert part._shard_rows() == view._shard_rows()
     assert part.checksum == view.checksum
     for shard in (1, 3):
         assert equal(batches_of(part, shard), batches_of(view, shard))
@@ -323,19 +324,19 @@ def test_a_shard_that_is_not_here_says_what_to_do(data, tmp_path):
     file.write_bytes(file.read_bytes()[:-8])
     cut = PlacedDataset.from_spec({**data.spec(), "path": str(tmp_path / "part")})
     with pytest.raises(CorruptDataError, match=r"x\.npy"):
-        cut.check_sizes(1)
+        cut._check_sizes(1)
     with pytest.raises(InputError, match="no shard of the data set is in"):
-        in_parts(data, tmp_path / "none", []).parts()
+        in_parts(data, tmp_path / "none", [])._parts()
 
 
 def test_a_shard_that_comes_later_is_found(data, tmp_path):
     part = in_parts(data, tmp_path / "part", [0])
-    before = part.generation
+    before = part._generation
     with pytest.raises(CorruptDataError):
-        part.verify_shard(2)
+        part._verify_shard(2)
     (data.path / "shard-00002").rename(tmp_path / "part" / "shard-00002")
-    part.check_sizes(2)
-    assert part.generation > before
+    part._check_sizes(2)
+    assert part._generation > before
     assert len(batches_of(part, 2)) > 0
 
 
@@ -347,10 +348,10 @@ def test_folds_of_a_data_set_in_parts_are_those_of_the_whole(data, tmp_path):
     )
     assert there.checksum == folds.checksum
     (data.path / "shard-00002").rename(tmp_path / "part" / "shard-00002")
-    there.data.check_sizes(2)  # what comes later is there for every fold
+    there.data._check_sizes(2)  # what comes later is there for every fold
     for fold in range(4):
         for view, expected in zip(there.of_trial(fold), folds.of_trial(fold), strict=True):
-            assert view.generation == there.data.generation > 0
+            assert view._generation == there.data._generation > 0
             assert view.checksum == expected.checksum
             for shard in range(4):
                 assert equal(batches_of(view, shard), batches_of(expected, shard))
@@ -363,7 +364,7 @@ def test_the_rows_of_a_view_are_a_data_set(data, tmp_path):
     folder.mkdir()
     written = write_view(view, folder)
     written.verify()
-    assert written.shard_rows() == view.shard_rows()
+    assert written._shard_rows() == view._shard_rows()
     assert written.classes == view.classes
     assert equal(list(written.in_order(8, "numpy")), [*map(dict, view.in_order(8, "numpy"))])
     labels = data.split(0.5, 0.5, stratify="kind")[1]
@@ -376,11 +377,11 @@ def test_the_rows_of_a_view_are_a_data_set(data, tmp_path):
 
 def test_shards_without_rows_are_left_out(data, tmp_path):
     view = data.select(np.arange(30, 60))
-    assert 0 in view.shard_rows()
+    assert 0 in view._shard_rows()
     folder = tmp_path / "view"
     folder.mkdir()
     written = write_view(view, folder)
-    assert written.shard_rows() == [rows for rows in view.shard_rows() if rows]
+    assert written._shard_rows() == [rows for rows in view._shard_rows() if rows]
     assert equal(list(written.in_order(8, "numpy")), list(view.in_order(8, "numpy")))
 
 
@@ -388,8 +389,8 @@ def test_shards_without_rows_are_left_out(data, tmp_path):
 
 
 def ship(cache, data, shard, piece=1000, spoil=False):
-    checksum = data.manifest.checksum
-    for name in data.manifest.shards[shard].files:
+    checksum = data._manifest.checksum
+    for name in data._manifest.shards[shard].files:
         content = bytearray((data.path / f"shard-{shard:05d}" / name).read_bytes())
         if spoil:
             content[-1] ^= 1
@@ -407,12 +408,12 @@ def test_shards_come_in_pieces_and_stay(data, tmp_path):
     again = Cache(tmp_path / "cache")
     assert again.begin(manifest) == [0, 2]
     assert again.place == cache.place != Cache(tmp_path / "other").place
-    folder = cache.data(data.manifest.checksum)
+    folder = cache.data(data._manifest.checksum)
     part = PlacedDataset.from_spec({**data.spec(), "path": str(folder)})
     assert equal(batches_of(part, 2), batches_of(data, 2))
     file = next((folder / "shard-00002").iterdir())
     file.write_bytes(b"damaged" + file.read_bytes()[7:])
-    cache.forget_damaged(data.manifest.checksum, [0, 2, 3])
+    cache.forget_damaged(data._manifest.checksum, [0, 2, 3])
     assert again.begin(manifest) == [0]
 
 
@@ -424,7 +425,7 @@ def test_a_shard_that_was_altered_on_the_way_is_refused(data, tmp_path):
         ship(cache, data, 1, spoil=True)
     assert cache.begin(manifest) == []
     with pytest.raises(CorruptDataError, match="no file"):
-        cache.receive(data.manifest.checksum, 1, "../escape", 0, b"")
+        cache.receive(data._manifest.checksum, 1, "../escape", 0, b"")
 
 
 def test_a_shard_on_its_way_lies_in_scratch(data, tmp_path):
@@ -432,8 +433,10 @@ def test_a_shard_on_its_way_lies_in_scratch(data, tmp_path):
     cache = Cache(tmp_path)
     manifest = (data.path / "manifest.json").read_bytes()
     cache.begin(manifest)
-    cache.receive(data.manifest.checksum, 0, next(iter(data.manifest.shards[0].files)), 0, b"part")
-    assert [f.name for f in cache.data(data.manifest.checksum).iterdir()] == ["manifest.json"]
+    cache.receive(
+        data._manifest.checksum, 0, next(iter(data._manifest.shards[0].files)), 0, b"part"
+    )
+    assert [f.name for f in cache.data(data._manifest.checksum).iterdir()] == ["manifest.json"]
     assert [f.read_bytes() for f in cache.scratch().glob("*/*")] == [b"part"]
     cache.close()
 
@@ -471,7 +474,7 @@ def full(tmp_path, data):
         for shard in range(2):
             ship(cache, other, shard)
         cache.close()
-        checksums.append(other.manifest.checksum)
+        checksums.append(other._manifest.checksum)
         os.utime(folder / "data" / f"{checksums[-1]}.used", (1000 - number, number))
     return folder, checksums
 
@@ -494,7 +497,7 @@ def test_what_was_used_longest_ago_makes_room(full, data, monkeypatch):
     receive(folder, data, monkeypatch, "1GB").close()
     assert kept(folder, checksums) == [True, True, True]
     each = sum(f.stat().st_size for f in (folder / "data" / checksums[0]).rglob("*.npy"))
-    shutil.rmtree(folder / "data" / data.manifest.checksum)
+    shutil.rmtree(folder / "data" / data._manifest.checksum)
     cache = receive(folder, data, monkeypatch, f"{2.9 * each / 1000} kB")
     assert kept(folder, checksums) == [False, True, True]
     ship(cache, data, 1)  # its own data set is in use
@@ -511,7 +514,7 @@ def test_what_a_live_run_uses_stays(full, data, monkeypatch):
     receive(folder, data, monkeypatch, "1").close()
     assert kept(folder, checksums) == [True, False, False]
     user.close()
-    shutil.rmtree(folder / "data" / data.manifest.checksum)
+    shutil.rmtree(folder / "data" / data._manifest.checksum)
     receive(folder, data, monkeypatch, "1").close()
     assert kept(folder, checksums) == [False, False, False]
 
@@ -531,7 +534,7 @@ def test_a_full_disk_makes_room_too(full, data, monkeypatch):
 @pytest.mark.parametrize("text", ["much", "-1", "10 parsecs", "1e9"])
 def test_a_limit_that_is_no_size_is_refused(tmp_path, monkeypatch, text):
     monkeypatch.setenv("CEREBRO_CACHE_LIMIT", text)
-    with pytest.raises(InputError, match=f"CEREBRO_CACHE_LIMIT='{text}' is no size"):
+    with pytest.raises(InputError, match=f"CEREBRO_CACHE_LIMIT='{text}' is not a size"):
         Cache(tmp_path)
 
 
@@ -556,9 +559,9 @@ def test_a_mailbox_that_python_outlives_says_nothing(monkeypatch):
     mailbox = Mailbox()
     mailbox.close()
     with monkeypatch.context() as ending:  # modules are emptied when Python ends
-        for name in ("contextlib", "os", "queue"):
-            ending.setattr(sys.modules[Mailbox.__module__], name, None)
-        mailbox.__del__()
+        for name in ("contextlib", "os"):
+            ending.setattr(sys.modules[WakePipe.__module__], name, None)
+        mailbox._pipe.__del__()
 
 
 def test_a_pickle_opens_itself_where_it_is_unpacked():

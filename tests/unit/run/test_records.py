@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import pytest
 
 from cerebro.coordinator.trial import LiveTrial
-from cerebro.run.records import EpochRecord, TrialRecord
+from cerebro.run.records import EpochRecord, Ranking, TrialRecord
 
 
 def grown(values: list[float]) -> TrialRecord:
@@ -38,15 +37,15 @@ def test_the_best_epoch_is_the_same_however_often_it_was_asked_for(values, best)
 
 def test_the_selected_epoch():
     record = grown([3.0, 1.0, 2.0])
-    assert [record.selected("loss", "min", s).epoch for s in ("best", "last")] == [1, 2]
-    assert grown([math.nan, math.nan]).selected("loss", "min", "best").epoch == 1
+    assert [record.selected(Ranking("loss", "min", s)).epoch for s in ("best", "last")] == [1, 2]
+    assert grown([math.nan, math.nan]).selected(Ranking("loss", "min", "best")).epoch == 1
     assert record.best_epoch("loss", "max") == 0
 
 
 @pytest.mark.parametrize(("select", "shown", "best_at"), [("best", 1.0, 2), ("last", 2.0, None)])
 def test_displays_are_given_the_selected_epoch_and_the_last_one(select, shown, best_at):
-    settings = SimpleNamespace(metric="loss", mode="min", select=select)
-    row = LiveTrial(grown([3.0, 1.0, 2.0])).row(settings)
+    ranking = Ranking("loss", "min", select)
+    row = LiveTrial(grown([3.0, 1.0, 2.0])).row(ranking)
     assert (row.metrics["loss"], row.best_at, row.last["loss"]) == (shown, best_at, 2.0)
-    nothing = LiveTrial(grown([])).row(settings)
+    nothing = LiveTrial(grown([])).row(ranking)
     assert (nothing.metrics, nothing.best_at, nothing.last) == ({}, None, {})

@@ -1001,7 +1001,7 @@ def test_missing_columns_are_named():
         ({"optimizer": torch.optim.SGD([torch.zeros(1)], lr=1)}, "none of the network's"),
         ({"optimizer": "lbfgs"}, "LBFGS .* closure"),
         ({"scheduler": 3}, "must be a learning-rate scheduler"),
-        ({"scheduler": "other"}, "another optimizer"),
+        ({"scheduler": "other"}, "a different optimizer"),
         ({"scheduler_step": "step"}, "'epoch', 'batch', 'metric'"),
         ({"clip_norm": 0}, "clip_norm must be above 0"),
         ({"accumulate": 0}, "whole number of at least 1"),
@@ -1092,7 +1092,7 @@ def test_metrics_of_torchmetrics_are_sent_to_where_they_work():
             network, optimizer=optimizer, loss=functional.cross_entropy, **options
         )
 
-    cure = "epoch_metrics=, or take the function of torchmetrics.functional"
+    cure = "epoch_metrics=, or use the function of torchmetrics.functional"
     with pytest.raises(InputError, match=rf"metrics\['accuracy'\].*MulticlassAccuracy.*{cure}"):
         build(metrics={"accuracy": metric()})
     with pytest.raises(InputError, match=rf"metrics\['all'\].*{cure}"):
