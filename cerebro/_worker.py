@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import os
 import signal
 import sys
@@ -109,13 +110,22 @@ class Worker:
 
     def handle(self, message: tuple[Any, ...]) -> None:
         kind, *rest = message
-        if kind == "begin":
+        if kind == "preload":
+            self._preload(*rest)
+        elif kind == "begin":
             self._begin(*rest)
         elif kind == "run":
             self._connection.send_bytes(cloudpickle.dumps(self._execute(rest[0])))
         elif kind == "end":
             self._end()
             self._connection.send_bytes(cloudpickle.dumps(self._sources))
+
+    def _preload(self, path: list[str], modules: list[str]) -> None:
+        """Import modules before there is a run; `begin` reports what cannot be imported."""
+        sys.path[:] = path
+        for module in modules:
+            with contextlib.suppress(Exception):
+                importlib.import_module(module)
 
     def _begin(
         self, number: int, path: list[str], argv: list[str], directory: str, context: bytes

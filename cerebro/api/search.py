@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,7 @@ from cerebro.data.validation import check_columns, views_of
 from cerebro.errors import InputError
 from cerebro.executors.base import Executor
 from cerebro.executors.local import LocalExecutor
+from cerebro.executors.process import warm_workers
 from cerebro.machine.devices import CPU, are_gpus, here, mixed, named, recorded, seats
 from cerebro.machine.guard import refuse
 from cerebro.results.result import Result
@@ -324,6 +326,9 @@ def search(
         searcher_class=describe(the_searcher),
         points=check_points(points),
     )
+    if executor is None and the_devices == (CPU,):  # they start while the search is prepared
+        loaded = [name for name in ("torch",) if name in sys.modules]
+        warm_workers.start_early(the_threads, [None] * the_workers, loaded)
     if goes_on:
         _warn_if_mixed(the_devices)
         return resume_search(settings, the_searcher)

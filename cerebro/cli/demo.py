@@ -7,15 +7,24 @@ models can be loaded later.
 from __future__ import annotations
 
 import argparse
+import gzip
+import importlib.util
 import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 import cerebro
+from cerebro.api.settings import devices_of, worker_count
 from cerebro.cli.options import count, new_command, progress, progress_option
+from cerebro.errors import InputError
+from cerebro.executors.process import warm_workers
 from cerebro.machine import environment
-from cerebro.machine.imports import import_extra
+from cerebro.machine.devices import CPU
+from cerebro.machine.installation import install_hint
 from cerebro.report import format as fmt
 from cerebro.report import summary
 
@@ -66,13 +75,31 @@ def digits(path: str | Path) -> cerebro.Dataset:
     Dataset
         Column ``x``: uint8 of shape (1, 8, 8), 0 to 16; column ``y``: int64, 0 to 9.
     """
-    datasets = import_extra("sklearn.datasets", "demo", "the demo's digits need scikit-learn")
-    bunch = datasets.load_digits()
+    table = _digits_table()
     arrays = {
-        "x": bunch.images.astype("uint8").reshape(-1, 1, SIDE, SIDE),
-        "y": bunch.target.astype("int64"),
+        "x": table[:, :-1].astype("uint8").reshape(-1, 1, SIDE, SIDE),
+        "y": table[:, -1].astype("int64"),
     }
     return cerebro.shard(arrays, path, shards=SHARDS, exist_ok=True, progress=False)
+
+
+def _digits_table() -> NDArray[Any]:
+    """Read scikit-learn's digits: a row per picture, its pixels followed by its digit.
+
+    scikit-learn itself is not imported: with SciPy that takes longer than the demo's first epochs.
+
+    Raises
+    ------
+    InputError
+        scikit-learn is not installed, or does not have the file.
+    """
+    found = importlib.util.find_spec("sklearn")
+    for folder in (found and found.submodule_search_locations) or ():
+        file = Path(folder) / "datasets" / "data" / "digits.csv.gz"
+        if file.exists():
+            with gzip.open(file, "rt", encoding="ascii") as lines:
+                return np.loadtxt(lines, delimiter=",")
+    raise InputError(f"the demo's digits need scikit-learn: {install_hint('demo')}")
 
 
 def space() -> dict[str, Any]:
@@ -152,8 +179,11 @@ def demonstrate(
 ) -> int:
     """Shard the data, search, print the results; return the command's exit status."""
     # Imported here, so that every worker imports it while it starts.
-    import_extra("torch", "demo", "the demo needs PyTorch")
-
+    if not environment.installed("torch"):
+        raise InputError(f"the demo needs PyTorch: {install_hint('demo')}")
+    if devices_of("auto", None, None) == (CPU,):
+        # Workers import PyTorch while this process, which needs it last, reads the data.
+        warm_workers.start_early(1, [None] * worker_count(workers, 1), ["torch"])
     run = run or time.strftime("runs/demo-%Y%m%d-%H%M%S")
     whole = digits(data)
     pixels = {"x": [cerebro.transforms.Scale(1 / 16)]}  # uint8 to float32, 0 to 1
@@ -178,10 +208,13 @@ def demonstrate(
         run=run,
         progress=progress,
     )
-    outcome = result.best.evaluate(test)
     print()
-    print("\n".join(summary.best_lines(result)))
-    print(f"\nOn the {len(test)} rows that no trial saw: accuracy {outcome['accuracy']:.4f}")
+    print("\n".join(summary.best_lines(result)), flush=True)
+    outcome = result.best.evaluate(test)
+    print(
+        f"\nOn the {len(test)} rows that no trial saw: accuracy {outcome['accuracy']:.4f}",
+        flush=True,
+    )
     pictures = draw(result)
     print(
         f"\nThe run is in {result.path}" + (f", with {' and '.join(pictures)}" if pictures else "")

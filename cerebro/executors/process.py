@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,11 @@ class WorkerProcess:
             theirs.close()
         exit_fd = _exit_descriptor(process.pid)
         return cls(process, Channel(ours), beat, threads, exit_fd, device=device)
+
+    def preload(self, modules: Sequence[str]) -> None:
+        """Let the worker import modules while it waits for its first run."""
+        with contextlib.suppress(OSError):  # it is dead: the run replaces it
+            self.send(("preload", list(sys.path), list(modules)))
 
     def send(self, message: tuple[Any, ...]) -> None:
         self.channel.send(cloudpickle.dumps(message))
@@ -234,6 +240,34 @@ class WarmWorkers:
     def give(self, worker: WorkerProcess) -> None:
         with self._lock:
             self._idle.append(worker)
+
+    def start_early(
+        self, threads: int, seats: Sequence[Device | None], modules: Sequence[str] = ()
+    ) -> None:
+        """Start the workers of a run that is still being prepared, unless they are here.
+
+        Parameters
+        ----------
+        seats
+            The GPU of each worker, None for the CPU.
+        modules
+            What they import while they wait.
+
+        Raises
+        ------
+        WorkerError
+            If the system lacks a process, memory or descriptors.
+        """
+        workers = [self.take(threads, seat) for seat in seats]
+        try:
+            for number, seat in enumerate(seats):
+                if workers[number] is None:
+                    workers[number] = new = WorkerProcess.spawn(threads, seat)
+                    new.preload(modules)
+        finally:
+            for worker in reversed(workers):  # the first is taken first
+                if worker is not None:
+                    self.give(worker)
 
     def close(self) -> None:
         """Stop all of them; called when the interpreter exits."""

@@ -13,7 +13,7 @@ from cerebro.data import depots
 from cerebro.data.batches import make_trusted
 from cerebro.data.moved import MovedBatches
 from cerebro.errors import InputError
-from cerebro.machine import flags, generators
+from cerebro.machine import dynamo, flags, generators
 from cerebro.machine.devices import building_on, is_gpu
 from cerebro.machine.flags import compute_settings, set_torch_flags
 from cerebro.machine.guard import in_trial
@@ -58,6 +58,7 @@ def build_model(
     tuple
         The model, and whether it uses PyTorch.
     """
+    dynamo.postpone()
     for _ in range(2):
         had_torch = "torch" in sys.modules
         generators.seed_all(info.seed, had_torch)
