@@ -1,4 +1,4 @@
-"""`cerebro.machine.dynamo`: TorchDynamo is left out until something uses more than two functions."""
+"""`cerebro.machine.dynamo`: TorchDynamo is imported only by code that uses it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def test_any_other_use_brings_the_real_module(use: str) -> None:
     code += (
         "import types\n"
         "real = sys.modules['torch._dynamo']\n"
-        "print(type(real) is types.ModuleType, torch._dynamo is real, real.__file__.rpartition('/')[2],"
+        "print(type(real) is types.ModuleType, torch._dynamo is real,"
+        " real.__file__.rpartition('/')[2],"
         " any(type(f).__module__ == 'cerebro.machine.dynamo' for f in sys.meta_path))"
     )
     assert output(code) == "True True __init__.py False"
