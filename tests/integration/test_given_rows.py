@@ -123,8 +123,8 @@ def test_validation_rows_are_made_like_the_training_data(tmp_path):
     ("rows", "message"),
     [
         ({"x": X, "y": ["yes"] * 59 + ["maybe"]}, "has 'maybe' in column 'y', which the training"),
-        ((X, Y), "column 'y' has numbers, and names in the training data"),
-        ({"x": X[:, :3], "y": NAMES}, r"column 'x' has rows of shape \(3\), and of \(4\)"),
+        ((X, Y), "column 'y' has numbers, but names in the training data"),
+        ({"x": X[:, :3], "y": NAMES}, r"column 'x' has rows of shape \(3\), but \(4\)"),
         ({"x": X}, "validation .* lacks the training data's column.* y"),
         ({"z": X}, "has the columns z, but the training data have x, y: give the same names"),
     ],
