@@ -551,11 +551,11 @@ def test_a_searcher_stops_trials(data, tmp_path):
     [
         (
             Endless(parent=0),
-            "begins with .*parent=0.*: there is no trial yet that could go on",
+            "begins with .*parent=0.*: there is no trial yet to resume or clone",
         ),
         (
             Endless(trial=0),
-            "begins with .*trial=0.*: there is no trial yet that could go on",
+            "begins with .*trial=0.*: there is no trial yet to resume or clone",
         ),
         (Endless(epochs=0), "suggests epochs=0: it must be a whole number of at least 1"),
         (Endless("continue"), "answered 'continue' to the report of trial 0, epoch 0"),
