@@ -206,7 +206,7 @@ def test_a_model_of_the_cpu_stays_there_unless_gpus_are_asked_for(two_gpus, data
     assert cerebro.check(OnTheCpu, {"rate": 0.1}, data).device == "cpu"
     assert cerebro.check(OnTheCpu, {"rate": 0.1}, data, devices="cuda").device == "cuda:0"
     for options in ({"devices": "cuda"}, {"workers_per_device": 1}):
-        with pytest.warns(UserWarning, match="computes on the CPU, and 2 worker"):
+        with pytest.warns(UserWarning, match="computes on the CPU, but 2 worker"):
             asked = cerebro.search(
                 OnTheCpu, {"rate": 0.1}, data, epochs=1, validation=0.2, batch_size=4, n_trials=1,
                 run=tmp_path / "-".join(options), progress=False, **options,
@@ -424,7 +424,7 @@ class Always(Inexact):
 def test_a_check_names_what_is_not_exact(two_gpus, data):
     found = cerebro.check(Always, {"rate": 0.1}, data)
     assert (found.ok, found.not_exact) == (True, ["fold_cuda"])
-    assert str(found).startswith("not exact on cuda:0: fold_cuda without a deterministic version;")
+    assert str(found).startswith("not exact on cuda:0: no deterministic version of fold_cuda;")
 
 
 def test_on_the_cpu_nothing_is_said_to_be_inexact(data, tmp_path):

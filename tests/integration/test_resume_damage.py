@@ -236,7 +236,7 @@ def test_an_epoch_that_is_trained_again_and_differs_is_told(data, whole, tmp_pat
     )
     connection.commit()
     connection.close()
-    text = f"trial {going.number}: epoch 0 was trained again and gave another state"
+    text = f"trial {going.number}: epoch 0 was trained again and gave a different state"
     with pytest.warns(UserWarning, match=text):
         cerebro.resume(folder, progress=False)
     assert hashes(cerebro.open(folder)) == hashes(whole)
