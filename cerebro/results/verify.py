@@ -28,9 +28,9 @@ from cerebro.run.records import ENDED, TrialRecord
 from cerebro.run.states import CLAIM, claimant, slot_damage, state_file, trials_with_slots
 from cerebro.run.store import FILE, reader
 
-PUT_BACK = "put back a copy of it, or take out what can be read (sqlite3 run.sqlite .recover)"
+PUT_BACK = "restore a copy of it, or extract the readable rows (sqlite3 run.sqlite .recover)"
 MOST_OF_A_KIND = 20
-"""Problems of one kind that are named one by one."""
+"""The number of problems of one kind that are listed one by one."""
 
 LOG_FILE = re.compile(r"(\d+)\.log", re.ASCII)
 
@@ -57,9 +57,9 @@ class Verification:
     trials: int = 0
     epochs: int = 0
     states: int = 0
-    """How many kept states were read and hashed."""
+    """The number of kept states that were read and hashed."""
     slots: int = 0
-    """Of how many trials the slots were."""
+    """The number of trials whose slots were checked."""
     data: list[Path] = field(default_factory=list)
     """The data sets that were read."""
 
@@ -102,7 +102,7 @@ def _may_go_on(path: Path) -> bool:
 
 
 def _verify_once(path: Path, hashes: dict[tuple[str, str], str | None]) -> Verification:
-    # Files first: one that is written later cannot seem to be unnamed.
+    # List files first: a file that is written later has a row then.
     files = _files(path / "states") + _files(path / "trials")
     store = path / FILE
     problems: list[Problem] = []
@@ -185,7 +185,7 @@ def _trial_problems(saved: SavedRun) -> Iterator[Problem]:
     for expected, record in enumerate(saved.records):
         if record.number != expected:
             yield Problem(f"trial {expected}", "it has no row", advice)
-            break  # all that follow are shifted
+            break  # the numbers of all later trials are shifted
     missing = -len(saved.records) % saved.trials_each
     if missing:
         where = f"trial {len(saved.records) - 1}"
@@ -210,7 +210,7 @@ def _trial_problems(saved: SavedRun) -> Iterator[Problem]:
 
 
 def _unit_problems(saved: SavedRun, advice: str) -> Iterator[Problem]:
-    """Find units that no epoch can have, and epochs without all their units."""
+    """Find units that cannot belong to an epoch, and epochs with missing units."""
     shards = saved.meta["num_shards"]
     validates = any(saved.meta.get(name) is not None for name in ("validation", "folds"))
     per_epoch = shards + validates
@@ -232,7 +232,7 @@ def _unit_problems(saved: SavedRun, advice: str) -> Iterator[Problem]:
             latest[trial] = epoch
         resumed = connection.execute("SELECT 1 FROM events WHERE kind LIKE 'resume%'").fetchone()
     for record in saved.records:
-        # States commit units, not rows: an interrupted run may lack the rows of some.
+        # Units are committed by states, not by rows: an interrupted run may lack some rows.
         for number in () if resumed else (epoch.epoch for epoch in record.epochs):
             count = counts.get((record.number, number), 0)
             if count < per_epoch:
@@ -248,7 +248,7 @@ def _wrong_unit(step: int, shard: int, order: list[int], per_epoch: int) -> str 
     if not 0 <= step < per_epoch:
         return f"unit {step} of {per_epoch}"
     if step < len(order) and shard != order[step]:
-        return f"unit {step} was on shard {shard}, which was not its turn"
+        return f"unit {step} was on shard {shard}, out of turn"
     return None
 
 
@@ -316,10 +316,10 @@ def _check_slots(saved: SavedRun) -> tuple[int, list[Problem]]:
 
 
 def _is_own(saved: SavedRun, folder: Path) -> bool:
-    """Whether a folder of slots is this run's: one elsewhere must name the run."""
+    """Whether a folder of slots belongs to this run; a separate folder must name the run."""
     if folder == saved.path / "states":
         return True
-    try:  # it may have been emptied, perhaps with its machine
+    try:  # it may have been emptied, such as by a restart of the machine
         claimed = claimant(folder)
     except (OSError, CorruptDataError):
         return False
@@ -395,7 +395,7 @@ def _check_data(saved: SavedRun) -> tuple[list[Path], list[Problem]]:
         try:
             Dataset.from_spec(spec)
         except CerebroError as error:
-            what = f"the run's {name} is not what it was ({error})"
+            what = f"the run's {name} has changed ({error})"
             problems.append(Problem(str(path), what, "put back the data set of the run"))
     try:
         saved.folds()
