@@ -224,7 +224,7 @@ def same_call(saved: SavedRun) -> str:
 
 
 def default_executor(settings: Settings) -> Executor:
-    """Return an executor that trains in workers on this machine, or in this process."""
+    """Return an executor that trains in workers on this machine or in this process."""
     if settings.workers == 0:
         return InlineExecutor()
     return LocalExecutor(

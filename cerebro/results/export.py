@@ -172,7 +172,7 @@ def _torch(kept: Kept, target: Path) -> None:
 
 
 def _foreign(value: Any, path: str) -> tuple[str, str] | None:
-    """Return path and type of a value that `torch.load` rejects with ``weights_only=True``, or None."""
+    """Return path and type of a value that `torch.load` rejects with ``weights_only=True``."""
     import torch
 
     plain = (torch.Tensor, torch.Size, bool, int, float, str, bytes, type(None))

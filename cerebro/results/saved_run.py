@@ -177,9 +177,7 @@ class SavedRun:
     def _read(self, held: int | None) -> None:
         with reader(self.folder) as connection:
             meta = read_meta(connection)
-            check_meta(
-                meta
-            )  # check now what is needed later, so that a missing part is reported as damage
+            check_meta(meta)  # now, so that a missing part is reported as damage
             (count,) = connection.execute("SELECT count(*) FROM trials").fetchone()
             self.meta = self._with_own_rows(meta)
             self.trial_count = count // self.trials_each
@@ -291,7 +289,7 @@ class SavedRun:
         return Path(recorded) if isinstance(recorded, str) else self.path / "states"
 
     def spans(self) -> dict[int, tuple[float, float]]:
-        """When each trial's first unit began and its last one ended; with folds, over all of them."""
+        """When each trial's first unit began and its last one ended; with folds, over all folds."""
         self.before_reading()
         with reader(self.folder) as connection:
             check_rows(connection, "units")

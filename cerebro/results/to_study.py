@@ -78,7 +78,7 @@ def _frozen(
 
 
 def _outcome(optuna: Any, saved: SavedRun, trial: Trial) -> tuple[Any, float | None]:
-    """Return a trial's state and value in Optuna; a trial that a stopping rule ended is complete."""
+    """Return Optuna's state and value; a trial that a stopping rule ended is complete."""
     states = optuna.trial.TrialState
     value = trial.metrics.get(saved.metric, math.nan)
     if trial.status in ("failed", "diverged") or not math.isfinite(value):
@@ -115,7 +115,7 @@ class Times:
         self._spans = saved.spans()
 
     def of(self, trial: int) -> tuple[datetime, datetime]:
-        """Return the first unit's start and the last one's end; without units, the run's start twice."""
+        """Return the first unit's start and the last one's end, or twice the run's start."""
         begin, end = self._spans.get(trial, (0.0, 0.0))
         return self._begun + timedelta(seconds=begin), self._begun + timedelta(seconds=end)
 

@@ -173,15 +173,15 @@ def _rows(connection: sqlite3.Connection, store: Path, query: str, what: str) ->
     rows = connection.execute(query).fetchall()
     for row in rows[:MOST_OF_A_KIND]:
         where = f"trial {row['trial']}, epoch {row['epoch']}"
-        yield Problem(where, f"{what} in {store}", "rows were deleted: put back a copy of it")
+        yield Problem(where, f"{what} in {store}", "rows were deleted: restore a copy of it")
     if len(rows) > MOST_OF_A_KIND:
         more = len(rows) - MOST_OF_A_KIND
-        yield Problem(str(store), f"{more} more like this: {what}", "put back a copy of it")
+        yield Problem(str(store), f"{more} more like this: {what}", "restore a copy of it")
 
 
 def _trial_problems(saved: SavedRun) -> Iterator[Problem]:
     """Find rows that contradict each other."""
-    advice = f"rows of {saved.folder / FILE} were deleted or changed: put back a copy of it"
+    advice = f"rows of {saved.folder / FILE} were deleted or changed: restore a copy of it"
     for expected, record in enumerate(saved.records):
         if record.number != expected:
             yield Problem(f"trial {expected}", "it has no row", advice)
@@ -277,7 +277,7 @@ def _check_states(
             if what is not None:
                 kept = [str(e.epoch) for e in record.epochs if e.state_file and e is not epoch]
                 others = f"epochs {', '.join(kept)} are kept too" if kept else "no other is kept"
-                advice = f"put back a copy, or train the trial again ({others})"
+                advice = f"restore a copy, or train the trial again ({others})"
                 where = f"{saved.state_path(epoch)} (trial {record.number}, epoch {epoch.epoch})"
                 problems.append(Problem(where, what, advice))
         problems += _not_kept(saved, record)
@@ -389,17 +389,17 @@ def _check_data(saved: SavedRun) -> tuple[list[Path], list[Problem]]:
         if path not in paths:
             paths.append(path)
             problems += [
-                Problem(str(damage.path), damage.what, "write the data again, or put back a copy")
+                Problem(str(damage.path), damage.what, "write the data again, or restore a copy")
                 for damage in find_damage(path)
             ]
         try:
             Dataset.from_spec(spec)
         except CerebroError as error:
             what = f"the run's {name} has changed ({error})"
-            problems.append(Problem(str(path), what, "put back the data set of the run"))
+            problems.append(Problem(str(path), what, "restore the data set of the run"))
     try:
         saved.folds()
     except CerebroError as error:
         what = f"the run's folds do not fit its data ({error})"
-        problems.append(Problem(str(saved.folder / FILE), what, "put back a copy of it"))
+        problems.append(Problem(str(saved.folder / FILE), what, "restore a copy of it"))
     return paths, problems

@@ -123,7 +123,7 @@ def test_models_are_the_folds(whole, tmp_path):
     assert trial.folds[2].state_path(0).exists()
     calls = [trial.load, trial.evaluate, trial.state_path, lambda: trial.export(tmp_path / "x")]
     for call in calls:
-        with pytest.raises(InputError, match=r"has 3 folds, each with a model of its own: ask one"):
+        with pytest.raises(InputError, match=r"has 3 folds, each with its own model: use one"):
             call()
     with pytest.raises(InputError, match="has no fold 3: it has 0 to 2"):
         trial.load(fold=3)
@@ -611,7 +611,7 @@ def test_a_metric_named_as_a_deviation_is_refused(data, tmp_path):
         def eval_batch(self, batch):
             return {"loss": 1.0, "loss_std": 0.5}
 
-    with pytest.raises(RunError, match="give the metric 'loss_std' another name"):
+    with pytest.raises(RunError, match="give the metric 'loss_std' a different name"):
         search(tmp_path / "run", data, build=Model)
 
 

@@ -216,9 +216,9 @@ def test_damage_that_reading_the_store_does_not_touch_is_refused(data, whole, tm
     connection.close()
     change(store, at=root * page - 1, bits=0xFF)
     assert [trial.epoch for trial in cerebro.open(folder).trials]  # can be read
-    with pytest.raises(CorruptDataError, match=r"run\.sqlite is damaged .*put back a copy"):
+    with pytest.raises(CorruptDataError, match=r"run\.sqlite is damaged .*restore a copy"):
         cerebro.resume(folder, progress=False)
-    with pytest.raises(CorruptDataError, match=r"run\.sqlite is damaged .*put back a copy"):
+    with pytest.raises(CorruptDataError, match=r"run\.sqlite is damaged .*restore a copy"):
         search(folder, data, if_exists="resume")
     store.write_bytes(before)
     go_on(folder, whole, at=33)

@@ -436,7 +436,9 @@ def test_a_state_dir_in_use_is_refused(data, tmp_path):
 
 def test_an_existing_run_is_not_touched(data, tmp_path):
     first = run(data, tmp_path / "run", n_trials=1)
-    with pytest.raises(InputError, match=r"exists already.*another beside it with if_exists='new'"):
+    with pytest.raises(
+        InputError, match=r"exists already.*a new one beside it with if_exists='new'"
+    ):
         run(data, tmp_path / "run", n_trials=1)
     assert cerebro.open(first.path).trials[0].history == first.trials[0].history
 
