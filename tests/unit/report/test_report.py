@@ -492,7 +492,7 @@ def test_importance_says_when_it_cannot_tell(matplotlib: Any) -> None:
     assert axes.get_title("left") == "What mattered"
     each = [make_trial(n, [0.5 + 0.01 * n], config={"name": f"n{n}"}) for n in range(4)]
     axes = plots.plot(make_result(each), kind="importance").axes[0]
-    assert [text.get_text() for text in axes.texts] == ["cannot be told"]
+    assert [text.get_text() for text in axes.texts] == ["unknown"]
 
 
 def test_pictures_show_the_epoch_that_stands_for_a_trial(matplotlib: Any) -> None:
