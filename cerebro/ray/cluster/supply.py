@@ -166,7 +166,7 @@ class Supply:
         self._note(remote.place, shards, sent)
 
     def with_data(self, remote: RemoteWorker) -> RemoteWorker:
-        """Return the worker with the paths of the data that its node was sent."""
+        """Return the worker with the paths of the data that were sent to its node."""
         if remote.reads_all:
             return remote
         sources = [self._train]
@@ -214,7 +214,7 @@ class Supply:
             return Source(view)
         with self._lock:
             if self._written is None:
-                # In scratch: the next coordinator removes what a killed one leaves there.
+                # In scratch, where the next coordinator removes the files of a killed one.
                 self._cache = Cache(cache_folder())
                 folder = Path(tempfile.mkdtemp(prefix="view-", dir=self._cache.scratch()))
                 self._written = write_view(view, folder)
@@ -248,7 +248,7 @@ class Supply:
             return job.result()
         except ray.exceptions.RayError as error:
             raise InputError(
-                f"a node cannot be sent the data: {cause_of(error)}: is there room in its cache "
+                f"a node cannot store the data: {cause_of(error)}: is there room in its cache "
                 "folder ($CEREBRO_CACHE)?"
             ) from error
 
@@ -256,7 +256,7 @@ class Supply:
 PIECE_BYTES = 8 << 20
 
 WINDOW = 4
-"""Pieces that are sent at a time: more would only fill the object store."""
+"""The number of pieces sent at a time; more would only fill the object store."""
 
 
 @dataclass(frozen=True)
