@@ -348,7 +348,7 @@ def closing(snapshot: Snapshot) -> str:
 def _rest(snapshot: Snapshot) -> str:
     if not snapshot.resting:
         return "continued"
-    return f"paused; to go on: python -m cerebro continue {shlex.quote(snapshot.path)}"
+    return f"paused; to continue: python -m cerebro continue {shlex.quote(snapshot.path)}"
 
 
 def _workers(count: int) -> str:

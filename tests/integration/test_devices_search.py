@@ -238,7 +238,9 @@ class ByJax(Line):
 def test_jax_on_the_gpu_is_no_model_of_the_cpu(own_workers, two_gpus, data, tmp_path):
     result = search_quietly(ByJax, data, tmp_path / "gpus", devices="cuda")
     assert result.environment["jax_backend"] == "gpu"
-    with pytest.warns(UserWarning, match=r"JAX computes on a GPU, which 1 worker\(s\) share"):
+    with pytest.warns(
+        UserWarning, match=r"JAX computes on a GPU, which 1 worker\(s\) for the CPU share"
+    ):
         search(data, tmp_path / "cpu", devices="cpu", workers=1, model=ByJax)
 
 
@@ -285,7 +287,7 @@ def test_a_run_goes_on_without_its_gpus_and_says_so_first(two_gpus, monkeypatch,
     run = tmp_path / "run"
     search(data, run)
     monkeypatch.setattr(devices, "lookup", lambda: Found(problem="no NVIDIA driver is loaded"))
-    with pytest.warns(UserWarning, match=r"another environment.*device was cuda, is cpu"):
+    with pytest.warns(UserWarning, match=r"a different environment.*device was cuda, is cpu"):
         result = cerebro.resume(run, build, epochs=EPOCHS + 1, progress=False)
     expected = search(data, tmp_path / "cpu", devices="cpu", workers=0)
     assert [row[:EPOCHS] for row in hashes(result)] == hashes(expected)
@@ -298,7 +300,7 @@ def test_a_run_goes_on_with_its_gpus_in_the_same_environment(two_gpus, data, tmp
     run = tmp_path / "run"
     search(data, run)
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*another environment")
+        warnings.filterwarnings("error", message=".*a different environment")
         result = cerebro.resume(run, build, epochs=EPOCHS + 1, progress=False)
     assert all(trial.epoch == EPOCHS + 1 for trial in result.trials)
 
@@ -412,7 +414,7 @@ def test_a_trial_that_is_not_exact_is_marked(two_gpus, data, tmp_path, validatio
     assert marks == ([["fold_cuda"]] * 2 if folds else [[], ["fold_cuda"]])
     if folds:
         assert [fold.not_exact for fold in result.trials[0].folds] == [[], ["fold_cuda"]]
-    assert "not exact, for it used fold_cuda" in render_trial(result.trials[1])
+    assert "not exact, because it used fold_cuda" in render_trial(result.trials[1])
 
 
 class Always(Inexact):

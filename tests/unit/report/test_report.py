@@ -278,7 +278,7 @@ def test_a_pause_is_shown_when_the_last_unit_is_done() -> None:
     for shown in (pausing, resting, resting, snapshot([row(0)])):
         lines.update(shown)
     assert out.getvalue().splitlines() == [
-        " 25%: paused; to go on: python -m cerebro continue runs/x",
+        " 25%: paused; to continue: python -m cerebro continue runs/x",
         " 25%: continued",
     ]
     drawn = table_text(pausing), table_text(resting)
