@@ -385,7 +385,7 @@ def refuse_changes(saved: SavedRun, settings: Settings) -> None:
     Raises
     ------
     InputError
-        Naming what differs.
+        If settings differ; the message names them.
     """
     differences = list(_differences(saved, settings))
     if differences:

@@ -93,8 +93,8 @@ def imported(file: str | Path, *sought: str) -> ModuleType:
         return import_file(file, sought=sought)
     except SystemExit as error:
         raise InputError(
-            f"{file} ends the process while it is imported (sys.exit({error})): put what a script "
-            "does behind if __name__ == '__main__'"
+            f"{file} ends the process while it is imported (sys.exit({error})): put a script's "
+            "actions behind if __name__ == '__main__'"
         ) from error
 
 

@@ -467,7 +467,7 @@ class SearchLoop:
         return ADVANCE if self._settings.stagger else sys.maxsize
 
     def _live(self) -> int:
-        """How many trials train, or wait for a decision."""
+        """The number of trials that train or wait for a decision."""
         return self.rounds.live - len(self._ended_early)
 
     def _exhaust(self) -> None:

@@ -4,7 +4,7 @@ A run stores no code. For a searcher it stores the class and the arguments that 
 attributes of the same names, as in scikit-learn. Its `state_dict` holds everything that it has
 learned since.
 
-Every decision is stored at once. The state grows with the trials: saved as often, it would soon
+Every decision is stored at once. The state grows with the trials: to save it as often would soon
 cost more than everything else. So it is saved when the decisions since the last save are as long as
 the state was then, which makes the total cost proportional to the number of decisions. When a run
 is resumed, the searcher loads its last state and receives all later reports again. It must decide

@@ -239,7 +239,7 @@ def _explain_what_is_missing(module: ModuleType, stop: Stopped) -> None:
 
 
 class _Finder:
-    """Finds what Python's own path finder does, but lets imports of users' files stop."""
+    """Finds the same modules as Python's path finder, but can stop imports of users' files."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None

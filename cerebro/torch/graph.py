@@ -391,7 +391,7 @@ class Rates:
 
 
 def make_capturable(optimizers: Sequence[Any]) -> None:
-    """Make optimizers keep on the device what they would otherwise read on the host."""
+    """Make optimizers keep values on the device that they would otherwise read on the host."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             if "capturable" in group:

@@ -177,7 +177,7 @@ class ShownWarnings:
 
 
 def show(warned: Warned, prefix: str = "") -> None:
-    """Show a warning of another process as if it had been raised here.
+    """Show a warning from a different process as if it had been raised here.
 
     It passed the filters where it was raised, so they are not applied again.
     """

@@ -227,12 +227,12 @@ def _check_room(spec: Spec, node: str) -> None:
     cores, gpus = (int(there.get(name, 0)) for name in ("CPU", "GPU"))
     if spec.gpus > gpus:
         raise InputError(
-            f"cerebro.ray.trainable: its workers need {spec.gpus} GPU(s), and Ray has "
+            f"cerebro.ray.trainable: its workers need {spec.gpus} GPU(s), but Ray has "
             f"{gpus} on this node: give devices='cpu', or ray.init(num_gpus=)"
         )
     if spec.cpus > cores:
         raise InputError(
-            f"cerebro.ray.trainable: its workers need {spec.cpus} CPUs, and Ray has {cores} on "
+            f"cerebro.ray.trainable: its workers need {spec.cpus} CPUs, but Ray has {cores} on "
             f"this node: give workers={max(1, cores)} or less (times threads), or "
             "ray.init(num_cpus=)"
         )
