@@ -176,7 +176,7 @@ def tidy(saved: SavedRun) -> None:
 
 
 def check_epochs(saved: SavedRun, request: ResumeRequest) -> None:
-    """Raise InputError if fewer epochs are wanted than before."""
+    """Raise InputError if the request has fewer epochs than the run."""
     before = saved.settings["epochs"]
     if request.epochs is not None and request.epochs < before:
         raise InputError(

@@ -155,7 +155,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         self._expect_others()
 
     def _find_parents_state(self, clone: LiveTrial, epoch: int) -> None:
-        """Start a clone that has trained nothing from its parent's state, or have it wait."""
+        """Start an untrained clone from its parent's state, or have it wait for that state."""
         parent = self.by_number[clone.record.parent or 0]
         is_trained_again = parent.record.done <= epoch and parent.record.status not in ENDED
         if is_trained_again and clone.position == clone.first_position:

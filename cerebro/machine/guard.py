@@ -103,7 +103,7 @@ def finding(*names: str, target: str | None = None) -> AbstractContextManager[No
     Parameters
     ----------
     names
-        The names sought, ``build`` by default: an import that has them stops at a refused call.
+        The names to find, ``build`` by default. An import that has them stops at a refused call.
     target
         The module, or the path of the file, that must have them. Other modules imported on the way
         must have ``build``.

@@ -111,7 +111,7 @@ class SavedRun:
 
     @property
     def configurations(self) -> list[TrialRecord]:
-        """The users' trials by number; in a run with folds, each with its folds."""
+        """The trials that users see, by number; in a run with folds, each with its folds."""
         if self.meta.get("folds") is None:
             return self.records
         if self._configurations is None:

@@ -593,7 +593,7 @@ class Model(BaseModel):
         return output
 
     def _join(self, parts: list[Any]) -> Any:
-        """Join the batches' outputs along their rows; a plain list where they do not fit."""
+        """Join the batches' outputs along their rows; return them as a list if they do not fit."""
         first = parts[0]
         if isinstance(first, torch.Tensor):
             return torch.cat(parts) if is_joinable(parts) else parts

@@ -91,7 +91,7 @@ class TaskClock(Protocol):
         """Note that a model has been built, and its libraries imported."""
 
     def aside(self, seconds: float) -> contextlib.AbstractContextManager[None]:
-        """Return a context whose time is not the unit's and has a limit of `seconds`."""
+        """Return a context whose time does not count for the unit and is limited to `seconds`."""
 
 
 class UnitRunner:
