@@ -213,7 +213,7 @@ class Batches:
                 self._idle.append(loader)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state of a copy, or of a copy in another process: the next pass, without buffers."""
+        """Return the state for copies and pickles: the next pass, without buffers."""
         return {**self.__dict__, "_idle": []}
 
     def __len__(self) -> int:

@@ -77,7 +77,7 @@ _failed: list[Any] = []
 
 
 class CudaRecorder:
-    """Captures on a private stream, and replays on the then current one."""
+    """Captures on a private stream, and replays on the current stream."""
 
     def __init__(self, device: Any) -> None:
         self._device = device
@@ -512,7 +512,7 @@ def _items(entries: Any) -> list[tuple[Any, Any]]:
 
 
 def _shape_of(batch: Batch) -> Any:
-    """Return everything of a batch that a captured step depends on, except its numbers."""
+    """Return everything about a batch that a captured step depends on, except its values."""
     return tuple(
         (name, tuple(value.shape), value.dtype, value.stride())
         if isinstance(value, torch.Tensor)

@@ -127,7 +127,7 @@ def _epochs(epochs: int | None, scheduler: Any) -> int:
     for name in ("_max_t", "_max_t_attr"):
         if getattr(scheduler, name, None) is not None:
             return int(getattr(scheduler, name))
-    raise InputError("epochs is missing: no scheduler with max_t says how long a trial trains")
+    raise InputError("epochs is missing: give epochs=, or a scheduler with max_t")
 
 
 def _samples(

@@ -152,7 +152,7 @@ def _check_length(connection: sqlite3.Connection, file: Path) -> None:
     (page,) = connection.execute("PRAGMA page_size").fetchone()
     logs = (file.with_name(file.name + end) for end in ("-wal", "-journal"))
     if file.stat().st_size % page and not any(log.exists() and log.stat().st_size for log in logs):
-        raise _damaged(file, "it was cut within a page")
+        raise _damaged(file, "it is truncated within a page")
 
 
 def _check(values: Mapping[str, Any], wanted: Mapping[str, Any], where: str) -> None:
