@@ -165,7 +165,7 @@ FILES = {
     "data that is cut": (
         lambda run: os.truncate(run.parent / "data" / "shard-00002" / "y.npy", 130),
         "data/shard-00002/y.npy",
-        "has 130 bytes where",
+        "has 130 bytes, but",
     ),
     "missing data": (
         lambda run: (run.parent / "data" / "shard-00000" / "y.npy").unlink(),

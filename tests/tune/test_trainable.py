@@ -168,5 +168,5 @@ def test_what_cannot_be_done_is_refused_by_name(
         param_space={"lr": 0.1},
         run_config=run_config(tmp_path, 1),
     )
-    with pytest.raises(Exception, match="need 5 CPUs, and Ray has 2 on this node: give workers=2"):
+    with pytest.raises(Exception, match="need 5 CPUs, but Ray has 2 on this node: give workers=2"):
         tuner.fit()

@@ -109,7 +109,7 @@ def _check_reachable(address: str) -> None:
                 _expect_grpc(connection)
     except (ValueError, OverflowError):
         raise InputError(
-            f"address={address!r} is not an address: give 'auto', or 'host:port' of the cluster's "
+            f"address={address!r} is not an address: give 'auto' or 'host:port' of the cluster's "
             "head node"
         ) from None
     except OSError as error:

@@ -113,7 +113,7 @@ def version_of(connection: sqlite3.Connection, file: Path) -> int:
         )
     if 0 < version < OLDEST_READABLE:
         raise CorruptDataError(
-            f"{file} has store version {version}, from before Cerebro's first release; this one "
+            f"{file} has store version {version}, of a Cerebro before its first release; this one "
             f"reads {OLDEST_READABLE} to {SCHEMA_VERSION}: repeat the search in a new folder"
         )
     if version <= 0:

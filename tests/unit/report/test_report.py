@@ -435,7 +435,7 @@ def test_chosen_trials_only(result: Any, matplotlib: Any) -> None:
 def test_what_cannot_be_drawn_says_so(result: Any, matplotlib: Any) -> None:
     with pytest.raises(InputError, match="kind='pie'"):
         plots.plot(result, kind="pie")
-    with pytest.raises(InputError, match="there is train_loss, val_accuracy, val_loss"):
+    with pytest.raises(InputError, match="available: train_loss, val_accuracy, val_loss"):
         plots.plot(result, "auc")
     with pytest.raises(InputError, match="no unit has finished"):
         plots.plot(make_result([make_trial(0, [0.5])]), kind="gantt")
