@@ -5,7 +5,7 @@ import sys
 
 
 def put_working_directory_last(path: list[str]) -> None:
-    """Let no file of the working directory stand for a library: ``torch.py``, say.
+    """Keep files in the working directory, such as ``torch.py``, from replacing libraries.
 
     ``python -m`` puts the directory first. ``build`` may be in a module there, so it stays, last;
     the file that ``run`` is given has its folder put first, as a script has.

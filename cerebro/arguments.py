@@ -50,7 +50,7 @@ def whole_number(
     name
         The argument, as messages name it.
     value
-        What was given.
+        The argument's value.
     least, most
         The bounds, both allowed; None: `most` is that of an int32, as the C core has them.
     optional

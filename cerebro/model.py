@@ -25,7 +25,7 @@ class Info:
     Attributes
     ----------
     epochs
-        The most epochs that the trial trains.
+        The largest number of epochs that the trial trains.
     steps_per_epoch
         Training batches per epoch.
     total_steps

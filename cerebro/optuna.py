@@ -1,8 +1,8 @@
-"""Trains the trials of an Optuna study with Cerebro: `cerebro.optuna.optimize`.
+"""Train the trials of an Optuna study with Cerebro: `cerebro.optuna.optimize`.
 
 The study keeps its sampler, pruner, storage and callbacks. The order of ``ask`` and ``tell`` does
-not depend on timing (see `cerebro.coordinator.rounds`), so that a seeded sampler gives the same
-study with any number of workers. ``build(trial)`` is the first half of an objective: it suggests
+not depend on timing (see `cerebro.coordinator.rounds`), so a seeded sampler gives the same study
+with any number of workers. ``build(trial)`` is the first half of an objective: it suggests
 hyperparameters and returns a model instead of training it.
 
     def build(trial):
@@ -85,13 +85,13 @@ def optimize(
     Parameters
     ----------
     study
-        Any study with one objective: its sampler, pruner, storage and direction are used.
+        A study with one objective. Its sampler, pruner, storage and direction are used.
     build
-        ``build(trial)`` or ``build(trial, info)``: suggests hyper-parameters and returns a
-        model. Called once in this process, in the order of the trials' numbers, with the
-        study's trial; then in workers with an `optuna.trial.FixedTrial` of the same values,
-        number and attributes. Its ``study`` has a name and a direction there, and a ``stop()``
-        without effect.
+        ``build(trial)`` or ``build(trial, info)``: suggests hyperparameters and returns a model. It
+        is called once per trial in this process, in the order of the trials' numbers, with the
+        study's trial. Workers call it again with an `optuna.trial.FixedTrial` of the same values,
+        number and attributes, whose ``study`` has a name, a direction, and a ``stop()`` without
+        effect.
     data, epochs, validation, metric, width, workers, threads, batch_size, run, progress
         As for `cerebro.search`; `batch_size` may be suggested under that name instead.
     define
@@ -101,30 +101,30 @@ def optimize(
         Trials to add to the study, including pruned and failed ones. None: until `timeout`, or
         until a callback stops the study.
     timeout
-        Seconds after which no trial begins; active trials are trained to their ends.
-        ``time_limit=`` of `cerebro.search` interrupts these, too.
+        Seconds after which no trial starts; active trials are trained to their end. ``time_limit=``
+        of `cerebro.search` interrupts these, too.
     catch
-        Exceptions of a trial that do not end the study, including their subclasses: the trial is
-        FAIL and the study continues. Any other exception ends it, as in `optuna.Study.optimize`.
+        Exceptions, including their subclasses, that fail only their trial: its state becomes FAIL,
+        and the study continues. Any other exception ends the study, as in `optuna.Study.optimize`.
         `optuna.TrialPruned`, raised in `build` or during training, makes its trial PRUNED. A run
         whose trials have all failed still ends with a RunError.
     callbacks
-        Called with the study and the finished trial, in the order in which trials finish
-        by rounds; ``study.stop()`` works in them.
+        Called with the study and each finished trial, by round and within a round by number;
+        ``study.stop()`` works in them.
     options
         More arguments of `cerebro.search`, such as ``seed`` or ``keep``.
 
     Returns
     -------
     Result
-        The run. ``trial.system_attrs["cerebro"]`` of a study's trial has the run's folder and
-        the trial's number there.
+        The run. In the study, ``trial.system_attrs["cerebro"]`` has the run's folder and the
+        trial's number in the run.
 
     Raises
     ------
     InputError
-        For studies with several objectives, storages that cannot be written, or a run that
-        belongs to another study.
+        If the study has several objectives, its storage cannot be written, or the run belongs to a
+        different study.
     RunError
         If a trial raises an exception that is not in `catch`.
 
@@ -198,18 +198,18 @@ def check_study(study: optuna.Study, metric: str, epochs: int) -> None:
         )
     if len(study.directions) != 1:
         raise InputError(
-            f"the study {study.study_name!r} has several objectives, and Cerebro optimises one: "
+            f"the study {study.study_name!r} has several objectives, but Cerebro optimizes one: "
             "create it with direction= instead of directions="
         )
     if study._thread_local.in_optimize_loop:
         raise InputError(
-            f"the study {study.study_name!r} is being optimised: optimize() cannot be called for "
+            f"the study {study.study_name!r} is being optimized: optimize() cannot be called for "
             "it in its own build or callbacks"
         )
     least, most = (getattr(study.pruner, f"_{end}_resource", None) for end in ("min", "max"))
     if isinstance(least, int) and isinstance(most, int) and most < least:
         raise InputError(
-            f"the pruner's max_resource={most} is below its min_resource={least}, so that it would "
+            f"the pruner's max_resource={most} is below its min_resource={least}, so it would "
             f"never prune: give max_resource={epochs}, the epochs, and a smaller min_resource"
         )
     if isinstance(least, int) and least > epochs:
@@ -218,7 +218,7 @@ def check_study(study: optuna.Study, metric: str, epochs: int) -> None:
             stacklevel=4,
         )
     direction = study.direction.name.lower()
-    with contextlib.suppress(InputError):  # of a metric that is not well known
+    with contextlib.suppress(InputError):  # for a metric that is not well known
         usual = "minimize" if metric_mode(metric) == "min" else "maximize"
         if direction != usual:
             warnings.warn(
@@ -264,7 +264,7 @@ class StudySearcher(Searcher):
     """A searcher whose trials come from an Optuna study."""
 
     adaptive = True
-    repeatable = False  # the study has its own storage, which keeps what was reported
+    repeatable = False  # the study's own storage keeps the reports
     exact_metrics = True
 
     def __init__(
@@ -297,15 +297,15 @@ class StudySearcher(Searcher):
         self._run = run
         self._seed = 0
         self._count = 0
-        self._lost = 0  # defined in vain: pruned, or failed and caught
+        self._lost = 0  # trials without training: pruned, or failed and caught
         self._timeout = timeout
         self._deadline = math.inf
         self.expects_failures = bool(catch)
         self.cut_short = False
-        """Whether the time was over before there were all trials."""
-        self._open: dict[int, optuna.Trial] = {}  # asked and not told, by our number
-        self._told: dict[int, FrozenTrial] = {}  # told, of which the run's record does not know
-        self._pruned: set[int] = set()  # by themselves, of which the study does not know
+        """Whether the time was over before all trials had started."""
+        self._open: dict[int, optuna.Trial] = {}  # asked and not told, by the run's number
+        self._told: dict[int, FrozenTrial] = {}  # told, but not yet stored in the run
+        self._pruned: set[int] = set()  # pruned themselves; not told yet
 
     def setup(self, space: Space, *, seed: int, **_: Any) -> None:
         """Prepare for a search."""
@@ -317,7 +317,7 @@ class StudySearcher(Searcher):
     # --- asking ----------------------------------------------------------
 
     def suggest(self) -> Suggested:
-        """Ask the study for a trial and have its parameters chosen."""
+        """Ask the study for a trial, and have its parameters chosen."""
         with self._storage_errors():
             return self._suggest()
 
@@ -325,7 +325,7 @@ class StudySearcher(Searcher):
         while not self._study._stop_flag and not self._has_all_trials():
             if time.monotonic() >= self._deadline:
                 self.cut_short = True
-                return None  # not DONE: the same call goes on
+                return None  # not DONE: the same call resumes the run
             with self._as_optimize():
                 trial = self._study.ask()
                 config = self._chosen(trial)
@@ -340,7 +340,7 @@ class StudySearcher(Searcher):
         return DONE
 
     def _has_all_trials(self) -> bool:
-        """Whether the study has as many trials more as were wanted, trained or not."""
+        """Whether `n_trials` trials have been added to the study, trained or not."""
         return self._wanted is not None and self._count + self._lost >= self._wanted
 
     def _chosen(self, trial: optuna.Trial) -> dict[str, Any] | None:
@@ -361,7 +361,7 @@ class StudySearcher(Searcher):
         return {**config, STUDY: self._known_of(trial)}
 
     def _known_of(self, trial: optuna.Trial) -> dict[str, Any]:
-        """Return a trial's other attributes for its worker, as JSON."""
+        """Return a trial's attributes other than its parameters for its worker, as JSON."""
         system = self._study._storage.get_trial_system_attrs(trial._trial_id)
         return {
             "number": trial.number,
@@ -373,7 +373,7 @@ class StudySearcher(Searcher):
 
     @contextlib.contextmanager
     def _as_optimize(self) -> Iterator[None]:
-        """Let ``study.stop()`` work, which samplers and users call: this is the study's loop."""
+        """Enable ``study.stop()``, which samplers and users call, as in the study's own loop."""
         local = self._study._thread_local
         before, local.in_optimize_loop = local.in_optimize_loop, True
         try:
@@ -419,7 +419,7 @@ class StudySearcher(Searcher):
             return self._answer_again(trial, epoch)
         asked = self._open[trial]
         value = metrics.get(self._metric)
-        if value is None:  # it has ended without this epoch
+        if value is None:  # the trial has ended without this epoch
             state = TrialState.PRUNED if trial in self._pruned else TrialState.FAIL
             self._pruned.discard(trial)
             self._finish(self._open.pop(trial), state)
@@ -446,7 +446,7 @@ class StudySearcher(Searcher):
 
     def _storage_errors(self) -> contextlib.AbstractContextManager[None]:
         study = self._study
-        more = f"; the same call goes on with the run {self._run}" if self._run else ""
+        more = f"; the same call resumes the run {self._run}" if self._run else ""
         return storage_errors(optuna, study._storage, study.study_name, kind=RunError, more=more)
 
     def _finish(self, trial: optuna.Trial, state: TrialState, value: float | None = None) -> None:
@@ -480,7 +480,7 @@ class StudySearcher(Searcher):
             which = f"trial {number}"
             if asked is not None and asked.number != number:
                 which = f"trial {asked.number} of the study, {number} of the run,"
-            raise RunError(f"{which} failed: {error} (catch=(...) goes on after such failures)")
+            raise RunError(f"{which} failed: {error} (catch=(...) continues after such failures)")
 
     def close(self) -> None:
         """Fail the study's trials that are still RUNNING but no longer trained."""
@@ -492,7 +492,7 @@ class StudySearcher(Searcher):
     # --- resuming --------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the study's trials of this run that are not told yet."""
+        """Return the study's trials of this run that have not been told yet."""
         return {
             "count": self._count,
             "lost": self._lost,
@@ -500,7 +500,7 @@ class StudySearcher(Searcher):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume the study's trials; those told since are begun again.
+        """Resume the study's trials; start those again that were told after the state was saved.
 
         Raises
         ------
@@ -519,8 +519,8 @@ class StudySearcher(Searcher):
             if frozen is None or not self._is_ours(frozen, number, params):
                 raise InputError(
                     f"the study {self._study.study_name!r} does not have trial {asked} of the run "
-                    f"{self._run}: give the study that the run was begun with, in a storage that "
-                    "lasts (such as sqlite:///study.db)"
+                    f"{self._run}: give the run's study, in a persistent storage "
+                    "(such as sqlite:///study.db)"
                 )
             if frozen.state is TrialState.RUNNING:
                 self._open[number] = optuna.Trial(self._study, frozen._trial_id)
@@ -531,12 +531,12 @@ class StudySearcher(Searcher):
         self._fail_orphans()
 
     def _is_ours(self, frozen: FrozenTrial, number: int, params: Mapping[str, Any]) -> bool:
-        """Whether it is this trial of the run; storages give tuples back as lists."""
+        """Whether a study's trial is this trial of the run; storages return tuples as lists."""
         same = json_value(frozen.params, "params") == json_value(params, "params")
         return same and mark_of(frozen).get("trial") == number
 
     def _begun_anew(self, frozen: FrozenTrial, number: int) -> optuna.Trial:
-        """Add a running trial with the same content, because the first is told as failed.
+        """Add a running trial with the same content, because the first one was told as failed.
 
         It is never enqueued: enqueued trials of the user may wait there, and a different process
         might take it.
@@ -544,7 +544,7 @@ class StudySearcher(Searcher):
         ours = (ATTRIBUTE, INTERRUPTED, "interrupted")
         system = {name: value for name, value in frozen.system_attrs.items() if name not in ours}
         template = FrozenTrial(
-            number=-1,  # this and the identifier are the storage's to choose
+            number=-1,  # the storage chooses this and the identifier
             trial_id=-1,
             state=TrialState.RUNNING,
             value=None,
@@ -568,7 +568,7 @@ class StudySearcher(Searcher):
 
 
 class DeferredInfo:
-    """An `Info` that is made when ``build`` first reads it: by then there is a batch size."""
+    """An `Info` that is made when ``build`` first reads it, after the batch size is suggested."""
 
     def __init__(
         self, make: Callable[[optuna.Trial, int], Info], trial: optuna.Trial, number: int
@@ -583,13 +583,13 @@ class DeferredInfo:
 
 def mark_of(frozen: FrozenTrial) -> Mapping[str, Any]:
     """Return the run and the number of a study's trial; empty if it is not from Cerebro."""
-    # Cerebro 0.1.0 before its release made it a user attribute.
+    # Before its release, Cerebro 0.1.0 made it a user attribute.
     mark = frozen.system_attrs.get(ATTRIBUTE, frozen.user_attrs.get(ATTRIBUTE))
     return mark if isinstance(mark, Mapping) else {}
 
 
 def recorded(value: Any, name: str) -> Any:
-    """Return a value as it is recorded: as from JSON, but tuples remain tuples."""
+    """Return a value as the run stores it: as JSON, but with tuples."""
     if isinstance(value, (list, tuple)):
         items = [recorded(item, name) for item in value]
         return tuple(items) if isinstance(value, tuple) else items
@@ -600,7 +600,7 @@ def recorded(value: Any, name: str) -> Any:
 
 
 def storable_items(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of a trial's attributes that can be recorded: in memory anything is allowed."""
+    """Return the attributes of a trial that can be stored; a study in memory allows any value."""
     known = {}
     for name, value in attributes.items():
         with contextlib.suppress(Exception):
@@ -610,6 +610,6 @@ def storable_items(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_caught(raised: Raised, catch: Sequence[type[Exception]]) -> bool:
-    """Whether a trial's failure is caught; one without an exception only by `Exception`."""
+    """Whether a trial's failure is caught; without an exception, only `Exception` catches it."""
     names = raised.bases or (class_name(Exception),)
     return any(class_name(kind) in names for kind in catch)

@@ -146,7 +146,7 @@ def check_searcher(
     if n_trials is not None:
         fresh = sum(trial.parent is None for trial in reference)
         if fresh > n_trials:
-            raise ContractError(f"began {fresh} trials where n_trials={n_trials}")
+            raise ContractError(f"began {fresh} trials, but n_trials={n_trials}")
     for order in range(3):
         _same(reference, drive(make(), smooth_curve, order=order, **options), "another order")
     resumed = drive(make(), smooth_curve, order=1, interrupt=make, **options)

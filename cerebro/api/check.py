@@ -1,8 +1,8 @@
-"""`cerebro.check`: does a model's state survive a hop?
+"""`cerebro.check`: test whether a model's state survives a hop.
 
-A model is sound if training straight on gives the same as training, packing the
-state, building the model anew, unpacking, and training on. What differs is
-named: a tensor of the state, or an attribute that is kept outside ``state_dict``.
+A model passes if training without a break gives the same as training, packing the state, building
+the model anew, unpacking, and training further. The check names each difference: a tensor of the
+state, or an attribute that is kept outside ``state_dict``.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class Check:
     Attributes
     ----------
     problems
-        The parts of the state that a hop loses, a line each.
+        The parts of the state that a hop loses, one line each.
     metrics
         Names of the metrics that the model reports.
     config
         The configuration that was tried.
     device
-        Where the model was tried.
+        The device on which the model was tried.
     not_exact
-        Operations without a deterministic version on a GPU, by their names: with them no two
-        runs are alike, so that nothing can be said of a hop.
+        Names of operations that have no deterministic version on a GPU. With them two runs differ
+        anyway, so the check cannot judge the hop.
     """
 
     problems: list[str]
@@ -60,8 +60,8 @@ class Check:
         said = "the state survives a hop"
         if self.not_exact:
             said = (
-                f"not exact on {self.device}: {', '.join(self.not_exact)} without a deterministic "
-                "version; whether the state survives a hop cannot be seen"
+                f"not exact on {self.device}: no deterministic version of "
+                f"{', '.join(self.not_exact)}; cannot check whether the state survives a hop"
             )
         return f"{said}; metrics: {', '.join(self.metrics)}"
 
@@ -77,7 +77,7 @@ def check(
     devices: Any = "auto",
     deterministic: Literal["warn"] | bool = "warn",
 ) -> Check:
-    """Try one configuration: a few batches trained with a hop between, and without.
+    """Try one configuration: train a few batches with a hop and without, and compare.
 
     Parameters
     ----------
@@ -93,8 +93,8 @@ def check(
     Returns
     -------
     Check
-        True if the state survives; ``problems`` names what does not, and ``not_exact`` operations
-        that give other bits each time.
+        True if the state survives. ``problems`` names the parts that do not, and ``not_exact``
+        operations whose results differ from run to run.
 
     Raises
     ------
@@ -151,7 +151,7 @@ def check(
         )
         event = ask(executor, context, CheckTask(config))
     if not isinstance(event, CheckDone):
-        raise StateError(f"the worker was lost while it tried the model: {event}")
+        raise StateError(f"the worker was lost while trying the model: {event}")
     for warned in event.warned:
         show(warned)
     if event.error is not None:

@@ -1,9 +1,9 @@
-"""`cerebro.plan`: what a search will take, before anything trains.
+"""`cerebro.plan`: estimate the cost of a search before anything trains.
 
 The searcher, the search loop and the scheduler are the real ones; only the clock and the
 metrics are simulated (each trial has a constant metric). Searchers that do not stop trials, and the
-exact halving ones, train as many epochs whatever the metrics are; for the others the plan
-is an example.
+exact halving ones, train the same number of epochs whatever the metrics are. For all others the
+plan is an example.
 """
 
 from __future__ import annotations
@@ -35,42 +35,42 @@ from cerebro.space import as_space
 
 @dataclass(frozen=True)
 class Plan:
-    """What a search will take; see `plan`.
+    """The estimated cost of a search; see `plan`.
 
     Attributes
     ----------
     trials
-        How many are begun; with folds, configurations.
+        The number of trials started; with folds, of configurations.
     epochs
         Epochs trained, over all trials.
     units
-        Units run: one trial over one shard, and validations.
+        Units run. A unit is one trial over one shard, or a validation.
     rows
         Rows trained and validated on.
     bytes_on_disk
-        Size of the data, which is there once, whatever the number of trials.
+        Size of the data, which are stored once, whatever the number of trials.
     bytes_read
-        Bytes of rows that go through the loader.
+        Bytes of rows that the loader reads.
     makespan
-        Seconds at `rows_per_second`; None if that is not known.
+        Duration in seconds at `rows_per_second`; None if that is not given.
     passes
-        The makespan in passes of one worker over the training rows.
+        The makespan, measured in passes of one worker over the training rows.
     idle_share
         Share of the workers' time without a unit, 0 to 1.
     first_result
-        When the first trial ends, as a share of the makespan.
+        The time at which the first trial ends, as a share of the makespan.
     max_live
-        The most trials begun and not ended at one time; with folds each of them counts.
+        The largest number of trials that are live at one time; each fold counts.
     workers
         Worker processes.
     folds
-        How many each trial has, or None.
+        The number of folds of each trial, or None.
     devices
         Where models are trained: the CPU, or the names of GPUs.
     device_bytes
-        Memory of a GPU, of the smallest one; 0 on the CPU.
+        Memory of the smallest GPU; 0 on the CPU.
     resident_bytes
-        What of it data take that stay there, at most; the rest is for models.
+        The most memory that data take on a GPU; the rest is for models.
     """
 
     trials: int
@@ -136,27 +136,27 @@ def plan(
     devices: Any = "auto",
     workers_per_device: int | None = None,
 ) -> Plan:
-    """Estimate what a search would take, by its searcher and scheduler on a simulated clock.
+    """Estimate the cost of a search by running its searcher and scheduler on a simulated clock.
 
     Parameters
     ----------
     rows_per_second
-        Rows that one worker trains in a second (a run's progress shows it). Without it the
-        makespan is told in passes over the training data.
+        Rows that one worker trains per second (a run's progress shows it). If not given, printing
+        shows the makespan in passes over the training data.
     space, data, epochs, n_trials, validation, searcher, metric, mode, points, width, workers, \
 threads, seed, stagger, live_models, devices, workers_per_device
-        As of `cerebro.search`; which models are only of use on the CPU is not known here: give
-        ``devices="cpu"`` for them.
+        As for `cerebro.search`. A plan builds no model: for a ``cpu_only`` model give
+        ``devices="cpu"``.
 
     Returns
     -------
     Plan
-        Trials, units, bytes, makespan and idle share; printing it shows them.
+        Trials, units, bytes, makespan and idle share; print it to see them.
 
     Raises
     ------
     InputError
-        As `cerebro.search` for arguments that are wrong; if the searcher never ends.
+        If an argument is invalid, as for `cerebro.search`, or the searcher never ends.
     """
     given = dict(locals())
     if is_rows(data) or is_rows(validation):
@@ -195,7 +195,7 @@ threads, seed, stagger, live_models, devices, workers_per_device
 
 @dataclass(frozen=True)
 class _Memory:
-    """Of GPUs: whether the shards are dealt out to them, its size, and what the data take."""
+    """The memory of a GPU, what data take of it, and whether shards are divided among the GPUs."""
 
     is_dealt: bool = False
     bytes: int = 0
@@ -235,14 +235,14 @@ class _PlannedRun(SimulatedRun):
         self._search = search
         self._seed = seed
         self._each = 1 if views.folds is None else len(views.folds)
-        self._done: Counter[int] = Counter()  # folds that have trained the epoch
+        self._done: Counter[int] = Counter()  # by configuration: folds that have trained the epoch
 
     def to_end(self) -> Simulation:
         self._begin(self._search.take_ready())
         return super().to_end()
 
     def end_trial(self, trial: int) -> None:
-        """Report an epoch that a trial, with all its folds, has trained."""
+        """Report an epoch once all folds of the trial have trained it."""
         whole = trial // self._each
         self._done[whole] += 1
         if self._done[whole] < self._each:

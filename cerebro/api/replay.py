@@ -52,7 +52,7 @@ class ReplayedEpoch:
 
 @dataclass(frozen=True)
 class Replay:
-    """What `replay` found; true if every epoch's state was the same, bit for bit.
+    """The outcome of `replay`; true if every epoch's state was the same, bit for bit.
 
     Attributes
     ----------
@@ -61,13 +61,13 @@ class Replay:
     epochs
         The epochs trained again: ``epoch``, ``recorded``, ``replayed`` and ``identical`` of each.
     differences
-        What is known to be other than in the run: library versions, data, source.
+        Known differences to the run: library versions, data, source.
     error
-        Why the trial could not be trained to the end again, or None.
+        Why the replay could not train the trial to its end, or None.
     first_epoch
-        The trial's first; a clone's counts on from its parent's.
+        The number of the trial's first epoch; above 0 for a clone.
     folds
-        Of a trial with folds: those of its folds.
+        The replays of its folds, for a trial with folds.
     """
 
     trial: int
@@ -117,11 +117,11 @@ def replay(
     data: Any = None,
     epochs: int | None = None,
 ) -> Replay:
-    """Train a trial of a run again, alone, in a fresh worker, and compare.
+    """Train a trial of a run again, alone, in a fresh worker, and compare its states.
 
-    For a clone the trial that it was cloned from is trained first, up to the epoch that the
-    clone began after: nothing but the run's record is taken for granted. Of a trial with folds
-    all are trained, one after the other; of one of ``trial.folds`` only that one.
+    Before a clone, its parent is trained up to the epoch after which the clone began, because no
+    state of the run is reused. All folds of a trial are trained, one after the other; a trial from
+    ``trial.folds`` is trained alone.
 
     Parameters
     ----------
@@ -130,24 +130,24 @@ def replay(
     trial
         The trial or its number.
     build
-        The run's ``build``, where it cannot be imported again.
+        The run's ``build``, if it cannot be imported again.
     data
-        The run's training data, or a data set that they are part of, where it has been
-        moved; a path will do.
+        The run's training data, or a data set that contains them, if it has moved. May be a path.
     epochs
-        How many epochs of the trial's own to train; default: all that the run has.
+        How many epochs of the trial to compare, without its parents'; default: all that the run
+        has.
 
     Returns
     -------
     Replay
-        ``identical``, ``first_difference`` and the hashes of every epoch that the trial has
-        finished, whatever became of it later.
+        ``identical``, ``first_difference`` and the hashes of every epoch that the trial finished,
+        even if it failed later.
 
     Warns
     -----
     UserWarning
-        Before anything is trained, for each known difference to the run: versions, CPU,
-        GPU, threads, flags, variables, data, source of ``build``; also in ``differences``.
+        Before training, for each known difference to the run: versions, CPU, GPU, threads, flags,
+        variables, data, source of ``build``. They are also in ``differences``.
 
     Raises
     ------
@@ -193,7 +193,7 @@ def _train_line(
     asked: int | None,
     known: list[str],
 ) -> Replay:
-    """Train a trial after its ancestors; what these come to adds to what is `known`."""
+    """Train a trial after its ancestors; add differences in the ancestors' states to `known`."""
     wanted = len(record.epochs) if asked is None else min(asked, len(record.epochs))
     retraining.begin()
     line = lineage(result.saved.records, record.number, wanted)
@@ -205,7 +205,7 @@ def _train_line(
 
 
 def _together(record: TrialRecord, folds: list[Replay]) -> Replay:
-    """What the replays of its folds are for a trial: its hashes stand for theirs."""
+    """Return the replay of a trial with folds, whose hashes are the joint hashes of its folds."""
     count = min(len(fold.epochs) for fold in folds) if len(folds) == len(record.folds) else 0
     epochs = [
         ReplayedEpoch(
@@ -225,9 +225,9 @@ def _together(record: TrialRecord, folds: list[Replay]) -> Replay:
 def lineage(
     records: Sequence[TrialRecord], number: int, epochs: int
 ) -> list[tuple[TrialRecord, int]]:
-    """Return what has to be trained for a trial: its ancestors, the eldest first, and itself.
+    """Return the trials to train for a replay: a trial's ancestors, oldest first, then itself.
 
-    Each with how many epochs of its own.
+    Each comes with its number of epochs to train, without its parent's.
     """
     record = records[number]
     wanted = [(record, epochs)]
@@ -264,9 +264,9 @@ def _by_number(result: Result, number: int | None) -> TrialRecord:
 def known_differences(
     result: Result, context: RunContext, now: Mapping[str, Any] | None
 ) -> list[str]:
-    """Say what is other than in the run before anything is trained.
+    """List the differences to the run that are known before training.
 
-    `now` describes what the replaying worker computes with, see `cerebro.machine.environment`.
+    `now` is the environment of the replaying worker; see `cerebro.machine.environment`.
     """
     lines = [] if now is None else environment.differences(result.environment, now)
     recipe = result.saved.recipe
@@ -295,11 +295,11 @@ class Retraining:
     Parameters
     ----------
     context
-        The run, with folders of its own for states and logs.
+        The run, with separate folders for states and logs.
     retries
-        Times that a unit is tried again after the worker died, as in the run.
+        How often a unit is retried after the worker died, as in the run.
     seats
-        Where the worker sits, see `cerebro.executors.local.LocalExecutor`.
+        The worker's device; see `cerebro.executors.local.LocalExecutor`.
     """
 
     def __init__(
@@ -310,11 +310,11 @@ class Retraining:
         self._executor = LocalExecutor(1, context.threads, fresh=True, seats=seats)
         (self._worker,) = self._executor.start(context)
         self._dispatches = 0
-        self._parent: CloneOf | None = None  # the state that the trial trained last has come to
+        self._parent: CloneOf | None = None  # the final state of the trial trained last
         self._problem: str | None = None
 
     def environment(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """What the worker computes with once the model is built; None if it is lost."""
+        """Return the worker's environment once the model is built; None if the worker is lost."""
         self._executor.submit(self._worker, CheckTask(config, build_only=True))
         (event,) = self._executor.wait()
         if isinstance(event, CheckDone):
@@ -323,11 +323,11 @@ class Retraining:
         return None
 
     def begin(self) -> None:
-        """The next trial is no clone of the last one, and is trained whatever became of that."""
+        """Start a new line of trials: the next one is not a clone of the last one."""
         self._parent = self._problem = None
 
     def train(self, record: TrialRecord, epochs: int) -> Replay:
-        """Train a trial; a clone begins with what the trial before has come to."""
+        """Train a trial; a clone begins with the final state of the trial before it."""
         hashes: list[str] = []
         units = self._context.units_per_epoch
         first = record.first_epoch * units

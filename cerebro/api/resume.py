@@ -56,43 +56,43 @@ def resume(
     progress: Literal["auto", "table", "lines"] | bool = "auto",
     executor: Executor | None = None,
 ) -> Result:
-    """Resume a run after Ctrl-C, a crash or a loss of power, or train it further.
+    """Resume a run after Ctrl-C, a crash or a power failure, or train it further.
 
-    Trials continue from their last committed unit or, if a loss of power took that, from their
-    last finished epoch. The results are bit for bit those of an undisturbed run. Trials that
-    failed or diverged stay so, unless `trials` names them. A finished run with nothing left to
-    train is returned as it is. Time limits count anew.
+    Trials continue from their last committed unit or, if a power failure destroyed it, from their
+    last finished epoch. The results are bit for bit those of an uninterrupted run. Failed and
+    diverged trials are not trained again, unless `trials` names them. A finished run with nothing
+    left to train is returned unchanged. Time limits start again from zero.
 
     Parameters
     ----------
     run
         The run's folder, or its result.
     build
-        The run's ``build``, where it cannot be imported again.
+        The run's ``build``, if it cannot be imported again.
     data, validation
-        Where the run's data are now, if they have moved: data sets or paths.
+        The run's data, if they have moved: data sets or paths.
     epochs
-        Train until so many epochs are done; at least as many as before. ``info.epochs`` is
-        this number for what is trained from now on.
+        The new number of epochs per trial, at least as many as before. From now on ``info.epochs``
+        is this number.
     trials
-        Numbers of the trials to continue, whatever their status; default: all that are not
-        over, and with more `epochs` the finished ones.
+        Numbers of the trials to continue, whatever their status. Default: all that have not ended,
+        and with more `epochs` also the finished ones.
     workers
-        Worker processes, 0 for none; default: as many as the run had. Compute threads
-        remain those of the run, because they change the bits.
+        Worker processes, 0 for none. Default: as many as the run had. The number of compute threads
+        stays that of the run, because it changes the bits.
     callbacks, progress, executor
         As for `cerebro.search`.
 
     Returns
     -------
     Result
-        The run, as far as it got.
+        The run, finished or as far as it was trained.
 
     Raises
     ------
     InputError
-        If there is no such run, another process trains it, its data or ``build`` are not
-        found or not what they were, or an argument is wrong.
+        If there is no such run, another process trains it, its data or ``build`` are missing or
+        have changed, or an argument is invalid.
     RunError, CorruptDataError
         As `cerebro.search` does.
     """
@@ -133,19 +133,19 @@ def resume(
 
 
 def resume_search(settings: Settings, searcher: Searcher) -> Result:
-    """Resume the run that a search with the same arguments has begun.
+    """Resume the run that a search with the same arguments started.
 
     Parameters
     ----------
     settings
-        The new search's. It may ask for more epochs or trials than before.
+        Those of the new search, which may have more epochs or trials than before.
     searcher
-        As it was made, not set up.
+        A new searcher that has not been set up.
 
     Raises
     ------
     InputError
-        If the settings would have given other trials, or another process trains the run.
+        If the settings would have produced different trials, or another process trains the run.
     """
     saved = SavedRun(settings.folder, build=settings.build)
     with Owner.take(saved.folder) as owner:
@@ -176,7 +176,7 @@ def tidy(saved: SavedRun) -> None:
 
 
 def check_epochs(saved: SavedRun, request: ResumeRequest) -> None:
-    """Raise InputError if fewer epochs are wanted than before."""
+    """Raise InputError if the request has fewer epochs than the run."""
     before = saved.settings["epochs"]
     if request.epochs is not None and request.epochs < before:
         raise InputError(
@@ -191,7 +191,7 @@ def with_epochs(settings: Settings, request: ResumeRequest) -> Settings:
     return replace(settings, epochs=request.epochs)
 
 
-# --- training on -------------------------------------------------------------
+# --- training further --------------------------------------------------------
 
 
 def train_rest(
@@ -201,26 +201,26 @@ def train_rest(
     request: ResumeRequest,
     searcher: Searcher | None,
 ) -> Result:
-    """Train what is left of a run that belongs to this process.
+    """Train the rest of a run that this process owns.
 
     Parameters
     ----------
     searcher
-        Not set up; None: made again from the run's record.
+        A searcher that has not been set up; None: made again from the run's record.
     """
     the_searcher = searcher_of(saved, settings, request, searcher)
     now = environment.describe(settings.threads, settings.devices[0])
-    if are_gpus(settings.devices):  # as in a worker: CUDA does not start in this process
+    if are_gpus(settings.devices):  # as workers set it; CUDA does not start in this process
         now["variables"].setdefault(CUBLAS_VARIABLE, CUBLAS_WORKSPACE)
         if about := computing_with(settings.devices):
             now["cuda"] = dict(about)
     lines = environment.differences(saved.environment, now)
-    # Workers get the flags that the run began with.
+    # Workers get the flags that the run started with.
     lines = [line for line in lines if not line.startswith("torch.")]
     if lines:
         warnings.warn(
-            f"{saved.path} goes on in another environment, which can change the states from here "
-            f"on: {'; '.join(lines)}",
+            f"{saved.path} is resumed in a different environment, which can change its states from "
+            f"now on: {'; '.join(lines)}",
             stacklevel=4,
         )
     return conduct(settings, the_searcher, previous=Previous(saved, owner, request, lines))
@@ -229,20 +229,20 @@ def train_rest(
 def searcher_of(
     saved: SavedRun, settings: Settings, request: ResumeRequest, searcher: Searcher | None
 ) -> Searcher:
-    """Return the run's searcher as it was when the run was left.
+    """Return the run's searcher in the state in which the run ended.
 
     Raises
     ------
     InputError
-        If it cannot be made again, or if trials are to be trained further that it has yet to
-        decide on.
+        If it cannot be made again, or if it has yet to decide on trials that are to be trained
+        further.
     """
     description = saved.meta.get("searcher_class") or {}
     over = saved.meta["status"] == "finished" and settings.n_trials == saved.settings["n_trials"]
     apart = request.epochs is not None or request.trials is not None
     if apart and description.get("adaptive") and not over:
         raise InputError(
-            f"{saved.path} is not finished, and its searcher decides which trials train how long: "
+            f"{saved.path} is not finished, and its searcher decides how long each trial trains: "
             "resume it without epochs= and trials= first"
         )
     if over or request.trials is not None:
@@ -253,7 +253,7 @@ def searcher_of(
             return NoSearcher()
         raise InputError(
             f"the searcher {settings.searcher_name} of {saved.path} cannot be made again from its "
-            f"record: run the script that began the run again, {same_call(saved)}"
+            f"record: run the original script again, with {same_call(saved)}"
         )
     made = make_searcher(made)
     set_up(made, Space.from_json(settings.space_json), settings)
@@ -275,7 +275,7 @@ MAY_DIFFER = {
     "space",
     "searcher_name",
 }
-"""Settings that may change when a script resumes its run, or that are compared otherwise."""
+"""Settings that may change when a script resumes its run, or that are compared elsewhere."""
 
 
 def settings_of(
@@ -288,19 +288,19 @@ def settings_of(
     callbacks: Sequence[Any],
     progress: Any,
 ) -> Settings:
-    """Return the settings that a run began with.
+    """Return the settings that a run started with.
 
     Parameters
     ----------
     data, validation
-        The data sets, where they have moved.
+        The data sets, if they have moved.
     workers
         None: as many as the run had.
 
     Raises
     ------
     InputError
-        If the data or ``build`` cannot be found, or are not what they were.
+        If the data or ``build`` cannot be found, or have changed.
     CorruptDataError
         If the record is damaged.
     """
@@ -328,28 +328,28 @@ def settings_of(
     }
     values["folds"] = saved.folds_of(values["train"])
     if values["workers"] == 0:
-        values["unit_timeout"] = None  # there is no process that could be ended
+        values["unit_timeout"] = None  # there is no process to kill
     try:
         return Settings(**Training.recorded(record) | values)
     except (KeyError, TypeError) as error:
         raise CorruptDataError(
-            f"{saved.path}: its settings are not all recorded: {error}"
+            f"{saved.path}: some of its settings are not recorded: {error}"
         ) from None
 
 
 def moved_view(saved: SavedRun, name: str, *given: Any) -> Dataset | None:
-    """Return the run's ``"data"`` or ``"validation"``: where it was, or where it is now.
+    """Return the run's ``"data"`` or ``"validation"``, from its new place if it has moved.
 
     Parameters
     ----------
     given
-        Data sets, paths or None. The first that is not None says where the data are; the
-        second is for another part of the same data set.
+        Data sets, paths or None. The first is the new place of this data set, the second that of
+        the training data, which may be another part of the same data set.
 
     Raises
     ------
     InputError
-        If it is not there, or not the data that the run was trained on.
+        If it is missing, or is not the data that the run was trained on.
     """
     spec = saved.meta[name]
     if spec is None:
@@ -366,32 +366,32 @@ def moved_view(saved: SavedRun, name: str, *given: Any) -> Dataset | None:
     try:
         view = Dataset.from_spec({**spec, "path": str(path)})
         if isinstance(own, Dataset) and not own._holds(view):
-            raise InputError("these are other rows, or transformed in another way")
+            raise InputError("its rows or transforms are not those of the run")
         return view
     except InputError as error:
         if not Path(path).exists():
             raise InputError(
-                f"the run's {name} are not at {path}: say where they are now with {name}="
+                f"the run's {name} are not at {path}: give their new path with {name}="
             ) from error
         raise InputError(
-            f"{error}; a run goes on only with the {name} that it was begun with: give them with "
+            f"{error}; a run resumes only with the {name} that it started with: give them with "
             f"{name}="
         ) from error
 
 
 def refuse_changes(saved: SavedRun, settings: Settings) -> None:
-    """Refuse to resume a run with settings that would have given other trials.
+    """Refuse to resume a run with settings that would have produced different trials.
 
     Raises
     ------
     InputError
-        Naming what differs.
+        If settings differ; the message names them.
     """
     differences = list(_differences(saved, settings))
     if differences:
         raise InputError(
-            f"the run in {saved.path} was begun with other settings: {'; '.join(differences)}. "
-            "Give the same to go on with it, or begin a new one: another run=, or if_exists='new'"
+            f"the run in {saved.path} started with other settings: {'; '.join(differences)}. "
+            "Give the same to resume it, or start a new run with another run= or if_exists='new'"
         )
 
 
@@ -413,14 +413,14 @@ def _differences(saved: SavedRun, settings: Settings) -> Any:
         ("searcher", saved.meta.get("searcher_class"), settings.searcher_class),
     ):
         if known is not None and known != as_recorded(value):
-            yield f"{name} is another" if name != "searcher" else _searchers(known, value)
+            yield f"{name} has changed" if name != "searcher" else _searchers(known, value)
     views = {"data": settings.train, "validation": settings.validation}
     for name, view in views.items():
         if (None if view is None else view.checksum) != saved.meta[f"{name}_checksum"]:
-            yield f"{name} is another data set, or other rows or transforms of it"
+            yield f"{name} is a different data set, or has different rows or transforms"
     folds = settings.folds
     if (None if folds is None else folds.checksum) != saved.meta.get("folds_checksum"):
-        yield "validation has other folds, or none"
+        yield "validation has different folds, or none"
 
 
 def _searchers(known: Mapping[str, Any], now: Any) -> str:
@@ -434,7 +434,7 @@ def _searchers(known: Mapping[str, Any], now: Any) -> str:
 
 
 def as_recorded(value: Any) -> Any:
-    """Return a value as the store gives it back."""
+    """Return a value as the store reads it back."""
     return decode(encode(value))
 
 
@@ -453,7 +453,7 @@ def check_trials(trials: Any, count: int) -> tuple[int, ...] | None:
     except TypeError:
         raise InputError(f"trials must be a list of trials' numbers, not {trials!r}") from None
     if not numbers:
-        raise InputError("trials is empty: name the trials that are to go on, or leave it out")
+        raise InputError("trials is empty: name the trials to continue, or leave it out")
     for number in numbers:
         if number >= count:
             raise InputError(f"there is no trial {number}: the run has 0 to {count - 1}")

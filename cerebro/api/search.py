@@ -55,9 +55,9 @@ P = ParamSpec("P")
 
 
 def takes_rows(function: Callable[P, Result]) -> Callable[P, Result]:
-    """Decorate `search`: data given as rows are written to the run's folder first.
+    """Decorate `search`: write data given in memory to the run's folder first.
 
-    They are removed again if no run is made.
+    Remove them again if no run is made.
     """
 
     @wraps(function)
@@ -84,7 +84,7 @@ def takes_rows(function: Callable[P, Result]) -> Callable[P, Result]:
 
 
 def remove_rows(made: Sequence[Path]) -> None:
-    """Remove the rows of a run that was not made, and its folder if it is empty."""
+    """Remove the rows written for a run that was not made, and its folder if it is empty."""
     for path in made:
         if path.name in FOLDERS:
             shutil.rmtree(path, ignore_errors=True)
@@ -144,42 +144,40 @@ def search(
     Parameters
     ----------
     build
-        ``build(config)`` or ``build(config, info)``; returns a model with
-        ``train_batch``, ``eval_batch``, ``state_dict`` and ``load_state_dict``
-        (`cerebro.torch.Model` for PyTorch). Runs in the worker.
+        ``build(config)`` or ``build(config, info)``. Returns a model with ``train_batch``,
+        ``eval_batch``, ``state_dict`` and ``load_state_dict`` (`cerebro.torch.Model` for PyTorch).
+        Runs in the worker.
     space
-        What to search: a mapping of names to `cerebro.uniform` and its like,
-        lists (a choice), constants and nested mappings.
+        The search space: a mapping of names to dimensions such as `cerebro.uniform`, lists (a
+        choice), constants and nested mappings.
     data
-        A `cerebro.Dataset`, or the path of one; small data also as they are: ``(x, y)``, a mapping
-        of names to arrays, a pandas or Arrow table, a PyTorch or Hugging Face dataset. These are
-        written into the run's folder, floats as float32 (`cerebro.shard` keeps float64).
+        A `cerebro.Dataset` or its path. Small data may also be given in memory: ``(x, y)``, a
+        mapping of names to arrays, a pandas or Arrow table, a PyTorch or Hugging Face dataset. They
+        are written into the run's folder, floats as float32 (`cerebro.shard` keeps float64).
     epochs
         Epochs per trial, at least 1.
     n_trials
-        Trials to run. Needed for searchers without an end, unless `time_limit`
-        is given.
+        Trials to run. Required for searchers that never end, unless `time_limit` is given.
     validation
-        A `Dataset`, a fraction of `data` (its last part), rows as `data` takes them (which get
-        the types, classes and transforms of `data`), a `cerebro.KFold` or a
-        scikit-learn splitter, or None: then trials are ranked by training metrics, with a
-        warning. With folds every configuration is trained once per fold, its metrics are
-        the means (``accuracy``) and standard deviations (``accuracy_std``) over them, and
-        the folds go from epoch to epoch together.
+        A `Dataset`, a fraction of `data` (its last part), data in memory as for `data` (which get
+        the types, classes and transforms of `data`), a `cerebro.KFold` or a scikit-learn splitter.
+        None ranks trials by training metrics, with a warning. With folds every configuration is
+        trained once per fold, and the folds advance together, epoch by epoch. Its metrics are the
+        means (``accuracy``) and standard deviations (``accuracy_std``) over the folds.
     searcher
-        Which configurations are trained, and for how long: ``"random"``, ``"quasirandom"``,
-        ``"grid"``, ``"successive_halving"``, ``"hyperband"``, ``"asha"``, ``"median"``,
-        ``"pbt"``, ``"tpe"``, ``"gp"``; or, with options, `cerebro.searchers.RandomSearch`,
-        `QuasiRandomSearch`, `GridSearch`, `SuccessiveHalving`, `Hyperband`, `ASHA`,
-        `MedianStopping`, `PBT`, `TPE`, `GaussianProcess`; or any object with the methods of
-        `cerebro.searchers.Searcher`.
+        The strategy that decides which configurations are trained, and for how long: ``"random"``,
+        ``"quasirandom"``, ``"grid"``, ``"successive_halving"``, ``"hyperband"``, ``"asha"``,
+        ``"median"``, ``"pbt"``, ``"tpe"``, ``"gp"``; or, with options,
+        `cerebro.searchers.RandomSearch`, `QuasiRandomSearch`, `GridSearch`, `SuccessiveHalving`,
+        `Hyperband`, `ASHA`, `MedianStopping`, `PBT`, `TPE`, `GaussianProcess`; or any object with
+        the methods of `cerebro.searchers.Searcher`.
     metric, mode
-        What ranks trials; the mode (``"min"`` or ``"max"``) is known for
-        well-known metrics.
+        The metric that ranks trials, and whether less (``"min"``) or more (``"max"``) is better.
+        Well-known metrics need no mode.
     select
-        Which epoch stands for a trial: its best or its last.
+        The epoch by which a trial is ranked: its best or its last.
     batch_size
-        Rows per batch, here or in the space, not both.
+        Rows per batch. Give it here or in the space, not both.
     eval_batch_size
         Rows per validation batch; default: the trial's batch size.
     drop_last
@@ -188,84 +186,84 @@ def search(
         A `cerebro.EarlyStopping` rule.
     points
         Configurations to try before the searcher's own, or trials of an earlier run, such as
-        ``cerebro.open("runs/a").top(3)``. Names that they leave open are searched.
+        ``cerebro.open("runs/a").top(3)``. Values for names that they omit come from the searcher.
     width
-        Trials live at a time, for searchers that listen to reports.
+        The number of trials in training at a time, for adaptive searchers.
     workers
-        Worker processes; 0 trains in this process; default: one per `threads`
-        cores, or on GPUs `workers_per_device` for each.
+        Worker processes; 0 trains in this process. Default: one per `threads` cores, or on GPUs
+        `workers_per_device` for each.
     threads
-        Compute threads per worker, inline too. They change the bits.
+        Compute threads per worker, also with ``workers=0``. Their number changes the bits of the
+        states.
     devices
-        Where models are trained: ``"auto"``, all GPUs that PyTorch can use here, and the CPU where
-        there is none or the model says that it is ``cpu_only``, as those of scikit-learn do;
-        ``"cpu"``; ``"cuda"``, all GPUs; ``"cuda:1"``; or a list of GPUs. ``build`` finds it in
-        ``info.device``; `cerebro.torch.Model` moves its network there. With `executor` ``"auto"``
-        means the GPUs that its workers have, and ``"cpu"`` that they are not used.
+        Where models are trained: ``"cpu"``; ``"cuda"``, all GPUs; ``"cuda:1"``; a list of GPUs; or
+        ``"auto"``: all GPUs that PyTorch can use here, or the CPU if there are none or the model is
+        ``cpu_only``, as those of scikit-learn are. ``build`` finds its device in ``info.device``;
+        `cerebro.torch.Model` moves its network there. With `executor`, ``"auto"`` uses the GPUs of
+        its workers, and ``"cpu"`` does not.
     seed
-        Seed of everything, at least 0.
+        The seed of all random numbers, at least 0.
     run
         The run's folder; default ``runs/<time>``.
     if_exists
-        What to do if the run's folder exists. ``"resume"`` goes on with the run that the
-        same arguments began, as `cerebro.resume` does: what shapes its trials must be the
-        same, only `epochs` and `n_trials` may grow. ``"new"`` begins another run beside it:
-        ``<run>-2``, ``<run>-3`` and so on.
+        What to do if the run's folder exists. ``"resume"`` resumes the run, as `cerebro.resume`
+        does. Arguments that shape its trials must be the same; only `epochs` and `n_trials` may
+        grow. ``"new"`` starts a new run beside it: ``<run>-2``, ``<run>-3`` and so on.
     keep
-        Which epochs' states stay on disk; the last one always does.
+        The epochs whose states stay on disk. The last one's always does.
     max_retries
-        Times that a unit is tried again after its worker died, was stopped, or ran out of
-        memory; then its trial fails.
+        How often a unit is retried after its worker died, was stopped, or ran out of memory. After
+        that its trial fails.
     unit_timeout
-        Seconds that a unit (a trial over one shard) may take. A worker that needs longer is
-        killed and the unit tried again, as often as `max_retries` says. Not counted: starting
-        a worker process, and up to 30 s of the first `build` in it, which imports libraries.
-        Not with ``workers=0``.
+        Seconds that a unit (a trial over one shard) may take. A worker that takes longer is killed
+        and the unit retried, at most `max_retries` times. Starting a worker process does not count,
+        nor do up to 30 s of the first `build` in it, which imports libraries. Not available with
+        ``workers=0``.
     time_limit
-        Seconds after which nothing new is started.
+        Seconds after which no new unit is started.
     stagger
         False starts all trials at the same shard and keeps at most two shards
         open, for data larger than memory.
     asynchronous
-        Tell an adaptive searcher of every epoch when it is over instead of in rounds,
-        so that nothing ever waits for it: which trials run then depends on timing.
+        Report every epoch to an adaptive searcher as soon as it is over, not in rounds. No trial
+        then waits for others, but which trials run depends on timing.
     live_models
-        Models a worker keeps in memory between units; default: by memory.
+        Models that a worker keeps in memory between units. Default: as many as memory allows.
     deterministic
-        True refuses operations without a deterministic version, which exist on GPUs; ``"warn"``
-        lets them be and marks the trial (`Trial.not_exact`). With both PyTorch takes the
-        deterministic version of all others; False leaves it to choose the fastest.
+        True rejects operations that have no deterministic version on a GPU; ``"warn"`` allows them
+        and marks the trial (`Trial.not_exact`). With both, PyTorch uses the deterministic version
+        of all other operations. False lets it choose the fastest.
     state_dir
-        Where states of live trials are kept, such as a local disk or a memory file
-        system; a folder of this run alone. Default: in the run's folder.
+        A folder for the states of live trials, such as one on a local disk or in a memory file
+        system. No other run may use it. Default: in the run's folder.
     callbacks
         Objects with any of ``on_run_start(run)``, ``on_trial_start(trial)``,
         ``on_unit_end(trial, metrics)``, ``on_epoch_end(trial, metrics)``, ``on_trial_end(trial)``
-        and ``on_run_end(result)``, called in this process. Trials are `Trial` as they are at that
-        moment, the run a `Result`. What one raises ends the run.
+        and ``on_run_end(result)``, called in this process. They get each trial as a `Trial`, as it
+        is at that moment, and the run as a `Result`. An exception in one ends the run.
     progress
-        ``"table"``, ``"lines"``, False, or ``"auto"`` by what the output is.
+        ``"table"``, ``"lines"``, False, or ``"auto"``, which chooses by the kind of output.
     executor
-        Something else than this machine to run on, such as `cerebro.ray.Executor`.
+        Runs the units elsewhere than on this machine, such as `cerebro.ray.Executor`.
     workers_per_device
-        Worker processes for each GPU, default 1: more where one model does not keep it busy.
-        They share its time, and its kernels run side by side where NVIDIA's MPS is on.
+        Worker processes for each GPU, default 1. More pay off if one model does not keep the GPU
+        busy. They take turns on it, or compute at the same time where NVIDIA's MPS is on.
 
     Returns
     -------
     Result
-        The best trial and all others; `cerebro.open` gives it again later.
+        The best trial and all others; `cerebro.open` opens it again later.
 
     Raises
     ------
     InputError
-        For arguments that are wrong or do not fit each other.
+        If arguments are invalid or contradict each other.
     StateError
-        If the model has state that does not survive a hop; it is named.
+        If the model has state that does not survive a hop; the message names it.
     RunError
-        If the first trials all fail alike, or every trial fails.
+        If the first trials all fail for the same reason, or every trial fails.
     CorruptDataError
-        If a data file is not what its manifest says.
+        If a data file does not match its manifest.
     """
     refuse("cerebro.search")
     check_build(build)
@@ -282,7 +280,7 @@ def search(
         workers = getattr(executor, "workers", None)
     the_devices = devices_of(devices, workers_per_device, executor)
     by_itself = executor is None and named(devices) == ["auto"]
-    if goes_on and by_itself and are_gpus(the_devices):  # where the run was begun
+    if goes_on and by_itself and are_gpus(the_devices):  # the devices that the run started on
         the_devices = here(recorded(SavedRun(folder).settings))
     counted = the_devices if executor is None else (CPU,)  # an executor counts its own
     the_workers = worker_count(workers, the_threads, counted, workers_per_device)
@@ -346,8 +344,8 @@ def run_search(
     Parameters
     ----------
     cpu_workers
-        The number of workers if the model computes only on the CPU, so that training moves there;
-        None: training stays on the devices of `settings`.
+        The number of workers if training moves to the CPU because the model is ``cpu_only``. None:
+        training stays on the devices of `settings`.
     """
     set_up(the_searcher, space, settings)
     first = the_searcher.suggest()
@@ -355,11 +353,11 @@ def run_search(
         raise InputError(f"the searcher {settings.searcher_name} suggests no trial")
     problem = suggestion_problem(first)
     if problem is None and (first.trial, first.parent) != (None, None):
-        problem = f"begins with {first!r}: there is no trial yet that could go on or be cloned"
+        problem = f"begins with {first!r}: there is no trial yet to resume or clone"
     if problem is not None:
         raise InputError(f"the searcher {settings.searcher_name} {problem}")
-    config = recordable(first.config)[0]  # a value that cannot be recorded fails its trial alone
-    batch_size_of(config, settings.batch_size)  # later ones fail their trials alone
+    config = recordable(first.config)[0]  # a value that cannot be stored fails only its trial
+    batch_size_of(config, settings.batch_size)  # a wrong one in a later trial fails only that trial
     if not settings.validates:
         warnings.warn(
             "no validation data: trials are ranked by training metrics (give validation=)",
@@ -377,7 +375,7 @@ def _warn_if_mixed(devices: Sequence[str]) -> None:
 
 
 def is_for_cpu(settings: Settings, config: Mapping[str, Any]) -> bool:
-    """Whether a configuration's model is ``cpu_only``, that is never computes on a GPU.
+    """Whether a configuration's model is ``cpu_only``, that is, never computes on a GPU.
 
     It is built in a GPU's worker, which stays warm for the search.
     """

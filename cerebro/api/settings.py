@@ -1,4 +1,4 @@
-"""Arguments of a search, checked before anything starts."""
+"""Check the arguments of a search before anything starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cerebro.searchers.stopping import EarlyStopping
 
 
 def check_points(points: Any) -> tuple[dict[str, Any], ...]:
-    """Check configurations to try first; of trials their configurations are taken."""
+    """Check the configurations to try first; replace trials by their configurations."""
     if isinstance(points, (str, Mapping)) or not hasattr(points, "__iter__"):
         raise InputError(
             f"points must be a list of configurations or trials, not {one_line(repr(points), 100)}"
@@ -56,27 +56,29 @@ def check_executor(executor: Any) -> Any:
         if not callable(getattr(executor, name, None))
     ]
     if executor is not None and missing:
-        raise InputError(f"executor={executor!r} is no executor: it has no {missing[0]}() method")
+        raise InputError(
+            f"executor={executor!r} is not an executor: it has no {missing[0]}() method"
+        )
     return executor
 
 
 def worker_count(
     workers: Any, threads: int, devices: Sequence[str] = (CPU,), workers_per_device: Any = None
 ) -> int:
-    """Return how many workers to start: `workers`, or by the cores or GPUs of this machine."""
+    """Return how many workers to start: `workers`, or one per core or GPU by default."""
     count = whole_number("workers", workers, 0, MAX_WORKERS, optional=True)
     each = whole_number("workers_per_device", workers_per_device, 1, MAX_WORKERS, optional=True)
     return count_workers(devices, count, each, threads)
 
 
 def devices_of(devices: Any, workers_per_device: Any, executor: Any) -> tuple[str, ...]:
-    """Check where models are trained; an executor knows its own machines' devices."""
+    """Check `devices` and return them by name; with an executor, those of its machines."""
     wanted = named(devices)
     if executor is not None:
         return _devices_of_executor(wanted, devices, workers_per_device, executor)
     chosen = choose(devices)
     if workers_per_device is not None and chosen == (CPU,) and wanted != ["auto"]:
-        raise InputError("workers_per_device is for GPUs, and devices='cpu': give workers= instead")
+        raise InputError("workers_per_device is for GPUs, but devices='cpu': give workers= instead")
     return chosen
 
 
@@ -87,8 +89,8 @@ def _devices_of_executor(
     theirs: tuple[str, ...] = getattr(executor, "devices", (CPU,))
     if workers_per_device is not None:
         raise InputError(
-            "workers_per_device is for GPUs of this machine, and executor= has workers of its own: "
-            "to a cerebro.ray.Executor give resources={'GPU': 0.5} for two on each GPU"
+            "workers_per_device is for GPUs of this machine, not for those of executor=: "
+            "give cerebro.ray.Executor resources={'GPU': 0.5} for two workers on each GPU"
         )
     if wanted == ["auto"]:
         return theirs
@@ -96,13 +98,13 @@ def _devices_of_executor(
         return (CPU,)
     if wanted != [ALL]:
         raise InputError(
-            f"devices={devices!r} are of this machine, and executor= trains on others: give "
-            "'auto', 'cuda' or 'cpu'"
+            f"devices={devices!r} names devices of this machine, but executor= trains on others: "
+            "give 'auto', 'cuda' or 'cpu'"
         )
     if not are_gpus(theirs):
         raise InputError(
-            "devices='cuda', and the workers of executor= have no GPUs: "
-            "cerebro.ray.Executor(resources={'GPU': 1}) asks for one each"
+            "devices='cuda', but the workers of executor= have no GPUs: give each one with "
+            "cerebro.ray.Executor(resources={'GPU': 1})"
         )
     return theirs
 
@@ -111,8 +113,8 @@ def seconds_per_unit(unit_timeout: float | None, workers: int, executor: Any) ->
     """Check `unit_timeout`, which needs worker processes to end."""
     if unit_timeout is not None and workers == 0 and executor is None:
         raise InputError(
-            "unit_timeout ends the process of a unit that takes too long, and workers=0 trains in "
-            "this one: give workers=1 or more, or leave it out"
+            "unit_timeout kills the worker process of a unit that takes too long, but workers=0 "
+            "trains in this process: give workers=1 or more, or leave it out"
         )
     return unit_timeout
 

@@ -1,4 +1,4 @@
-"""The command line: thin commands over the public interface.
+"""The command line: thin commands on top of the public interface.
 
 Exit status: 0 on success, 1 on an error (one line that begins with ``error:`` and names the
 cure), 130 on Ctrl-C and 143 on SIGTERM, after printing the command that resumes the run.
@@ -83,7 +83,7 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """Describe an error in one line; one that is not Cerebro's is named with its type."""
+    """Describe an error in one line, with its type if it is not one of Cerebro's."""
     text = text_of(error, MESSAGE_LIMIT)
     if isinstance(error, OSError) and error.strerror:
         named = error.filename is not None
@@ -96,7 +96,7 @@ def one_line(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Name the user's line that raised; empty if there is none."""
+    """Return the user's line that raised the error; empty if there is none."""
     at = raised_at(error)
     return "" if at is None else f"{at.filename}, line {at.lineno}: "
 
@@ -113,7 +113,7 @@ def _parser() -> Parser:
     parser = Parser(
         prog="python -m cerebro",
         description="Trains many models over one data set and finds the best.",
-        epilog="--traceback after any command shows where an error came from.",
+        epilog="--traceback after any command shows the origin of an error.",
     )
     parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)

@@ -32,10 +32,10 @@ def main(options: argparse.Namespace) -> int:
     what = "the run" if options.trial is None else f"trial {options.trial}"
     happens = {
         "stop": f"{what} stops; what it has trained is kept",
-        "pause": f"{what} pauses when its units in flight are done; to go on:\n\n"
+        "pause": f"{what} pauses when its units in flight are done; to continue:\n\n"
         f"  python -m cerebro continue {shlex.quote(options.run)}"
         + ("" if options.trial is None else f" --trial {options.trial}"),
-        "continue": f"{what} goes on",
+        "continue": f"{what} continues",
     }
     print(f"{options.run}: {happens[options.verb]}")
     return 0

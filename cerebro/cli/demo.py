@@ -1,7 +1,7 @@
 """``demo``: search 16 small models on handwritten digits.
 
-A user would write the same functions. ``build`` is in an importable module, so that the run's
-models can be loaded later.
+A user would write the same functions. ``build`` is in an importable module, so the run's models can
+be loaded later.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ SIDE = 8  # pixels
 
 
 def digits(path: str | Path) -> cerebro.Dataset:
-    """Write scikit-learn's 1,797 handwritten digits as shards, or open them if they are there.
+    """Write scikit-learn's 1,797 handwritten digits as shards, or open existing ones.
 
     Returns
     -------
@@ -115,7 +115,7 @@ def space() -> dict[str, Any]:
 
 
 def accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Share of the rows whose highest score is at the right digit."""
+    """Return the share of rows whose highest score is at the right digit."""
     return (output.argmax(1) == target).float().mean()
 
 

@@ -165,9 +165,9 @@ def _gpu(index: int, about: Mapping[str, Any]) -> str:
 
 def _mps(devices: Sequence[Mapping[str, Any]]) -> str:
     if any(about["mps"] for about in devices) or cuda.mps_runs():
-        return "runs: workers of one device compute at the same time"
+        return "running: workers of one device compute at the same time"
     return (
-        "does not run: with workers_per_device above 1, workers take turns; "
+        "not running: with workers_per_device above 1, workers take turns; "
         "nvidia-cuda-mps-control -d starts it"
     )
 
@@ -196,7 +196,7 @@ def _torch_build(torch: Any) -> str:
     if torch.version.cuda is not None:
         return f"built for CUDA {torch.version.cuda}"
     if has_driver():
-        return "built without CUDA though a driver is loaded: install its build for CUDA"
+        return "built without CUDA, but a driver is loaded: install PyTorch's build for CUDA"
     return "built without CUDA"
 
 

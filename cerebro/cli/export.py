@@ -34,7 +34,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--format", choices=ENDINGS, help="(by the file's ending, or safetensors)")
     parser.add_argument("--out", help="the file (RUN/trial-N.safetensors)")
     parser.add_argument(
-        "--data", metavar="PATH", help="for onnx: the training data, if they have been moved"
+        "--data", metavar="PATH", help="for onnx: the training data, if they have moved"
     )
     build_option(parser)
 
@@ -79,5 +79,5 @@ def _format_of(out: str | None) -> str:
         if Path(out).suffix == ending:
             return kind
     raise InputError(
-        f"--out {out}: what format? Let it end in {', '.join(ENDINGS.values())}, or give --format"
+        f"--out {out}: unknown format: end it in {', '.join(ENDINGS.values())}, or give --format"
     )

@@ -62,7 +62,7 @@ def build_option(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def arguments(argv: Sequence[str]) -> Iterator[None]:
-    """Replace `sys.argv` by a script's in the block, here and in workers."""
+    """Use a script's `sys.argv` in the block, here and in workers."""
     before = list(sys.argv)
     sys.argv[:] = argv
     try:
@@ -72,7 +72,7 @@ def arguments(argv: Sequence[str]) -> Iterator[None]:
 
 
 def arguments_of(run: Any, file: str | Path | None) -> list[str]:
-    """Return `sys.argv` of the program that began a run; its script may have moved."""
+    """Return `sys.argv` of the program that started a run; its script may have moved."""
     from cerebro.results.saved_run import SavedRun
 
     recorded: list[str] = []
@@ -84,7 +84,7 @@ def arguments_of(run: Any, file: str | Path | None) -> list[str]:
 def imported(file: str | Path, *sought: str) -> ModuleType:
     """Import a user's file.
 
-    A file that ends the process raises InputError, because that would look like success. If the
+    A file that ends the process raises InputError, because exiting would look like success. If the
     file itself searches, the import ends there.
     """
     from cerebro.run.recipe import import_file
@@ -93,8 +93,8 @@ def imported(file: str | Path, *sought: str) -> ModuleType:
         return import_file(file, sought=sought)
     except SystemExit as error:
         raise InputError(
-            f"{file} ends the process while it is imported (sys.exit({error})): put what a script "
-            "does behind if __name__ == '__main__'"
+            f"{file} ends the process while it is imported (sys.exit({error})): put a script's "
+            "actions behind if __name__ == '__main__'"
         ) from error
 
 
@@ -129,7 +129,7 @@ def trial_of(result: Any, number: int) -> Any:
 
 
 def interrupted(error: KeyboardInterrupt) -> int:
-    """Print what an interrupted run has kept and how to resume it, as the error says."""
+    """Print the error's message: what an interrupted run has kept and how to resume it."""
     with uninterrupted(error):
         text = str(error) or "interrupted before any trial began; nothing was kept"
         print(f"\n{text}", file=sys.stderr)

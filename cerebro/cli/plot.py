@@ -41,7 +41,7 @@ def _write_picture(result: Any, options: argparse.Namespace) -> Path:
     figure = result.plot(options.metric, trials=options.trials, kind=kind)
     out = Path(options.out) if options.out else Path(result.path) / f"{kind}.png"
     if not options.out:
-        check_no_link(out)  # a foreign folder must not choose which file is overwritten
+        check_no_link(out)  # a run from elsewhere must not choose which file is overwritten
     try:
         figure.savefig(out)
     except ValueError as error:  # matplotlib does not know the extension

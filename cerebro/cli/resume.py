@@ -33,8 +33,10 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--workers", type=count, help="worker processes (as many as before)")
     build_option(parser)
-    parser.add_argument("--data", metavar="PATH", help="where the run's data are now")
-    parser.add_argument("--validation", metavar="PATH", help="where its validation data are now")
+    parser.add_argument("--data", metavar="PATH", help="the current path of the run's data")
+    parser.add_argument(
+        "--validation", metavar="PATH", help="the current path of its validation data"
+    )
     progress_option(parser)
 
 

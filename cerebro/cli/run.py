@@ -29,7 +29,7 @@ COUNTS = {
     "n-trials": "trials to run",
     "workers": "worker processes; 0: train in this process (one per core)",
     "threads": "compute threads per worker (1)",
-    "workers-per-device": "worker processes of each GPU (1)",
+    "workers-per-device": "worker processes for each GPU (1)",
     "batch-size": "rows per batch",
     "eval-batch-size": "rows per validation batch (the batch size)",
     "width": "live trials at a time, for adaptive searchers (8)",
@@ -51,7 +51,7 @@ def add(commands: Any) -> None:
     for name, text in COUNTS.items():
         parser.add_argument(f"--{name}", type=count, metavar="N", help=text)
     parser.add_argument("--devices", nargs="+", help="auto, cpu, cuda, or GPUs such as cuda:1")
-    parser.add_argument("--seed", type=int, metavar="N", help="seed of everything (0)")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of all random numbers (0)")
     parser.add_argument(
         "--unit-timeout",
         type=float,
@@ -101,7 +101,7 @@ def _search(options: argparse.Namespace) -> int:
     stop = stopped_at(module)
     if stop is not None:
         warnings.warn(
-            f"{stop.where}: the file calls {stop.call} itself. That call is left out: build, "
+            f"{stop.where}: the file calls {stop.call} itself. That call is ignored: build, "
             "space, data and settings above it are used, with the options given here. For the "
             f"file's own call, run the file: python {shlex.quote(str(file))}",
             stacklevel=1,
@@ -143,7 +143,7 @@ def _settings(module: Any, file: Path, options: argparse.Namespace) -> dict[str,
         settings["validation"] = _validation(settings["validation"])
     if "epochs" not in settings:
         raise InputError(
-            f"how many epochs? Give --epochs, or settings = dict(epochs=...) in {file}"
+            f"epochs is missing: give --epochs, or settings = dict(epochs=...) in {file}"
         )
     return settings
 

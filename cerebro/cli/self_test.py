@@ -1,9 +1,9 @@
 """``python -m cerebro doctor --train``: check that this installation trains reproducibly.
 
-A small search with the network of `cerebro.native` runs twice on generated pictures, so that
-neither a framework nor a download is needed: with two workers, between which the models hop, and
+A small search with the network of `cerebro.native` runs twice on generated pictures, so it needs
+neither a framework nor a download: once with two workers, between which the models hop, and once
 inline. Both must end in the same states, bit for bit, and the best model must have learned its
-task. With cuDNN, the same is done on each GPU.
+task. With cuDNN, the same test runs on each GPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SPACE = {"lr": [0.01, 0.05], "filters": [4, 8]}
 
 
 def pictures(rows: int = ROWS) -> dict[str, NDArray[Any]]:
-    """Draw figures of random size, place and brightness on a noisy ground.
+    """Draw figures of random size, place and brightness on a noisy background.
 
     Returns
     -------
@@ -101,7 +101,7 @@ def differing(first: dict[str, str], second: dict[str, str]) -> str | None:
 
 
 def devices() -> tuple[list[str], str]:
-    """Return the devices to train on, and why an existing GPU is not one of them."""
+    """Return the devices to train on, and why an existing GPU is left out."""
     try:
         count = len(cuda.describe_devices())
     except DeviceError:
@@ -122,7 +122,7 @@ def prove(data: cerebro.Dataset, place: Path, device: str, say: Callable[[str], 
     say(f"  {device}, in this process: accuracy {accuracy:.3f}")
     difference = differing(hopped, inline)
     if difference is not None:
-        say(f"reproduces its bits: no, on {device} {difference} is another with {WORKERS} workers")
+        say(f"reproduces its bits: no, on {device} {difference} differs with {WORKERS} workers")
         return False
     say(f"reproduces its bits: yes, all {len(hopped)} states on {device} are the same")
     if accuracy < LEARNED:

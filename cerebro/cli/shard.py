@@ -20,7 +20,7 @@ def add(commands: Any) -> None:
         "source", help="a .npz, .csv, .parquet or .arrow file, or a folder of class folders"
     )
     parser.add_argument("path", help="the folder to write")
-    parser.add_argument("--shards", type=count, help="how many (8, or more for large data)")
+    parser.add_argument("--shards", type=count, help="number of shards (8, or more for large data)")
     parser.add_argument(
         "--columns",
         nargs="+",
@@ -33,11 +33,11 @@ def add(commands: Any) -> None:
     parser.add_argument("--no-shuffle", action="store_true", help="keep the order of the rows")
     parser.add_argument("--seed", type=int, default=0, help="seed of the shuffle (0)")
     parser.add_argument("--size", metavar="WxH", help="size of the pictures of an image folder")
-    parser.add_argument("--mode", default="RGB", help="colour mode of the pictures (RGB)")
+    parser.add_argument("--mode", default="RGB", help="color mode of the pictures (RGB)")
     parser.add_argument(
         "--exist-ok",
         action="store_true",
-        help="succeed if the folder was made from the same arguments",
+        help="succeed if the folder was made with the same arguments",
     )
     parser.add_argument(
         "--progress",

@@ -12,7 +12,7 @@ from cerebro.run.records import TrialRecord
 
 
 class Hooks:
-    """Calls the hooks of a run's callbacks, and notes the callback that failed.
+    """Calls the hooks of a run's callbacks, and remembers the callback that failed.
 
     Exceptions of callbacks propagate unchanged; `cause_of` names the callback.
 
@@ -21,7 +21,7 @@ class Hooks:
     callbacks
         Objects with any of the hooks.
     view
-        Makes a `Trial` of a record, as callbacks get it: the trial as it is now.
+        Makes the `Trial` that callbacks get from a record: the trial as it is now.
     """
 
     def __init__(self, callbacks: Sequence[Any], view: Callable[[TrialRecord], Any]) -> None:
@@ -32,7 +32,7 @@ class Hooks:
 
     @contextmanager
     def later(self) -> Iterator[None]:
-        """Postpone calls until the block has ended well and the store has what they are about."""
+        """Postpone calls until the block has ended without error and the store has its rows."""
         self._later = []
         try:
             yield
@@ -71,17 +71,17 @@ class Hooks:
     ) -> None:
         try:
             method(*arguments)
-        except KeyboardInterrupt:  # Ctrl-C, which is not the callback's
+        except KeyboardInterrupt:  # Ctrl-C, not the callback's error
             raise
         except BaseException as error:
             cause = f"the callback {name_of(callback)} failed in {hook}"
             self._failure = (error, cause)
             if hasattr(error, "add_note"):  # shown in tracebacks from Python 3.11 on
-                error.add_note(f"{cause}: the run is over, what was finished is kept")
+                error.add_note(f"{cause}: the run has ended, and all finished work is kept")
             raise
 
 
 def name_of(callback: Any) -> str:
-    """Return the name of a callback's class; of a module its own name."""
+    """Return the name of a callback's class or, if it is a module, of the module."""
     kind = type(callback)
     return str(callback.__name__ if kind.__name__ == "module" else kind.__qualname__)

@@ -19,7 +19,7 @@ STOP_SECONDS = 10.0
 """How long a stopped run waits for units in flight to end at their next batch."""
 
 MAX_NOTES = 1000
-"""Events recorded of commands, so that a flood of files does not fill the disk."""
+"""The most events that commands record, so that a flood of files does not fill the disk."""
 
 
 class Commanded(Protocol):
@@ -27,7 +27,7 @@ class Commanded(Protocol):
 
     @property
     def trials(self) -> Mapping[int, LiveTrial]:
-        """All that have not ended, by number."""
+        """The trials that have not ended, by number."""
 
     def status_of(self, number: int) -> Status | None:
         """Return a trial's status; None if there is no such trial."""
@@ -36,10 +36,10 @@ class Commanded(Protocol):
         """End the units in flight at their next batch."""
 
     def stop_trial(self, number: int) -> None:
-        """Stop a trial when its unit in flight is done."""
+        """Stop a trial after its current unit."""
 
     def pause_trial(self, number: int) -> None:
-        """Pause a trial when its unit in flight is done."""
+        """Pause a trial after its current unit."""
 
     def continue_trial(self, number: int) -> None:
         """Continue a paused trial."""
@@ -70,17 +70,17 @@ class Commands:
         self._clock = clock
         self._stop_by = 0.0
         self.paused = False
-        """Whether no unit begins for now."""
+        """Whether the run is paused: no unit begins for now."""
         self.stopping = False
-        """Whether no unit begins any more, and the run ends."""
+        """Whether the run is stopped: no unit begins any more."""
 
     @property
     def gave_up(self) -> bool:
-        """Whether units in flight have not ended in time after a command to stop."""
+        """Whether units in flight took too long to end after a command to stop."""
         return self.stopping and self._clock() >= self._stop_by
 
     def wait_seconds(self, seconds: float | None) -> float:
-        """Return how long to wait at most, given the limit of everything else."""
+        """Return the longest time to wait, given the limit `seconds` that everything else sets."""
         limits = [LOOK_SECONDS] if seconds is None else [LOOK_SECONDS, seconds]
         if self.stopping:
             limits.append(max(0.0, self._stop_by - self._clock()))
@@ -111,7 +111,7 @@ class Commands:
         return str(command)
 
     def _carry_out_for_trial(self, command: Command, number: int, run: Commanded) -> str | None:
-        """Carry out a command for one trial; return why not, as the run itself must not fail."""
+        """Carry out a command for one trial; return why it could not be, or None. Never raises."""
         status = run.status_of(number)
         if status is None:
             return "there is no such trial"
@@ -131,7 +131,7 @@ class Commands:
 MAX_BYTES = 4096
 
 LOOK_SECONDS = 1.0
-"""The longest time between two looks."""
+"""The longest time between two reads of the folder."""
 
 
 class Inbox:
@@ -147,9 +147,9 @@ class Inbox:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.absolute()  # the working directory may change
-        check_folder(self._folder)  # everything in it will be removed
+        check_folder(self._folder)  # all files in it will be removed
         self._folder.mkdir(exist_ok=True)
-        # By descriptor: only this folder is emptied, even if a link takes its place later.
+        # By descriptor, so that only this folder is emptied, even if a link replaces it later.
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(self._folder, flags)
         self._next_look = 0.0
@@ -160,9 +160,9 @@ class Inbox:
     def take(self) -> Iterator[Command | str]:
         """Yield pending commands by file name; for any other file, why it was rejected.
 
-        A file is removed when the next one is asked for, that is after it took effect. A call
-        costs a few microseconds if nothing has arrived. On a network file system, where each look
-        costs a round trip, the folder is read at most once in `LOOK_SECONDS`.
+        A file is removed when the next one is requested, that is, after its command took effect. A
+        call takes a few microseconds if nothing has arrived. On a network file system, where each
+        read is a round trip, the folder is read at most once in `LOOK_SECONDS`.
         """
         if not self._is_due():
             return
@@ -182,7 +182,7 @@ class Inbox:
             self._remove(name)
 
     def close(self) -> None:
-        """Accept no more; discard commands that came too late."""
+        """Accept no more commands; discard those that came too late."""
         if self._fd < 0:
             return
         self.discard()
@@ -209,9 +209,9 @@ class Inbox:
             return []
 
     def _read(self, name: str) -> Command:
-        """Read a file that may be of any kind, without following or waiting for it."""
+        """Read a file of any kind; follow no link, and do not block."""
         if not name.endswith(".json"):
-            raise ValueError("it is no command")
+            raise ValueError("it is not a command")
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(name, flags, dir_fd=self._fd)
         try:

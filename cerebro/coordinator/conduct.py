@@ -49,11 +49,11 @@ def conduct(
     Parameters
     ----------
     settings, searcher
-        What is searched, and what decides; the searcher is set up.
+        The search's settings, and its searcher, which has been set up.
     first
         The searcher's first suggestion, in a new run.
     previous
-        The run as an earlier process left it, where it is resumed.
+        The run as an earlier process left it, if it is resumed.
 
     Raises
     ------
@@ -68,7 +68,7 @@ def conduct(
         torch_flags = previous.saved.environment.get("torch", {}) if previous else None
         with Session(settings, run_context(settings, torch_flags)) as session:
             executor, context = session.executor, session.context
-            # What cannot be sent to workers is found before a file is made.
+            # Fail before a file is made if something cannot be sent to workers.
             workers = list(executor.start(context))
             if previous is None:
                 session.opened, restored = make_run(settings), None
@@ -103,7 +103,7 @@ def conduct(
 
 @contextlib.contextmanager
 def exit_on_sigterm() -> Iterator[None]:
-    """On SIGTERM in the block, print what Ctrl-C would raise, and exit."""
+    """On SIGTERM in the block, print the message of a Ctrl-C, and exit."""
     try:
         with terminable():
             yield
@@ -114,11 +114,11 @@ def exit_on_sigterm() -> Iterator[None]:
 
 
 class Session:
-    """What one process holds open while it trains a run, and how it leaves it.
+    """The resources that a process holds while it trains a run; closes them at the end.
 
-    Well: the workers end, and the run is closed with the coordinator's status. Badly, on any
-    exception: no worker is left behind, and what is finished is kept. In both cases the run's
-    owner lock is released last.
+    Normally, the workers end and the run gets the coordinator's status. On any exception, the
+    workers are killed and all finished work is kept. In both cases the run's owner lock is released
+    last.
     """
 
     def __init__(self, settings: Settings, context: RunContext) -> None:
@@ -152,9 +152,9 @@ class Session:
         self.opened.owner.release()
 
     def _abandon(self, error: BaseException) -> None:
-        """Leave a run that ends badly; what there is of it is told with `error`.
+        """Close a run that ends with `error`, which gets the run as its result.
 
-        Every step is tried whatever becomes of the others, and none hides `error`.
+        Every step is tried, even if others fail, and none of them hides `error`.
         """
         try:
             with uninterrupted(error):
@@ -200,7 +200,7 @@ def explain(error: BaseException, result: Result) -> None:
 
 
 def how_to_resume(result: Result) -> str:
-    """Say what an interrupted run has kept, and what resumes it."""
+    """Return a message: what an interrupted run has kept, and how to resume it."""
     epochs = sum(len(trial.history) for trial in result.trials)
     path, saved = str(result.path), result.saved
     if not is_describable(saved.meta.get("searcher_class")) or saved.meta.get("space") is None:
@@ -216,7 +216,7 @@ def how_to_resume(result: Result) -> str:
 
 
 def same_call(saved: SavedRun) -> str:
-    """Return the call that resumes a run whose searcher only the user can make again."""
+    """Return the call that resumes a run whose searcher cannot be made from its record."""
     path = str(saved.path)
     if saved.recipe.takes_trial:
         return f"cerebro.optuna.optimize(...) as before, with run={path!r}"
@@ -224,7 +224,7 @@ def same_call(saved: SavedRun) -> str:
 
 
 def default_executor(settings: Settings) -> Executor:
-    """Return an executor with workers on this machine, or with none but this process."""
+    """Return an executor that trains in workers on this machine or in this process."""
     if settings.workers == 0:
         return InlineExecutor()
     return LocalExecutor(
@@ -233,7 +233,7 @@ def default_executor(settings: Settings) -> Executor:
 
 
 def device_of(settings: Settings) -> str:
-    """Return the workers' name for their device: of several GPUs each worker sees only its own."""
+    """Return the device's name within a worker, which sees only its own GPU."""
     return settings.devices[0] if trains_here(settings) else in_worker(settings.devices)
 
 
@@ -258,9 +258,9 @@ def run_context(settings: Settings, torch_flags: Mapping[str, Any] | None = None
         train=settings.train,
         validation=settings.validation,
         folds=settings.folds,
-        # A prefetch thread pays only on a core that no worker computes on.
+        # A prefetch thread pays off only on a core that no worker uses.
         loader_threads=1 if cores > workers * settings.threads else 0,
-        live_bytes=available_memory() // (2 * workers),  # and what GPUs have, where these are
+        live_bytes=available_memory() // (2 * workers),  # plus the memory of GPUs, if any
         device=device_of(settings),
         state_dir=str(settings.state_dir.resolve()),
         epoch_dir=str((settings.folder / "states").resolve()),

@@ -1,8 +1,8 @@
 """The loop of a run: ask the searcher, dispatch units, record results, report them.
 
-The coordinator decides no order itself. The C scheduler decides which unit runs where, the
-searcher which trials continue, and the executor runs the units. The coordinator keeps the books
-between them.
+The coordinator decides no order itself: the C scheduler decides which unit runs where, the searcher
+decides which trials continue, and the executor runs the units. The coordinator keeps the records
+that they share.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from cerebro.worker.messages import (
 from cerebro.worker.trial_warnings import EVENT, ShownWarnings
 
 MAX_LOST_STATES = 10
-"""Times that a trial may go back in one epoch because a machine failed."""
+"""The number of times that a trial may go back in one epoch because a machine failed."""
 
 
 class Coordinator:
@@ -127,7 +127,7 @@ class Coordinator:
         Raises
         ------
         RunError
-            If the first trials all failed alike, or every trial failed.
+            If the first trials all failed for the same reason, or every trial failed.
         CorruptDataError
             If a data file is damaged; the message names it.
         """
@@ -194,13 +194,13 @@ class Coordinator:
         return self._searched.status_of(number)
 
     def snapshot(self) -> Snapshot:
-        """Return what progress displays draw."""
+        """Return the data that progress displays draw."""
         return self._overview.snapshot(self.trials.values(), len(self._schedule_worker))
 
     # --- the user's commands -----------------------------------------------
 
     def pause_trial(self, number: int) -> None:
-        """Pause a trial after the unit that runs, until :meth:`continue_trial`.
+        """Pause a trial after its current unit, until :meth:`continue_trial`.
 
         Raises
         ------
@@ -223,13 +223,13 @@ class Coordinator:
         """
         whole, trials = self._searched.named(number, "continued")
         if not whole.held:
-            raise InputError(f"trial {number} is {whole.record.status}: nobody has paused it")
+            raise InputError(f"trial {number} is {whole.record.status}: no command has paused it")
         whole.held = False
         for trial in trials:
             self._trials.release(trial)
 
     def stop_trial(self, number: int) -> None:
-        """End a trial for good, after the unit that runs.
+        """End a trial for good, after its current unit.
 
         Raises
         ------
@@ -266,7 +266,7 @@ class Coordinator:
         self.store.add_event(self._now(), "command", text)
 
     def _wait_to_resume(self) -> bool:
-        """Wait if only a command, or something outside that the searcher awaits, resumes the run.
+        """Wait if only a command, or an outside event that the searcher awaits, can resume the run.
 
         Return False if nothing is left to do.
         """
@@ -277,10 +277,10 @@ class Coordinator:
             rests = True
         waits = self._loop.searcher.waits and not self._loop.is_exhausted
         if rests or waits:
-            self.store.flush()  # readers of the display find its state in the store
+            self.store.flush()  # so that the store has everything that the display shows
             self._overview.show_waiting(self.trials.values(), len(self._schedule_worker))
             before = self._now()
-            if waits:  # the searcher's news ends the executor's wait
+            if waits:  # news for the searcher ends the executor's wait
                 for event in self.executor.wait(self._wait_seconds()):
                     self._handle(event)
             else:
@@ -302,7 +302,7 @@ class Coordinator:
         self._loop.restore(restored.loop, restored.decision_count)
         for number, epochs in restored.lost.items():
             trial = self._trials.by_number[number]
-            seconds = trial.epoch_seconds  # of the epoch in progress, not of these
+            seconds = trial.epoch_seconds  # of the epoch in progress, not of the recovered ones
             for epoch in epochs:
                 if trial.record.status not in ENDED:
                     self._add_epoch(trial, epoch, report=False)
@@ -320,7 +320,7 @@ class Coordinator:
         """Report to the searcher and ask it for trials; False if there was nothing to do."""
         advanced = self._loop.advance(ask=not self.is_stopped)
         first = [self.trials[n] for n in range(min(ALIKE_FAILURES, len(self.trials)))]
-        # Not again if they had failed before the run was resumed.
+        # No check if they had already failed before the run was resumed.
         new = self._restored is None or any(trial.started for trial in first)
         if new and not self._loop.searcher.expects_failures:
             raise_if_alike([trial.record for trial in first])
@@ -376,7 +376,7 @@ class Coordinator:
         holders = None if self._places is None else self._places.holders()
         for shard, workers in (holders or {}).items():
             there = [self._schedule_worker[w] for w in workers if w in self._schedule_worker]
-            if there:  # else the scheduler knows it, or learns of it with the lost worker
+            if there:  # else the scheduler knows it, or learns of it when the worker is lost
                 self._schedule.set_holders(shard, there)
 
     # --- events ----------------------------------------------------------
@@ -425,7 +425,7 @@ class Coordinator:
         self._apply_commands(trial)
 
     def _watch_memory(self, event: UnitDone) -> None:
-        """Name a trial whose epochs each leave more memory behind; see `cerebro.worker.growth`."""
+        """Record that a trial's memory grows with every epoch; see `cerebro.worker.growth`."""
         task = event.task
         self._growth.add(task.trial, event.grown)
         if event.metrics is not None:
@@ -443,12 +443,12 @@ class Coordinator:
                 self.store.add_event(self._now(), NOT_EXACT, name, number)
                 warnings.warn(
                     f"trial {number} is not exact: {name} has no deterministic version on its "
-                    "device, so that its states may differ from run to run",
+                    "device, so its states may differ from run to run",
                     stacklevel=2,
                 )
 
     def _note_moved(self, why: str) -> None:
-        """Warn once a run that PyTorch moves batches to a GPU; record each reason."""
+        """Warn once per run that PyTorch moves batches to a GPU; record each reason."""
         if not why or why in self._moved:
             return
         self._moved.add(why)
@@ -457,7 +457,7 @@ class Coordinator:
             warnings.warn(depots.moving(why), stacklevel=2)
 
     def note_first_warnings(self, warned: Sequence[Warned]) -> None:
-        """Show and record the warnings of the dry run, whose configuration is that of trial 0."""
+        """Show and record the warnings of the dry run, which tries trial 0's configuration."""
         for each in warned:
             self.store.add_event(self._now(), EVENT, str(each))
         self._shown_warnings.show(warned, self._name_of(0))
@@ -472,14 +472,14 @@ class Coordinator:
         self._shown_warnings.show(warned, self._name_of(number))
 
     def _name_of(self, number: int) -> str:
-        """Return the user's name for a trial, which with folds is a fold of a configuration."""
+        """Return the user's name for a trial; with folds, for a fold of a configuration."""
         folds = self.settings.folds
         if folds is None:
             return f"trial {number}"
         return f"trial {number // len(folds)}, fold {number % len(folds)}"
 
     def _add_epoch(self, trial: LiveTrial, epoch: EpochRecord, *, report: bool = True) -> None:
-        """Record a finished epoch; one without the metric that ranks trials fails its trial."""
+        """Record a finished epoch; fail its trial if the metric that ranks trials is missing."""
         missing = missing_metric(
             self.settings.metric, epoch.metrics, validated=self.context.validates
         )
@@ -492,7 +492,7 @@ class Coordinator:
             return
         before = trial.expected.pop(epoch.epoch, epoch.state_hash)
         if before != epoch.state_hash:
-            text = f"epoch {epoch.epoch} was trained again and gave another state than at first"
+            text = f"epoch {epoch.epoch} was trained again and gave a different state"
             self.store.add_event(self._now(), "not the same", text, trial.record.number)
             warnings.warn(f"trial {trial.record.number}: {text}", stacklevel=2)
         trial.lost_states = 0
@@ -608,7 +608,7 @@ class Coordinator:
             self._schedule.remove_worker(ours, self._now())
         self._trials.forget_worker(event.worker)
         if event.signal == signal.SIGBUS:
-            # It read from the mapping of a truncated file: the trial is not to blame.
+            # It read a memory-mapped file that has been truncated: the trial is not to blame.
             self.context.check_files()
         verdict = self._lost_workers.add(event, task)
         number = None if task is None else task.trial
@@ -628,9 +628,9 @@ class Coordinator:
             try:
                 worker = self.executor.replace(lost.worker)
                 if self._places is None:
-                    # Until it is ready, its predecessor's unit is better off on another worker.
+                    # Until it is ready, the lost worker's unit may run on a different worker.
                     self._warm_up(worker)
-                else:  # waiting for it is quicker than loading its shards elsewhere
+                else:  # waiting for it is faster than loading its shards elsewhere
                     self._add_worker(worker)
                 return
             except WorkerError as error:
@@ -682,7 +682,7 @@ class Coordinator:
             self.store.add_event(self._now(), "time limit", f"{limit} seconds are over")
 
     def _wait_seconds(self) -> float:
-        """Return how long to wait for events: until something else is due."""
+        """Return how long to wait for events before something else is due."""
         limit = self.settings.time_limit
         left = None if limit is None or self.out_of_time else max(0.0, limit - self._seconds_here())
         return self._commands.wait_seconds(left)

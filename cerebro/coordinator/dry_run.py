@@ -14,7 +14,7 @@ from cerebro.machine.environment import uses_gpu
 from cerebro.worker.messages import CheckDone, CheckTask, Event, RunContext, Warned
 
 MAX_START_LOSSES = 2
-"""Workers that may die while they try the first configuration."""
+"""The number of workers that may die while they try the first configuration."""
 
 
 @dataclass
@@ -24,15 +24,15 @@ class DryRun:
     workers: list[int] = field(default_factory=list)
     """Workers that are ready to train."""
     problems: Sequence[str] = ()
-    """What a hop loses, a line each."""
+    """The parts of the state that a hop loses, one line each."""
     state_bytes: int = 0
-    """Size of the model's state; 0: not known."""
+    """Size of the model's state in bytes; 0: not known."""
     environment: Mapping[str, Any] | None = None
-    """What the workers compute with, if known."""
+    """The workers' environment, if known."""
     warned: list[Warned] = field(default_factory=list)
 
     def raise_if_broken(self) -> None:
-        """Raise StateError if the models of a search would come out wrong."""
+        """Raise StateError if a hop would lose parts of the models' state."""
         if self.problems:
             raise StateError(
                 "the model's state does not survive a hop: "
@@ -41,19 +41,19 @@ class DryRun:
             )
 
     def warn_if_misplaced(self, device: str) -> None:
-        """Warn if the workers compute on another device than `device`, which is theirs."""
+        """Warn if the workers do not compute on `device`, which they were given."""
         if self.environment is None:
             return
         count = len(self.workers)
         if is_gpu(device) and not uses_gpu(self.environment):
             warnings.warn(
-                f"the model computes on the CPU, and {count} worker(s) have a GPU each: put it on "
+                f"the model computes on the CPU, but {count} worker(s) have a GPU each: put it on "
                 "info.device, or give devices='cpu' for a worker per core",
                 stacklevel=3,
             )
         if not is_gpu(device) and uses_gpu(self.environment):
             warnings.warn(
-                f"JAX computes on a GPU, which {count} worker(s) share, though they are the CPU's: "
+                f"JAX computes on a GPU, which {count} worker(s) for the CPU share: "
                 "give devices='cuda' for a worker per GPU, or set JAX_PLATFORMS=cpu",
                 stacklevel=3,
             )
@@ -62,9 +62,9 @@ class DryRun:
 def dry_run(
     executor: Executor, workers: Sequence[int], context: RunContext, config: Mapping[str, Any]
 ) -> DryRun:
-    """Try a configuration on the first worker while the others import what its model needs.
+    """Try a configuration on the first worker while the others import the model's libraries.
 
-    A lost worker is replaced. The first problem ends the dry run: no worker is ready then.
+    A lost worker is replaced. The first problem ends the dry run; then no worker is ready.
     """
     tried = DryRun()
     losses = 0
@@ -81,17 +81,17 @@ def dry_run(
                 tried.state_bytes = max(tried.state_bytes, event.state_bytes)
                 tried.environment = event.environment or tried.environment
                 tried.warned += event.warned
-                # A configuration that does not work at all fails its trial alone.
+                # A configuration that does not work at all fails only its trial.
                 if event.error is None and event.problems:
                     tried.problems = event.problems
                     return tried
                 continue
             context.check_files()
             losses += 1
-            if given is None:  # it had done its part
+            if given is None:  # it had finished its task
                 tried.workers.remove(event.worker)
             worker = executor.replace(event.worker)
-            if losses > MAX_START_LOSSES:  # the trial will report it, and fail alone
+            if losses > MAX_START_LOSSES:  # the trial reports it, and only that trial fails
                 tried.workers.append(worker)
                 continue
             pending[worker] = given or CheckTask(config, build_only=True)

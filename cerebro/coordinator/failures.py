@@ -1,4 +1,4 @@
-"""Failed trials and lost workers: what is to blame, and when to give up a trial or the run."""
+"""Find the cause of failed trials and lost workers; decide when to give up a trial or the run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def raise_if_alike(first: Sequence[TrialRecord]) -> None:
 def raise_if_all_failed(
     records: Sequence[TrialRecord], others: Mapping[str, int] | None = None
 ) -> None:
-    """Raise RunError if every trial of a run failed, or there was none.
+    """Raise RunError if every trial of a run failed, or the run had no trial.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def raise_if_all_failed(
 
 
 def _all_failed(first: TrialRecord, total: int) -> str:
-    """Return the message: all trials failed, the first one's error, where its traceback is."""
+    """Return the message that all trials failed: the first error, and where its traceback is."""
     if total == 1:
         text = f"the only trial failed: {first.error}"
     else:
@@ -75,8 +75,8 @@ def _all_failed(first: TrialRecord, total: int) -> str:
 def failure_kind(record: TrialRecord) -> tuple[str, ...]:
     """Return a key that is equal for failures that are alike.
 
-    It is the exception's type and the line of the user's code that raised it. If there is no
-    such line, it is the message without its numbers.
+    The key is the exception's type and the line of the user's code that raised it or, without such
+    a line, the message without its numbers.
     """
     raised = record.raised
     if raised.place:
@@ -95,9 +95,9 @@ def worst(mode: str) -> float:
 
 
 def comparable(metrics: Mapping[str, float], metric: str, mode: str) -> dict[str, float]:
-    """Return metrics as searchers receive them: NaN becomes the worst in the one that ranks trials.
+    """Return metrics as searchers receive them.
 
-    A searcher that sorts by NaN would sort arbitrarily. Only the metric that ranks trials matters.
+    In the metric that ranks trials, NaN becomes the worst value: sorting by NaN would be arbitrary.
     """
     reported = dict(metrics)
     if math.isnan(reported.get(metric, 0.0)):

@@ -1,11 +1,11 @@
 """The configurations of a search with folds, as the searcher and the user see them.
 
-`FoldedTrials` stands between the search loop, which works on configurations, and `LiveTrials`,
-whose trials are folds. The folds of a configuration advance together: no fold begins an epoch
-until all have finished the one before, and the searcher, or the rule of early stopping, has
-received their means. So decisions do not depend on timing, and no fold trains an epoch that a
-decision would have saved. A fold that fails ends its configuration. The others finish the epoch
-in which it failed; they may fail in it, too, and then the first of the failed folds is named.
+`FoldedTrials` connects the search loop, which works on configurations, with `LiveTrials`, whose
+trials are folds. The folds of a configuration advance together: no fold begins an epoch until all
+have finished the one before, and the searcher or `EarlyStopping` has received their means. So
+decisions do not depend on timing, and no fold trains an epoch that a decision would have saved. A
+fold that fails ends its configuration. The others finish the epoch in which it failed; if they fail
+in it, too, the error names the first of the failed folds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from cerebro.worker.messages import RunContext
 
 @dataclass
 class FoldedTrial(LiveTrial):
-    """A configuration, whose record is made of the records of its folds."""
+    """A configuration, whose record combines the records of its folds."""
 
     folds: list[LiveTrial] = field(default_factory=list)
 
@@ -100,7 +100,7 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         return trial
 
     def go_on(self, trial: LiveTrial) -> None:
-        """Let all folds train the next epoch."""
+        """Have all folds train the next epoch."""
         for fold in self._decided(trial):
             self.folds.go_on(fold)
 
@@ -182,7 +182,7 @@ class FoldedTrials(TrialTable[FoldedTrial]):
             trial.reported, trial.asleep = folds[first].reported, folds[first].asleep
             if trial.record.status in ENDED:
                 self.ended.add(trial.record, trial.row(self._settings.ranking))
-            elif any(fold.history for fold in trial.folds):  # else early stopping starts anew
+            elif any(fold.history for fold in trial.folds):  # else early stopping starts afresh
                 trial.history = [epoch.to_history() for epoch in trial.record.epochs]
 
     def take_up(self) -> None:
@@ -201,7 +201,8 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         each = self._each
         gone = self.folds.forget_ended(lambda number: is_expected(number // each))
         self.folds.ended.shown()
-        # A configuration is forgotten with the last of its folds, which ask it for its best epoch.
+        # Folds ask their configuration for its best epoch, so it is forgotten after the last of
+        # them.
         self._over.update(dict.fromkeys(number // each for number in gone))
         self._forget_unused(is_expected, self._has_folds)
         return gone
@@ -233,7 +234,7 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         number = suggestion.parent * self._each + fold
         of_fold = self.folds.recall(number)
         assert parent is not None and parent.told is not None and of_fold is not None
-        of_fold.reported = parent.told  # other folds may be further than one that failed
+        of_fold.reported = parent.told  # other folds may have trained further than a failed one
         return replace(suggestion, parent=number)
 
     def _folds(self, trial: LiveTrial) -> list[LiveTrial]:

@@ -1,4 +1,4 @@
-"""Decides which states of a trial stay on disk, and when the others are deleted."""
+"""Decide which states of a trial stay on disk, and delete the others."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class KeptStates:
     def add_epoch(self, record: TrialRecord, epoch: EpochRecord, told: int | None = None) -> None:
         """Record a finished epoch; publish its state and retire others.
 
-        The state of epoch `told`, the last that was reported to the searcher, stays too: a
-        clone would begin with it.
+        The state of `told`, the last epoch reported to the searcher, stays too: clones begin with
+        it.
         """
         record.epochs.append(epoch)
         file = epoch.state_file
@@ -79,7 +79,7 @@ class KeptStates:
     def release(self, record: TrialRecord, epoch: int, told: int | None) -> None:
         """Release a state that a clone no longer needs, because it has its own."""
         self._needed[record.number, epoch] -= 1
-        self._needed += Counter()  # keeps what is above 0
+        self._needed += Counter()  # keeps only counts above 0
         self.retire(record, told)
 
     def discard(self, file: str | None, state_hash: str) -> None:
@@ -124,7 +124,7 @@ class KeptStates:
         return any(trial == number for trial, _ in self._needed)
 
     def forget(self, number: int) -> None:
-        """Forget a trial that has ended: its kept states stay unchanged."""
+        """Forget a trial that has ended; its kept states stay as they are."""
         self._kept.pop(number, None)
 
     def remove_slots(self, number: int) -> None:

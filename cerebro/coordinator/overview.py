@@ -1,7 +1,7 @@
 """Track a run's progress, how busy its workers are, and the ended trials worth showing.
 
-The store has all about ended trials. A run of 100,000 trials must not keep 100,000 configurations
-and histories in memory to count them.
+The store has the details of ended trials. A run of 100,000 trials must not keep 100,000
+configurations and histories in memory only to count them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cerebro.run.records import ENDED, Ranking, Status, TrialRecord, best_score
 PROGRESS_SECONDS = 0.25
 
 PROGRESS_SPACING = 50
-"""Displays take at most about one part in this many of the coordinator's time."""
+"""Displays take at most about 1 / this number of the coordinator's time."""
 
 
 class Overview:
@@ -33,7 +33,7 @@ class Overview:
     ranking
         What ranks trials.
     folder
-        The run's, which displays name.
+        The run's folder, which displays show.
     progress
         The display.
     now
@@ -50,18 +50,18 @@ class Overview:
         self._next_show = 0.0
         self.ended = EndedTrials(ranking)
         self.first_unit: float | None = None
-        """When the first unit was dispatched."""
+        """The time at which the first unit was dispatched."""
         self.busy_seconds = 0.0
         self.units_done = 0
         self.units_planned = 0
         self.units_to_come = 0
-        """Of trials that are still to be suggested."""
+        """Units of trials that are still to be suggested."""
         self.paused = False
         """Whether a command has paused the run."""
         self.waited = 0.0
         """Seconds in which the run waited to be resumed."""
         self.units_done_before = 0
-        """Units that earlier processes have done: they do not count as this one's work."""
+        """Units that earlier processes have done, which do not count as this one's work."""
 
     def unit_begins(self) -> None:
         if self.first_unit is None:
@@ -77,7 +77,7 @@ class Overview:
         self.ended.shown()
 
     def show(self, trials: Iterable[LiveTrial], workers: int) -> None:
-        """Show the run, unless it was shown just now."""
+        """Show the run, unless it was shown a moment ago."""
         if isinstance(self._progress, Silent):
             self.ended.shown()
             return
@@ -85,7 +85,7 @@ class Overview:
         if before >= self._next_show:
             self._progress.update(self.snapshot(trials, workers))
             self.ended.shown()
-            # With thousands of trials drawing takes a while: it happens less often then.
+            # Drawing thousands of trials takes a while, so it is done less often.
             after = self._now()
             self._next_show = after + max(PROGRESS_SECONDS, PROGRESS_SPACING * (after - before))
 
@@ -94,7 +94,7 @@ class Overview:
         self._progress.update(self.snapshot(trials, workers))
 
     def snapshot(self, trials: Iterable[LiveTrial], workers: int) -> Snapshot:
-        """Return what progress displays draw."""
+        """Return the data that progress displays draw."""
         ended = self.ended
         live = [trial for trial in trials if trial.record.number not in ended]
         rows = sorted(
@@ -126,13 +126,13 @@ class Overview:
         )
 
     def _best(self, live: list[TrialRecord]) -> int | None:
-        """Return the number of the best trial, ended or not; of equals the lowest."""
+        """Return the number of the best trial, ended or not; the lowest if several tie."""
         found = self.ended.leader, best_score(live, self._ranking)
         return min((entry for entry in found if entry is not None), default=(0.0, None))[1]
 
 
 KEPT_ROWS = 12
-"""The best trials kept for display; no display shows more."""
+"""The number of best trials kept for display; no display shows more."""
 
 
 class EndedTrials:
@@ -169,7 +169,7 @@ class EndedTrials:
         if rank is not None and (self.leader is None or rank < self.leader):
             self.leader, self._leader_row = rank, row
         self._unshown.append(row)
-        # Of equals the lowest number is the better one: it leaves the heap last.
+        # If trials tie, the lowest number is the better one: it leaves the heap last.
         entry = (-self._shown_rank(row), -number, row)
         if len(self._best) < KEPT_ROWS:
             heapq.heappush(self._best, entry)

@@ -1,4 +1,4 @@
-"""Restores a run after the process that trained it has ended.
+"""Restore a run after the process that trained it has ended.
 
 A trial's newest complete state decides where it continues: in its slots, if the seal
 confirms it, or in the file of a finished epoch. The store's rows may lag behind, because
@@ -85,15 +85,15 @@ class RestoredRun:
     seconds: float
     """The time on the run's clock."""
     loop: dict[str, Any] | None
-    """The search loop's own record, stored beside the searcher's state."""
+    """The search loop's own state, stored beside the searcher's."""
     decisions: dict[int, LastDecision]
     """The searcher's last decision on each trial."""
     decision_count: int = 0
-    """The number of all its decisions and suggestions."""
+    """The number of all decisions and suggestions of the searcher."""
     partly: bool = False
     """Whether open trials may be left that are not resumed."""
     trials: list[LiveTrial] = field(default_factory=list)
-    """By number; those that are resumed are waiting, at their positions."""
+    """All trials by number; the resumed ones are waiting at their positions."""
     lost: dict[int, list[EpochRecord]] = field(default_factory=dict)
     """Finished epochs without a row, by trial."""
 
@@ -151,7 +151,7 @@ class Restorer:
         slots, attempt = self._read_slots(record.number)
         lost: list[EpochRecord] = []
         if reported is not None and self._drop_from_gap(record, reported):
-            slots = None  # what is further than the gap is trained again, too
+            slots = None  # everything after the gap is trained again, too
         else:
             lost = self._lost_epochs(record, slots)
         start = (record.done + len(lost)) * self._per_epoch
@@ -192,11 +192,12 @@ class Restorer:
             remove_slots(self._state_dir, trial)
 
     def _drop_from_gap(self, record: TrialRecord, reported: int) -> bool:
-        """Remove the epochs from the first whose state is gone, though a clone may need it.
+        """Remove all epochs from the first one whose missing state a clone may need.
 
         A clone begins with the last reported epoch, or with a later one once that is reported.
-        Their states are deleted only after the store has later reports, so one is missing only
-        where the store itself went back: its log was damaged. Return whether any were removed.
+        Their states are deleted only after the store has later reports, so one is missing only if
+        the store lost its last rows because its log was damaged. Return whether any epoch was
+        removed.
         """
         needed = max(min(reported, record.done - 1), record.first_epoch)
         for at, epoch in enumerate(record.epochs):
@@ -217,7 +218,7 @@ class Restorer:
             return None, 0
         with contextlib.closing(slots):
             attempt = slots.attempt() + 1
-            slots.fence(attempt)  # a worker that is still alive can commit no more
+            slots.fence(attempt)  # a worker that is still alive can no longer commit
             found = slots.sealed()
         if found is None:
             return None, attempt
@@ -381,7 +382,7 @@ def open_again(
 def restore(
     saved: SavedRun, store: Store, context: RunContext, request: ResumeRequest
 ) -> RestoredRun:
-    """Restore all trials: those that are resumed at their positions, the others unchanged."""
+    """Restore all trials: resumed ones at their positions, the others unchanged."""
     with reader(saved.folder) as connection:
         clock = read_clock(connection)
         restorer = Restorer(
@@ -442,7 +443,7 @@ def _reopen(
         info_epochs = request.epochs
         record.extensions += ((point.position, info_epochs),)
         store.add_extension(record.number, point.position, info_epochs)
-    # The user wants it to continue: a rule that had stopped it starts afresh.
+    # The user wants it to continue, so the rule that stopped it starts afresh.
     anew = record.status == "stopped" and not record.resumable
     record.status, record.resumable = "waiting", False
     record.error = record.traceback = None
@@ -475,6 +476,6 @@ def _rest(record: TrialRecord, store: Store, restorer: Restorer) -> LiveTrial:
         store.set_status(record.number, "stopped", resumable=True)
     else:
         restorer.clear(record)
-    # The rule is asked again about trials that were stopped early: it compares by their metrics.
+    # The rule sees trials that were stopped early again: it compares others with their metrics.
     stopped = record.status == "stopped"
     return LiveTrial(record, history=[e.to_history() for e in record.epochs] if stopped else [])

@@ -1,11 +1,11 @@
-"""Check once, when the size of a state is known, that the disk has room for a run's states.
+"""Check that the disk has room for a run's states, once the size of a state is known.
 
-A run writes states in two places. Every trial that has begun and not ended has two slots in
-``state_dir``. The run's folder gets a state per finished epoch, of which `keep` says how many
-stay; at least one per trial does. States that are not yet synced or not yet deleted come on top.
+A run writes states in two places. Every live trial has two slots in ``state_dir``. The run's folder
+gets a state per finished epoch; `keep` decides how many of them stay, at least one per trial.
+States that are not yet synced or not yet deleted come on top.
 
-There are two estimates, the least and the likely need. A run that cannot fit is refused before
-anything is trained; for one that may not fit there is a warning.
+There are two estimates, the least and the likely demand. A run that cannot fit is refused before
+training starts; one that may not fit gets a warning.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from cerebro.run.settings import Settings
 from cerebro.searchers.base import Searcher, expected_trials
 
 TAIL = 3
-"""Trials per worker that are under way at the end of a run in which all run side by side."""
+"""Live trials per worker at the end of a run in which all trials run side by side."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """Bytes that a run needs in one place, at least and likely."""
+    """The least and the likely number of bytes that a run needs in one place."""
 
     least: int
     likely: int
@@ -36,16 +36,16 @@ class Demand:
 
 @dataclass(frozen=True)
 class StateDemand:
-    """The numbers that a run's need of room for states depends on.
+    """The numbers that determine how much room a run needs for states.
 
     Parameters
     ----------
     state_bytes
         Size of a trial's state.
     trials
-        Their number, or None if only the time limit decides it.
+        The number of trials, or None if only the time limit decides it.
     live
-        The most trials that may have slots at a time, as far as the search determines it.
+        The most trials that may have slots at a time, by the search's settings.
     workers, epochs, keep
         As for `cerebro.search`.
     may_end_early
@@ -61,7 +61,7 @@ class StateDemand:
     may_end_early: bool
 
     def slots(self) -> Demand:
-        """Return the demand of slots: two for every trial that is under way."""
+        """Return the demand of slots: two for every live trial."""
         least = min(self.workers, self.trials or self.workers)
         return Demand(2 * least * self.state_bytes, 2 * max(least, self.live) * self.state_bytes)
 
@@ -80,7 +80,7 @@ class StateDemand:
 
 @dataclass(frozen=True)
 class _Place:
-    """A folder, the demand on it, the demand with ``keep="last"``, and what else helps."""
+    """A folder, the demand on it, the demand with ``keep="last"``, and the cure."""
 
     folder: Path
     needs: Demand
@@ -89,12 +89,12 @@ class _Place:
 
 
 def check_room(settings: Settings, searcher: Searcher, state_bytes: int) -> None:
-    """Refuse a run whose states cannot fit; warn of one whose states may not.
+    """Refuse a run whose states cannot fit; warn if they may not fit.
 
     Raises
     ------
     InputError
-        Naming the folder, what is needed and free there, and what to do.
+        If they cannot fit; the message names the folder, the bytes needed and free, and the cure.
     """
     plan = _demand(settings, searcher, state_bytes)
     states, slots = settings.folder / "states", settings.state_dir
@@ -124,7 +124,7 @@ def _demand(settings: Settings, searcher: Searcher, state_bytes: int) -> StateDe
     each, workers = settings.trials_each, max(1, settings.workers)
     trials = None if expected is None else expected * each
     tail = TAIL * workers * each
-    # Trials that an adaptive searcher pauses keep their slots.
+    # Trials paused by an adaptive searcher keep their slots.
     live = (trials or settings.width * each) if searcher.adaptive else min(trials or tail, tail)
     return StateDemand(
         state_bytes,
@@ -140,13 +140,15 @@ def _demand(settings: Settings, searcher: Searcher, state_bytes: int) -> StateDe
 def _text(
     plan: StateDemand, place: _Place, free: int, needs: str, needed: int, spared: bool
 ) -> str:
-    trials = "time alone says how many trials" if plan.trials is None else f"{plan.trials} trials"
+    trials = (
+        "only the time limit ends the search" if plan.trials is None else f"{plan.trials} trials"
+    )
     kind = " of memory, which is the disk there," if is_memory(place.folder) else ""
     keep = ", keep fewer states with keep='last'" if spared else ""
     return (
         f"the run {needs} {_megabytes(needed)} for states in {place.folder}, and "
-        f"{_megabytes(free)}{kind} are free: states of {_megabytes(plan.state_bytes)}, {trials}, "
-        f"{plan.workers} worker(s), keep={plan.keep!r}; free some{keep}, or {place.cure}"
+        f"only {_megabytes(free)}{kind} are free: states of {_megabytes(plan.state_bytes)}, "
+        f"{trials}, {plan.workers} worker(s), keep={plan.keep!r}; free some{keep}, or {place.cure}"
     )
 
 

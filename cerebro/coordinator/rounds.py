@@ -1,10 +1,10 @@
 """The order in which reports reach an adaptive searcher.
 
-Trials finish their epochs in an order that depends on timing. A searcher that decided by reports
-in this order would decide differently in the next run. So its reports are put into an order that
-timing cannot change: by round, and within a round by the trial's number. Round ``r`` has one
-report of every trial that is live in it. A trial that continues is a member of round ``r + 1``,
-and so are the trials that are suggested when round ``r`` is over.
+Trials finish their epochs in an order that depends on timing. A searcher that received reports in
+this order would decide differently in the next run. So it receives them in an order that timing
+cannot change: by round, and within a round by the trial's number. Round ``r`` has one report of
+every trial that is live in it. A trial that continues is a member of round ``r + 1``, and so are
+the trials that are suggested when round ``r`` is over.
 
 There is no barrier: a report is delivered as soon as all reports before it have been, and its
 trial continues as soon as the searcher has answered, while others of the round still train. So no
@@ -46,7 +46,7 @@ class Rounds:
         self.ordered = ordered
         self.number = -1
         self._due: list[int] = []  # a heap: trials still to report in this round
-        self._next: set[int] = set()  # members of the next round; unordered: all
+        self._next: set[int] = set()  # members of the next round; if not ordered, all members
         self._arrived: dict[int, Report] = {}
 
     @property

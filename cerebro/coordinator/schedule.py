@@ -1,4 +1,4 @@
-"""The C scheduler of a search, the same for running it and for planning it."""
+"""Make the C scheduler of a search, for running it and for planning it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import cerebro._core as _core
 from cerebro.data import Dataset
 
 LIVE_MODELS = 8
-"""Models that a worker keeps, unless the user says how many."""
+"""Models that a worker keeps in memory by default."""
 
 
 def evaluation_cost(validation: Dataset | None) -> float:
-    """Return what validating a trial costs, in rows trained: a row evaluated is a third of one."""
+    """Return the cost of a validation in rows trained; evaluating a row costs a third of one."""
     return 0.0 if validation is None else validation.num_rows / 3
 
 
@@ -31,7 +31,7 @@ def make_schedule(
     exclusive
         Whether a worker can train only on the shards that it holds.
     stagger, live_models
-        As of `cerebro.search`.
+        As for `cerebro.search`.
     """
     return _core.Schedule(
         shards=[float(rows) for rows in train._shard_rows()],

@@ -1,8 +1,7 @@
 """The search loop: asks the searcher for trials, reports their epochs, carries out its decisions.
 
-There is one, for searches that train (`cerebro.coordinator.coordinator`) and for those in which
-nothing is trained (`cerebro.coordinator.simulated_trials`): what differs is behind the protocols
-`Trials` and `Record`.
+The same loop runs searches that train (`cerebro.coordinator.coordinator`) and simulated ones
+(`cerebro.coordinator.simulated_trials`). The protocols `Trials` and `Record` hide the differences.
 
 The searcher's decisions and suggestions of one pass become one group of rows in the store,
 together with its own state, so that a resumed run finds all of them or none.
@@ -28,18 +27,18 @@ from cerebro.searchers.stopping import EarlyStopping
 
 TIMED_WIDTH = 64
 ADVANCE = 1000
-"""Trials that wait, where no decision depends on them. When no more come all are known, which
-is when it matters which one is last."""
+"""How many trials wait in advance if the searcher is not adaptive. The scheduler then knows all
+remaining trials when their order matters: near the end of the run."""
 MAX_STEPS = 1000
-"""Before the coordinator looks at the clock again: every suggestion may be invalid."""
+"""Steps before the coordinator checks the clock again: every suggestion may be invalid."""
 
 
 class Trials(Protocol):
-    """What the loop asks of a search's trials: `LiveTrials`, `FoldedTrials`, `SimulatedTrials`."""
+    """The trials of a search, for the loop: `LiveTrials`, `FoldedTrials` or `SimulatedTrials`."""
 
     @property
     def by_number(self) -> Mapping[int, LiveTrial]:
-        """All that are not forgotten."""
+        """All trials that are not forgotten."""
 
     def add(self, suggestion: Suggestion) -> LiveTrial:
         """Add a new trial or a clone; one that cannot be trained has failed already."""
@@ -51,13 +50,13 @@ class Trials(Protocol):
         """Pause a trial until the searcher resumes it."""
 
     def shelve(self, trial: LiveTrial) -> None:
-        """Free what a paused trial holds."""
+        """Free the resources of a paused trial."""
 
     def resume(self, trial: LiveTrial, epochs: int) -> None:
         """Let a paused trial train until `epochs` are done."""
 
     def wake(self, trial: LiveTrial) -> None:
-        """Note that the searcher pauses a trial no longer."""
+        """Clear the searcher's pause of a trial."""
 
     def end(self, trial: LiveTrial, status: Status) -> None:
         """End a trial for good."""
@@ -70,7 +69,7 @@ class Trials(Protocol):
 
 
 class Record(Protocol):
-    """Where the loop records what the searcher decides: a run's `Store`, or memory."""
+    """Keeps the searcher's decisions: a run's `Store`, or memory."""
 
     def group(self) -> AbstractContextManager[None]:
         """Record everything in the block together, or none of it."""
@@ -135,7 +134,7 @@ class SearchLoop:
         self._fresh = 0  # trials that are not clones
         self._changed = False
         self._saving = StateSaving(searcher)
-        self._ended_early: set[int] = set()  # trials that the searcher still receives reports of
+        self._ended_early: set[int] = set()  # trials whose reports the searcher still receives
 
     # --- events of the run -----------------------------------------------
 
@@ -156,12 +155,12 @@ class SearchLoop:
         self.rounds.arrive(Report(record.number, record.done, metrics, ended=True))
 
     def advance(self, *, ask: bool = True, max_steps: int = MAX_STEPS) -> bool:
-        """Deliver the reports that are due, and ask for as many trials as there is room for.
+        """Deliver the reports that are due, and ask for trials while there is room.
 
         Parameters
         ----------
         ask
-            False: begin no further trial.
+            False: start no more trials.
         max_steps
             Reports and rounds of suggestions, at most.
 
@@ -213,14 +212,14 @@ class SearchLoop:
         self._saving = StateSaving(self.searcher, decisions)
         if state is not None:
             self._fresh = int(state["fresh"])
-            # With more trials than before there may be something to ask for again.
+            # With a larger number of trials, the searcher may have more to suggest.
             enough = self._settings.n_trials is None or self._has_all_trials()
             self.is_exhausted = bool(state["is_exhausted"]) and enough
             if self.searcher.adaptive:
                 self.rounds.load_state_dict(state)
 
     def arrive_again(self) -> None:
-        """Take again the stored epochs that the searcher has not decided on."""
+        """Queue again the reports of stored epochs that the searcher has not decided on."""
         for number, trial in self._trials.by_number.items():
             record = trial.record
             if self.searcher.adaptive:
@@ -232,7 +231,7 @@ class SearchLoop:
                     self.epoch_done(trial, record.epochs[-1].epoch, record.epochs[-1].metrics)
 
     def _arrive_again(self, trial: LiveTrial) -> None:
-        """Take again the next epoch of a trial that is to report, if it is stored."""
+        """Queue again the report of a trial's next epoch, if that epoch is stored."""
         record = trial.record
         due = [epoch for epoch in record.epochs if epoch.epoch == trial.reported + 1]
         if due:
@@ -245,7 +244,7 @@ class SearchLoop:
             self.ended(trial)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return, as JSON, what a resumed run needs beside the searcher's own state."""
+        """Return, as JSON, the loop's own state, which a resumed run needs."""
         state = {"fresh": self._fresh, "is_exhausted": self.is_exhausted}
         # Unless the searcher is adaptive, every trial that has not ended is a member.
         return state | self.rounds.state_dict() if self.searcher.adaptive else state
@@ -288,7 +287,7 @@ class SearchLoop:
             self._trials.go_on(trial)
             self.rounds.join(record.number)
             if self.searcher.adaptive:
-                self._arrive_again(trial)  # of a resumed run: it may have trained on
+                self._arrive_again(trial)  # in a resumed run it may have trained further
 
     def _end_dropped(self) -> None:
         """End paused trials that the searcher will not resume, which frees their slots."""
@@ -310,7 +309,7 @@ class SearchLoop:
                 self._trials.end(trial, "stopped")
 
     def _shelve_paused(self) -> None:
-        """Free what paused trials hold that the searcher will not resume soon."""
+        """Free the resources of paused trials that the searcher will not resume soon."""
         for number in self.searcher.shelved():
             trial = self._trials.by_number.get(number)
             if trial is not None and trial.asleep:
@@ -437,15 +436,15 @@ class SearchLoop:
         if parent is None:
             return f"clones trial {number!r}, which does not exist"
         if parent.told is None:
-            return f"clones trial {number}, of which no epoch has been reported yet"
+            return f"clones trial {number}, which has not reported an epoch yet"
         epoch = parent.told if suggestion.parent_epoch is None else suggestion.parent_epoch
         kept = {known.epoch for known in parent.record.epochs if known.state_file is not None}
-        kept.add(parent.told)  # which always is
+        kept.add(parent.told)  # which is always kept
         if epoch not in kept or epoch > parent.told:
-            return f"clones trial {number} after epoch {epoch}, of which no state is kept"
+            return f"clones trial {number} after epoch {epoch}, whose state is not kept"
         if epochs <= epoch + 1:
             return (
-                f"clones trial {number} until {epochs} epochs are done, but that one has done "
+                f"clones trial {number} until {epochs} epochs are done, but its parent has done "
                 f"{epoch + 1}, which count: suggest more"
             )
         return None
@@ -457,18 +456,18 @@ class SearchLoop:
             self._record.add_decision(self.rounds.number, trial, epoch, decision, epochs)
 
     def _width(self) -> int:
-        """How many trials are live at a time: `width` if adaptive, else some in advance."""
+        """The number of trials live at a time: `width` if adaptive, else enough for the workers."""
         if self.searcher.adaptive:
             return self._settings.width
-        # A search that only time ends must not be asked for all its trials at once.
+        # If only time ends the search, do not ask for all its trials at once.
         timed = self._settings.n_trials is None and self._settings.time_limit is not None
         if timed:
             return TIMED_WIDTH
-        # Without stagger all trials go through the data together.
+        # Without stagger all trials go through the data at the same time.
         return ADVANCE if self._settings.stagger else sys.maxsize
 
     def _live(self) -> int:
-        """How many trials train, or wait for a decision."""
+        """The number of trials that train or wait for a decision."""
         return self.rounds.live - len(self._ended_early)
 
     def _exhaust(self) -> None:

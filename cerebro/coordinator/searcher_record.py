@@ -1,17 +1,17 @@
 """The stored part of a searcher: how to make it again, its state, and its decisions since.
 
-A run keeps no code: of a searcher it records the class and the arguments that made it,
-which are attributes of the same names, as in scikit-learn. What it has learned since is
-its `state_dict`.
+A run stores no code. For a searcher it stores the class and the arguments that made it, which are
+attributes of the same names, as in scikit-learn. Its `state_dict` holds everything that it has
+learned since.
 
-Every decision is stored at once. The state grows with the trials: saved as often, it would soon
-cost more than everything else. So it is saved when the decisions since the last save are as long
-as the state was then, which makes the total cost proportional to the number of decisions. When a
-run is resumed, the searcher loads its last state and receives again what was reported since; it
-must decide the same again, as every searcher does that depends on its seed and its reports alone.
-One that does not (``repeatable = False``) is saved with every decision.
+Every decision is stored at once. The state grows with the trials: to save it as often would soon
+cost more than everything else. So it is saved when the decisions since the last save are as long as
+the state was then, which makes the total cost proportional to the number of decisions. When a run
+is resumed, the searcher loads its last state and receives all later reports again. It must decide
+the same again, as does every searcher that depends only on its seed and its reports. A searcher
+that does not (``repeatable = False``) is saved with every decision.
 
-No file and no run: `cerebro.coordinator.search_loop` writes, `cerebro.api.resume` reads.
+It opens no files: `cerebro.coordinator.search_loop` writes, `cerebro.api.resume` reads.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from cerebro.searchers.stopping import EarlyStopping
 def describe(searcher: Searcher) -> dict[str, Any]:
     """Return ``class``, ``parameters`` and ``adaptive``, as JSON.
 
-    ``parameters`` is None where they are not known: to resume the run, the user then has to
-    pass the searcher again.
+    ``parameters`` is None if they are not known; to resume the run, the user must then pass the
+    searcher again.
     """
     kind = type(searcher)
     return {
@@ -97,10 +97,10 @@ def make_again(description: dict[str, Any]) -> Searcher | None:
 
 
 class NoSearcher(Searcher):
-    """Suggests nothing and lets every trial train to its end; its state is not recorded.
+    """A searcher that suggests nothing and lets every trial train to its end; has no stored state.
 
-    It takes the place of a searcher that has nothing left to decide: where only some trials of a
-    run are resumed, or where all have been suggested.
+    It replaces a searcher that has nothing left to decide: if only some trials of a run are
+    resumed, or all have been suggested.
     """
 
     adaptive = False
@@ -127,10 +127,10 @@ OF_REPORTS = tuple(decision.value for decision in Decision)
 """Decisions on a reported epoch; all others are suggestions: ``begin``, ``clone``, ``resume``."""
 
 SMALL_STATE = 1024
-"""Characters of a state that is saved with every decision."""
+"""States up to this number of characters are saved with every decision."""
 
 CHARACTERS_PER_DECISION = 256
-"""Of a larger state, for each decision or suggestion since it was saved last."""
+"""Characters that each later decision or suggestion counts for, if the state is larger."""
 
 
 class StateSaving:
@@ -139,13 +139,13 @@ class StateSaving:
     Parameters
     ----------
     decisions
-        How many decisions and suggestions are stored.
+        The number of decisions and suggestions stored so far.
     """
 
     def __init__(self, searcher: Searcher, decisions: int = 0) -> None:
         self.decisions = decisions
         self._always = not searcher.adaptive or not searcher.repeatable
-        self._saved: int | None = None  # decisions by then; None: not saved by this process
+        self._saved: int | None = None  # decisions at the last save by this process
         self._size = 0
 
     @property
@@ -161,19 +161,19 @@ class StateSaving:
         return self.decisions == self._saved
 
     def saved(self, size: int) -> None:
-        """Note that a state of so many characters has just been saved."""
+        """Note that a state of `size` characters has just been saved."""
         self._saved, self._size = self.decisions, size
 
 
 @dataclass(frozen=True)
 class StoredDecision:
-    """A decision or a suggestion, as it is stored."""
+    """A stored decision or suggestion."""
 
     trial: int
     epoch: int
     kind: str
     epochs: int | None
-    """Of a suggestion: until how many epochs are done."""
+    """The target epochs of a suggestion."""
 
     def __str__(self) -> str:
         if self.kind in OF_REPORTS:
@@ -189,12 +189,12 @@ def replay_decisions(
     config_of: Callable[[int], Mapping[str, Any]],
     epochs: int,
 ) -> None:
-    """Report to a searcher again what was reported, and check that it decides the same.
+    """Repeat all reports to a searcher, and check that it decides the same.
 
     Parameters
     ----------
     reported
-        Returns the metrics that were reported of a trial's epoch.
+        Returns the metrics reported for a trial's epoch.
     config_of
         Returns the stored configuration of a trial.
     epochs
@@ -216,9 +216,9 @@ def replay_decisions(
             same = isinstance(now, Suggestion) and _is_same(now, stored, config_of, epochs)
         if not same:
             raise InputError(
-                f"the searcher {type(searcher).__name__} does not say again what is on record: "
-                f"it said {stored}, and now {now!r}; it must depend on its seed and its reports "
-                "alone (cerebro.testing.check_searcher), or have the attribute repeatable = False"
+                f"the searcher {type(searcher).__name__} does not repeat its stored decisions: "
+                f"it decided {stored}, and now {now!r}; it must depend only on its seed and its "
+                "reports (cerebro.testing.check_searcher), or have the attribute repeatable = False"
             )
 
 
@@ -249,7 +249,7 @@ def _is_stored_as_is(value: Any) -> bool:
 
 
 def catch_up(saved: SavedRun, settings: Settings, searcher: Searcher) -> None:
-    """Bring a searcher that has loaded its last saved state to where the run was left.
+    """Bring a searcher from its last saved state to its state at the end of the run.
 
     Raises
     ------
@@ -257,7 +257,7 @@ def catch_up(saved: SavedRun, settings: Settings, searcher: Searcher) -> None:
         If it decides otherwise than it did.
     """
     at = saved.meta.get("searcher_said")
-    if at is None or not searcher.adaptive:  # of an older run: saved with every decision
+    if at is None or not searcher.adaptive:  # older runs saved it with every decision
         return
     with reader(saved.folder) as connection:
         decisions = [StoredDecision(*row) for row in read_decisions(connection, at)]
@@ -277,7 +277,7 @@ def catch_up(saved: SavedRun, settings: Settings, searcher: Searcher) -> None:
 def reported(
     record: TrialRecord, epoch: int, metric: str, mode: str, stop: EarlyStopping | None = None
 ) -> Mapping[str, float]:
-    """Return what the search loop reported of a trial's epoch."""
+    """Return the metrics that the search loop reported for a trial's epoch."""
     own = epoch - record.first_epoch
     if own < len(record.epochs):
         return comparable(record.epochs[own].metrics, metric, mode)

@@ -1,7 +1,7 @@
-"""A search in which nothing is trained, with the searcher and the search loop of a run.
+"""A simulated search: the searcher and search loop of a run, without training.
 
-`cerebro.testing` drives searchers with it, and `cerebro.plan` foresees searches. There are no
-workers, states or stores: what is simulated stands behind the protocols of
+`cerebro.testing` drives searchers with it, and `cerebro.plan` estimates searches. There are no
+workers, states or stores: simulated parts implement the protocols of
 `cerebro.coordinator.search_loop`.
 """
 
@@ -29,7 +29,7 @@ from cerebro.space import Space
 
 @dataclass
 class SimulatedTrial:
-    """What became of one trial."""
+    """The outcome of one trial."""
 
     number: int
     config: dict[str, Any]
@@ -59,7 +59,7 @@ class SimulatedTrials:
     def __init__(self, epochs: int) -> None:
         self.by_number: dict[int, LiveTrial] = {}
         self.ready: list[int] = []
-        """Trials that train an epoch now."""
+        """Trials that are training an epoch."""
         self.pinned: Collection[tuple[int, int]] = ()
         """Pairs (trial, epoch) whose states the searcher has kept."""
         self._epochs = epochs
@@ -98,12 +98,12 @@ class SimulatedTrials:
         """Do nothing: there are no slots."""
 
     def resume(self, trial: LiveTrial, epochs: int) -> None:
-        """Let a paused trial train until `epochs` are done."""
+        """Have a paused trial train until `epochs` are done."""
         trial.record.status, trial.record.target_epochs = "running", epochs
         self.go_on(trial)
 
     def wake(self, trial: LiveTrial) -> None:
-        """Note that the searcher pauses a trial no longer."""
+        """Clear the searcher's pause of a trial."""
         trial.asleep = False
 
     def end(self, trial: LiveTrial, status: Status) -> None:
@@ -121,18 +121,18 @@ class SimulatedTrials:
 
 
 class DecisionsInMemory:
-    """What a simulated search records; see `cerebro.coordinator.search_loop.Record`."""
+    """The record of a simulated search; see `cerebro.coordinator.search_loop.Record`."""
 
     def __init__(self) -> None:
         self.decisions: list[StoredDecision] = []
-        """Those since the searcher's state was taken last."""
+        """The decisions since the searcher's state was last saved."""
 
     def group(self) -> AbstractContextManager[None]:
         """Return a context that does nothing."""
         return nullcontext()
 
     def set_meta(self, key: str, value: Any) -> int:
-        """Return the size that a value has in a store."""
+        """Return the size that a value would have in a store."""
         return len(encode(value))
 
     def add_decision(
@@ -148,7 +148,7 @@ class SimulatedSearch(SearchLoop):
     Parameters
     ----------
     searcher
-        One that has not been set up.
+        A searcher that has not been set up.
     points
         Configurations to try first.
     """
@@ -182,7 +182,7 @@ class SimulatedSearch(SearchLoop):
         return self._simulated.by_number[number].record
 
     def take_ready(self) -> list[int]:
-        """Let the loop advance as far as it can; return the trials that train an epoch now."""
+        """Advance the loop as far as possible; return the trials that train an epoch now."""
         self.advance(max_steps=sys.maxsize)
         ready, self._simulated.ready = self._simulated.ready, []
         return ready
@@ -204,7 +204,7 @@ class SimulatedSearch(SearchLoop):
         Parameters
         ----------
         retell
-            How old the state may be, in decisions and suggestions; those are made again.
+            The largest age of the state, in decisions and suggestions; the searcher repeats these.
         """
         if not self.searcher.adaptive or len(self._memory.decisions) >= retell:
             self._state = self._searcher_state()
@@ -230,7 +230,7 @@ class SimulatedSearch(SearchLoop):
                 self._simulated.end(trial, "stopped")
             if trial.record.status not in ENDED:
                 number = trial.record.number
-                raise ContractError(f"trial {number} was lost: it still runs at the end")
+                raise ContractError(f"trial {number} was lost: it is still running at the end")
         return [self._view(trial.record) for trial in self._simulated.by_number.values()]
 
     def _view(self, record: TrialRecord) -> SimulatedTrial:

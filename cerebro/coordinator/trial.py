@@ -7,14 +7,14 @@ field          reason to wait                         cleared by
 =============  =====================================  ========================================
 held           the user paused or stopped it          the user, who continues it
 stopping       the user stopped it; it is `held` too  its end, as soon as no unit of it runs
-asleep         the searcher paused it                 the searcher, which resumes or drops it
+asleep the searcher paused it the searcher, which resumes or drops it
 unkept         its last epoch's state is being copied `StateKept` or `StateLost`
 awaits_parent  in a resumed run, its parent trains    the end of that epoch, or of the parent
                the epoch again that it starts from
 =============  =====================================  ========================================
 
 Its status is "waiting" until its first unit and whenever it has been resumed or continued,
-"running" from its next unit on, and "paused" while it is asleep, or held without a unit that runs.
+"running" from its next unit on, and "paused" while it is asleep, or held with no unit in progress.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class LiveTrial:
     epoch_seconds: float = 0.0
     rows_per_second: float | None = None
     worker: int | None = None
-    """The worker that runs its unit now."""
+    """The worker that runs its current unit."""
     held: bool = False
     stopping: bool = False
     asleep: bool = False
     unkept: bool = False
     awaits_parent: bool = False
     lost_states: int = 0
-    """The number of times that it was taken back in this epoch."""
+    """The number of times that it had to go back in this epoch because a state was lost."""
     reported: int = -1
     """The last epoch reported to the searcher, even if the trial did not train it."""
     clone_of: CloneOf | None = None
@@ -58,13 +58,13 @@ class LiveTrial:
     last_worker: int | None = None
     """The worker that wrote the committed state."""
     workers: set[int] = field(default_factory=set)
-    """Workers that may still have its model or slots open."""
+    """Workers that may still hold its model or slots open."""
     origin: KeptState | None = None
-    """Where its state is if not in its slots, until its next unit is committed."""
+    """The place of its state if that is not in its slots, until its next unit is committed."""
     info_epochs: int | None = None
     """The value of ``info.epochs``, if it differs from the run's."""
     expected: dict[int, str] = field(default_factory=dict)
-    """Hashes of epochs that are trained again because their states are lost."""
+    """The first hashes of epochs that are trained again because their states were lost."""
     scheduled: bool = False
     """Whether the scheduler has it."""
     unwritten: int = -1
@@ -83,7 +83,7 @@ class LiveTrial:
 
     @property
     def told(self) -> int | None:
-        """The last epoch that the trial has trained and that was reported to the searcher."""
+        """The last epoch that the trial itself trained and that was reported to the searcher."""
         epoch = min(self.reported, self.record.done - 1)
         return epoch if epoch >= self.record.first_epoch else None
 

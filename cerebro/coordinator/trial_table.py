@@ -1,6 +1,6 @@
 """The trials that a run keeps in memory, by number.
 
-A run of 100,000 trials must not keep them all. Ended trials that are of no more use are
+A run of 100,000 trials must not keep them all in memory. Ended trials that are no longer needed are
 forgotten: the store has them, and `EndedTrials` knows how each of them ended.
 """
 
@@ -36,7 +36,7 @@ class TrialTable(ABC, Generic[TrialKind]):
         self.forgotten: Counter[str] = Counter()
         """The number of forgotten trials, by status."""
         self.ended = ended
-        self._over: dict[int, None] = {}  # ended and perhaps of no more use: an ordered set
+        self._over: dict[int, None] = {}  # ended and perhaps no longer needed: an ordered set
 
     @abstractmethod
     def end(self, trial: LiveTrial, status: Status) -> None:
@@ -56,7 +56,7 @@ class TrialTable(ABC, Generic[TrialKind]):
     def status_of(self, number: Any) -> Status | None:
         """Return the status of a trial, forgotten or not; None if there is no such trial.
 
-        A searcher may ask for any object.
+        `number` comes from a searcher and may be any object.
         """
         trial = self.by_number.get(number)
         if trial is not None:
@@ -69,7 +69,7 @@ class TrialTable(ABC, Generic[TrialKind]):
         Raises
         ------
         InputError
-            If there is no such trial, or it has ended. The message says that it cannot be `what`.
+            If there is no such trial, or it has ended: it cannot be `what` (such as "paused").
         """
         trial, status = self.by_number.get(number), self.status_of(number)
         if status is None:
@@ -89,7 +89,7 @@ class TrialTable(ABC, Generic[TrialKind]):
         return self.by_number.get(number)
 
     def end_paused(self) -> None:
-        """End the trials that the searcher has paused: it will not resume them."""
+        """End the trials that the searcher has paused and will not resume."""
         for trial in self.by_number.values():
             if trial.asleep and trial.record.status not in ENDED:
                 self.end(trial, "stopped")
@@ -97,12 +97,12 @@ class TrialTable(ABC, Generic[TrialKind]):
     def _forget_unused(
         self, is_awaited: Callable[[int], bool], is_needed: Callable[[int], bool]
     ) -> list[TrialKind]:
-        """Forget ended trials that are of no more use; return them.
+        """Forget ended trials that are no longer needed; return them.
 
         Parameters
         ----------
         is_awaited
-            Whether to look at a trial again next time.
+            Whether to check a trial again next time.
         is_needed
             Whether to keep a trial until it is added to `_over` again.
         """

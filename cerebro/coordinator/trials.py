@@ -1,4 +1,4 @@
-"""Adds, pauses, resumes, clones and ends the trials of a run.
+"""Add, pause, resume, clone and end the trials of a run.
 
 Every change of a trial's status is made here, so that its record, its row in the store, the
 scheduler, its files and the callbacks always agree.
@@ -25,17 +25,16 @@ from cerebro.worker.messages import RunContext
 
 
 class LiveTrials(TrialTable[LiveTrial]):
-    """The trials that are trained: a search's trials, or with folds the folds of them all.
+    """The trials that are trained: a search's trials, or with folds all their folds.
 
     Parameters
     ----------
     ended
-        The trials that have ended: the overview's, unless displays show configurations.
+        The ended trials: those of the overview, unless displays show configurations.
     tell_of
         Called with a trial's record, the name of a callback's hook, and the hook's arguments.
     stepwise
-        Whether a trial waits after each epoch until :meth:`go_on`, because a searcher decides
-        then.
+        Whether a trial waits after each epoch for :meth:`go_on`, because a searcher decides.
     expected
         The number of trials, if it is known before the searcher has suggested them all.
     best_epoch
@@ -61,7 +60,7 @@ class LiveTrials(TrialTable[LiveTrial]):
     ) -> None:
         super().__init__(ended)
         self.states = KeptStates(settings, context, store, best_epoch, pinned)
-        self._ended_on: dict[int, list[int]] = {}  # by worker: ended trials to tell it of
+        self._ended_on: dict[int, list[int]] = {}  # by worker: ended trials to report to it
         self._settings = settings
         self._context = context
         self._store = store
@@ -73,7 +72,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         self._expected = expected
         self._awaited: dict[tuple[int, int], list[LiveTrial]] = {}  # see `LiveTrial.awaits_parent`
 
-    # --- beginning -------------------------------------------------------
+    # --- starting --------------------------------------------------------
 
     def add(self, suggestion: Suggestion) -> LiveTrial:
         """Add a new trial or a clone; it fails at once if its configuration cannot be stored."""
@@ -156,18 +155,18 @@ class LiveTrials(TrialTable[LiveTrial]):
         self._expect_others()
 
     def _find_parents_state(self, clone: LiveTrial, epoch: int) -> None:
-        """Let a clone that has trained nothing begin with its parent's state, or wait for it."""
+        """Start an untrained clone from its parent's state, or have it wait for that state."""
         parent = self.by_number[clone.record.parent or 0]
         is_trained_again = parent.record.done <= epoch and parent.record.status not in ENDED
         if is_trained_again and clone.position == clone.first_position:
             clone.awaits_parent = True
             self._awaited.setdefault((parent.record.number, epoch), []).append(clone)
             return
-        with contextlib.suppress(StateError):  # its slots may hold a state; else it fails alone
+        with contextlib.suppress(StateError):  # its slots may do; else only it fails
             clone.clone_of = self.states.clone_of(parent.record, epoch)
 
     def _release_clones(self, parent: LiveTrial, epoch: int) -> None:
-        """Let the clones begin that have waited for an epoch of their parent."""
+        """Start the clones that have waited for an epoch of their parent."""
         for clone in self._awaited.pop((parent.record.number, epoch), ()):
             clone.awaits_parent = False
             if clone.record.status not in ENDED:
@@ -184,7 +183,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         trial.history.append(epoch.to_history())
         self.states.add_epoch(trial.record, epoch, self._told(trial))
         self._release_clones(trial, epoch.epoch)
-        self._drop_parent(trial)  # even after a loss of power it would not need it
+        self._drop_parent(trial)  # not needed any more, even after a power failure
         self._tell_of(trial.record, "on_epoch_end", dict(epoch.metrics))
 
     def go_on(self, trial: LiveTrial) -> None:
@@ -242,7 +241,7 @@ class LiveTrials(TrialTable[LiveTrial]):
             self._hold_or_release(trial)
 
     def go_back(self, trial: LiveTrial, position: int | None) -> None:
-        """Take a trial back to a state that is not lost.
+        """Send a trial back to a state that is not lost.
 
         Parameters
         ----------
@@ -307,11 +306,11 @@ class LiveTrials(TrialTable[LiveTrial]):
 
     def _note_end(self, trial: LiveTrial) -> None:
         self.ended.add(trial.record, trial.row(self._settings.ranking))
-        if not trial.record.is_open:  # an open one determines the run's status
+        if not trial.record.is_open:  # open trials determine the run's status
             self._over[trial.record.number] = None
 
     def forget_ended(self, is_expected: Callable[[int], bool]) -> list[int]:
-        """Forget ended trials that are of no more use; return their numbers.
+        """Forget ended trials that are no longer needed; return their numbers.
 
         Parameters
         ----------
@@ -322,7 +321,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         def is_awaited(number: int) -> bool:
             return self.by_number[number].worker is not None or is_expected(number)
 
-        # The others are added to `_over` again by `wake`, or when their last clone has begun.
+        # `wake` adds the others to `_over` again, or the start of their last clone does.
         unused = self._forget_unused(is_awaited, self.states.is_needed)
         for trial in unused:
             if trial.scheduled:
@@ -360,7 +359,7 @@ class LiveTrials(TrialTable[LiveTrial]):
             self._over[record.parent] = None
 
     def ended_for(self, worker: int) -> tuple[int, ...]:
-        """Return the trials that have ended since this was last called for a worker."""
+        """Return the trials that have ended since the last call for this worker."""
         return tuple(self._ended_on.pop(worker, ()))
 
     def forget_worker(self, worker: int) -> None:
@@ -390,7 +389,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         if not self._stepwise:
             return trial.record.target_epochs
         wanted = trial.reported + (1 if trial.asleep else 2)
-        # A resumed trial may be further: it trained before the decision reached the store.
+        # A resumed trial may have done more: it trained before the decision reached the store.
         epoch, step = divmod(trial.position, self._context.units_per_epoch)
         return max(wanted, epoch + (step > 0))
 
@@ -412,7 +411,7 @@ class LiveTrials(TrialTable[LiveTrial]):
 def recordable(config: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
     """Return a configuration as the store returns it, and why it is invalid, or None.
 
-    A replay gets the configuration from the store, so trials must get the same. In an invalid
+    A replay reads the configuration from the store, so trials must get the same one. In an invalid
     configuration, values that the store cannot hold are replaced by their text.
     """
     known, problem = {}, None

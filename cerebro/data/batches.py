@@ -111,9 +111,9 @@ def make_trusted(
     residence: str = "auto",
     **options: Any,
 ) -> _core.Loader | MovedBatches:
-    """Return a loader whose batches arrive on a device; they are made there if it can be trusted.
+    """Return a loader of batches on a device, made on the device if it passes its check.
 
-    If it cannot (see `cerebro.machine.device_check`), or if CUDA is usable only through PyTorch (a
+    If it fails (see `cerebro.machine.device_check`), or if CUDA is usable only through PyTorch (a
     build that includes the runtime), batches are made in host memory and PyTorch moves them.
 
     The arguments are those of `make_loader`.
@@ -213,7 +213,7 @@ class Batches:
                 self._idle.append(loader)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state of a copy, or of a copy in another process: the next pass, without buffers."""
+        """Return the state for copies and pickles: the next pass, without buffers."""
         return {**self.__dict__, "_idle": []}
 
     def __len__(self) -> int:

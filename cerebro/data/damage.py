@@ -26,7 +26,7 @@ class Damage:
     what: str
 
     def __str__(self) -> str:
-        return f"{self.path} {self.what}: write the data set again, or put back a copy"
+        return f"{self.path} {self.what}: write the data set again, or restore a copy"
 
 
 def find_damage(folder: str | os.PathLike[str]) -> list[Damage]:

@@ -45,7 +45,7 @@ def is_rows(value: Any) -> bool:
 
 
 def written(data: Any, validation: Any, folder: Path) -> tuple[Any, Any]:
-    """Write what is given as rows into ``data`` and ``validation`` in a folder.
+    """Write data given in memory to ``data`` and ``validation`` in a folder.
 
     Returns
     -------

@@ -24,7 +24,7 @@ class MovedBatches:
     device
         The device as PyTorch names it.
     why
-        Why the loader does not make them there; see `cerebro.data.depots.problem`.
+        Why the loader cannot make batches on the device; see `cerebro.data.depots.problem`.
     """
 
     def __init__(self, loader: Any, device: str, why: str = "") -> None:

@@ -112,7 +112,7 @@ class PlacedDataset(Dataset):
 
 
 class _Open:
-    """The open shards; looks like the list of a data set's readers."""
+    """The open shards; used like the list of a data set's readers."""
 
     def __init__(self) -> None:
         self.readers: dict[int, _core.ShardReader] = {}

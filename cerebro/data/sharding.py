@@ -265,7 +265,7 @@ def _write(
 
 
 def _commit(manifest: Manifest, folder: Path, target: Path) -> None:
-    """Write the manifest, then make the folder appear under its name."""
+    """Write the manifest, then rename the folder to its final name."""
     shutil.rmtree(folder / _SPOOL, ignore_errors=True)
     content = manifest.to_bytes()
     if len(content) > MAX_MANIFEST_BYTES:

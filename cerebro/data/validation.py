@@ -358,7 +358,7 @@ def check_columns(train: Dataset, validation: Dataset | None) -> None:
 def other_classes(train: Dataset, data: Dataset) -> str | None:
     """Describe a column whose codes mean different classes in the training data; None if all agree.
 
-    Data sets that were written separately each number only the names that they have.
+    Data sets that were written separately number only their own names, so their codes may differ.
     """
     for name, ours in train.classes.items():
         theirs = data.classes.get(name)

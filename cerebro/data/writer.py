@@ -90,7 +90,7 @@ def _is_mapped(output: OutputColumn) -> bool:
 def _direct(
     output: OutputColumn, starts: Sequence[int], order: Order, folder: Path
 ) -> Iterator[tuple[OutputColumn, Array | slice]]:
-    """Yield for each shard the source itself and the source's row numbers for the shard."""
+    """Yield, for each shard, the source and its row numbers for the shard."""
     for start, stop in pairwise(starts):
         yield output, slice(start, stop) if order is None else order[start:stop]
 

@@ -61,7 +61,7 @@ class Channel:
         self.flush()
 
     def flush(self) -> None:
-        """Send the rest, as much as the socket takes; raise OSError if the other end is gone."""
+        """Send as much of the rest as the socket takes; raise OSError if the other end is gone."""
         while self._out:
             piece = self._out[0]
             try:

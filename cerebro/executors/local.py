@@ -318,7 +318,7 @@ class LocalExecutor:
         return woken
 
     def _patience(self, end: float | None) -> float | None:
-        """Return the seconds until the next deadline; None: there is none."""
+        """Return the seconds until the next deadline; None without a deadline."""
         due = [time for time in (end, self._next_look if self._busy else None) if time is not None]
         return max(0.0, min(due) - time.monotonic()) if due else None
 

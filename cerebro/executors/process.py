@@ -155,7 +155,7 @@ class WorkerProcess:
             ) from None
 
     def close(self) -> None:
-        """Close this process's descriptors of it, which makes it exit."""
+        """Close this process's ends of the worker's channels, which makes the worker exit."""
         self.channel.close()
         if self.exit_fd is not None:
             os.close(self.exit_fd)

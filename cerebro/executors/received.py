@@ -30,7 +30,7 @@ def opened(message: bytes) -> Any:
     Raises
     ------
     InputError
-        If a module that it names starts to train before it has defined the name.
+        If a module that the message names starts a search before it defines the name.
     """
     with finding():
         return _Unpickler(io.BytesIO(message)).load()

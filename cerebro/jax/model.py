@@ -322,7 +322,7 @@ class Model(BaseModel):
         return jax.tree.map(np.asarray, output)
 
     def _join(self, parts: list[Any]) -> Any:
-        """Join the batches' outputs along their rows; a plain list where they do not fit."""
+        """Join the batches' outputs along their rows; return them as a list if they do not fit."""
         trees = [jax.tree.flatten(part) for part in parts]
         joined = []
         for leaves in zip(*(leaves for leaves, _ in trees), strict=True):

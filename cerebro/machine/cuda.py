@@ -184,7 +184,7 @@ def device(name: str) -> _core.Device:
 
 
 def share_pool(name: str) -> None:
-    """Let a GPU take its memory from PyTorch's allocator, if PyTorch is loaded by now.
+    """Take a GPU's memory from PyTorch's allocator, if PyTorch is already loaded.
 
     Otherwise two pools would compete for the memory. Call this before every request for memory:
     PyTorch may have been imported since the device was opened.

@@ -38,7 +38,7 @@ PROGRAM = (
 
 
 def problem(name: str, *, anew: bool = False) -> str:
-    """Return what fails on a GPU, in one line; empty if nothing does.
+    """Return the operation that fails on a GPU, in one line; empty if the GPU passes.
 
     Parameters
     ----------

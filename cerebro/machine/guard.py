@@ -103,7 +103,7 @@ def finding(*names: str, target: str | None = None) -> AbstractContextManager[No
     Parameters
     ----------
     names
-        The names sought, ``build`` by default: an import that has them stops at a refused call.
+        The names to find, ``build`` by default. An import that has them stops at a refused call.
     target
         The module, or the path of the file, that must have them. Other modules imported on the way
         must have ``build``.
@@ -239,7 +239,7 @@ def _explain_what_is_missing(module: ModuleType, stop: Stopped) -> None:
 
 
 class _Finder:
-    """Finds what Python's own path finder does, but lets imports of users' files stop."""
+    """Finds the same modules as Python's path finder, but can stop imports of users' files."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None

@@ -68,9 +68,9 @@ def is_installed(file: str) -> bool:
 
 
 def raised_at(error: BaseException, *, libraries: bool = False) -> traceback.FrameSummary | None:
-    """Return the last line of the user's code that led to an exception.
+    """Return the last line of the user's code on the way to an exception.
 
-    Not where a library noticed the mistake.
+    A library may have raised the exception.
 
     Parameters
     ----------

@@ -25,7 +25,7 @@ def install_hint(*extras: str) -> str:
 
 
 def update_hint() -> str:
-    """Return how to get the newest Cerebro, for the end of a message."""
+    """Return a hint on how to update Cerebro, for the end of a message."""
     if PUBLISHED:
         return f"pip install -U {DISTRIBUTION}"
     return f"git pull && pip install -e . {CLONE}"

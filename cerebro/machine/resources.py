@@ -39,7 +39,8 @@ def usage(process: str = "self") -> Usage | None:
 def kills(groups: Path = GROUPS, proc: Path = Path("/proc")) -> int:
     """Return how many processes the kernel's out-of-memory killer has killed near this one.
 
-    Counts this process's control group if it has one, else the machine; 0 if there is no counter.
+    Counts kills in this process's control group if it has one, else on the machine; 0 if there is
+    no counter.
     """
     for file in _counters(groups, proc):
         try:

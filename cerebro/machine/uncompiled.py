@@ -36,7 +36,7 @@ def explanation(folder: Path) -> str:
 
 
 def _is_command() -> bool:
-    """Whether this process is Cerebro's command, in which an exception would not be caught."""
+    """Whether this process runs a Cerebro command, where no code would catch an exception."""
     program, *_ = sys.argv or [""]
     if program == "-m":  # while Python is still locating the module
         at = sys.orig_argv.index("-m") if "-m" in sys.orig_argv else len(sys.orig_argv)

@@ -4,9 +4,9 @@
     tune.Tuner(cerebro.ray.trainable(build, train, batch_size=64), param_space=..., ...).fit()
     cerebro.ray.fit(build, train, param_space=..., scheduler=ASHAScheduler(...), ...)
 
-`Executor` runs a search on the nodes of a cluster (docs/guide/cluster.md), `trainable` is for
-Ray Tune's Tuner, and `fit` searches with Tune's algorithms (docs/guide/ray-tune.md). Ray itself
-is imported when one of them is used.
+`Executor` runs a search on the nodes of a cluster (docs/guide/cluster.md), `trainable` is for Ray
+Tune's Tuner, and `fit` searches with Tune's algorithms (docs/guide/ray-tune.md). Ray itself is
+imported when one of them is first used.
 """
 
 from __future__ import annotations

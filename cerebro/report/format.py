@@ -1,4 +1,4 @@
-"""How numbers, times, configurations and metrics are written, everywhere alike."""
+"""Format numbers, times, configurations and metrics, the same way in all outputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cerebro.machine.mappings import flatten
 
 PREFIXES = ("val_", "train_")
 BEST_AT = "best at"
-"""The column with the number of epochs after which a trial was best, as its metrics were then."""
+"""The heading of the column with the number of epochs after which a trial was best."""
 
 
 def number(value: Any, digits: int = 4) -> str:
@@ -44,7 +44,7 @@ def counted(count: int, what: str) -> str:
 
 
 def tie(numbers: Sequence[int]) -> str:
-    """Name trials that tie, and the one that counts as best; empty without a tie."""
+    """Name trials that tie, and the one that counts as best; empty if none tie."""
     if len(numbers) < 2:
         return ""
     first, *others = sorted(numbers)
@@ -95,7 +95,7 @@ def settings(config: Mapping[str, Any], width: int | None = None) -> str:
 
 
 def short_name(name: str) -> str:
-    """Give a metric's name without ``val_`` or ``train_``."""
+    """Return a metric's name without ``val_`` or ``train_``."""
     for prefix in PREFIXES:
         if name.startswith(prefix):
             return name[len(prefix) :]
@@ -103,7 +103,7 @@ def short_name(name: str) -> str:
 
 
 def metric_value(metrics: Mapping[str, float], name: str) -> float | None:
-    """Look a metric up: its own key, else validation, else training."""
+    """Look up a metric under its own name, else in validation, else in training."""
     for key in (name, f"val_{name}", f"train_{name}"):
         if key in metrics:
             return metrics[key]
@@ -111,14 +111,14 @@ def metric_value(metrics: Mapping[str, float], name: str) -> float | None:
 
 
 def mean_metric(metrics: Mapping[str, float], name: str) -> str:
-    """Write a metric with what stands for it: over folds with its standard deviation."""
+    """Write a metric; over folds, with its standard deviation."""
     text = metric(metric_value(metrics, name))
     spread = metric_value(metrics, f"{name}_std")
     return text if spread is None else f"{text} ± {metric(spread)}"
 
 
 def without_spread(names: Iterable[str]) -> list[str]:
-    """Leave standard deviations out: ``loss_std`` beside ``loss``."""
+    """Omit standard deviations: ``loss_std`` beside ``loss``."""
     known = dict.fromkeys(names)
     return [name for name in known if name.removesuffix("_std") == name or name[:-4] not in known]
 
@@ -133,7 +133,7 @@ def full_names(names: Iterable[str]) -> list[str]:
 def metric_columns(rows: Iterable[Mapping[str, float]], ranked_by: str) -> list[str]:
     """Choose the metric columns of a table: both losses, then the metric that ranks trials.
 
-    Where trials are ranked by the loss, the first other metric (accuracy, say) comes third.
+    If trials are ranked by the loss, the first other metric (such as accuracy) comes third.
     """
     seen: dict[str, None] = {}
     for metrics in rows:
@@ -152,5 +152,5 @@ def metric_columns(rows: Iterable[Mapping[str, float]], ranked_by: str) -> list[
 
 
 def heading(name: str) -> str:
-    """Give a metric's column heading: ``train_loss`` becomes ``train loss``."""
+    """Return a metric's column heading: ``train_loss`` becomes ``train loss``."""
     return name.replace("_", " ")

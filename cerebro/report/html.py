@@ -1,4 +1,4 @@
-"""A result as static HTML: in a notebook, or as one file with its pictures."""
+"""Write a result as static HTML: for a notebook, or as one file with its pictures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cerebro.report import plots, summary
 
 MAX_TRIALS = 20
 
-# Inline, for a notebook's sanitizer drops style sheets; colours are left to the page's theme.
+# Inline, because a notebook's sanitizer drops style sheets; the page's theme sets the colors.
 CELL = "padding:0.2em 0.8em;text-align:{align};white-space:nowrap"
 
 BEST = "font-weight:bold"
@@ -101,7 +101,7 @@ def render_page(
     metric, trials
         The metric to draw, as for ``Result.plot``.
 
-    A picture that cannot be drawn, of a run that has just begun say, is replaced by the
+    A picture that cannot be drawn, such as that of a run that has just begun, is replaced by the
     reason.
 
     Raises

@@ -1,7 +1,7 @@
-"""Pictures of a result: learning curves, units on workers, and importance of parameters.
+"""Draw pictures of a result: learning curves, units on workers, and importance of parameters.
 
-Every function returns a new ``matplotlib.figure.Figure`` that is tied to no window
-and to no global state of pyplot, so it works without a display and in threads:
+Every function returns a new ``matplotlib.figure.Figure`` that does not depend on a window or on
+pyplot's global state, so it works without a display and in threads:
 ``figure.savefig("curves.png")``. A notebook draws it when it is the cell's value.
 """
 
@@ -35,7 +35,7 @@ RUNNERS_UP = ("#2e6f9e", "#3f9e8c", "#8a63b0", "#c58a2b")
 MAX_NAMED = 24  # trials that a legend or a bar names
 LABEL_SHARE = 0.012  # of the time axis; narrower bars get no number
 CUT_SHARE = 0.006  # of the time axis; narrower units are not cut apart
-TOUCHING_SHARE = 0.001  # of the time axis; smaller gaps are not seen
+TOUCHING_SHARE = 0.001  # of the time axis; smaller gaps are not visible
 
 ABSENT = -0.14  # where a dimension that a configuration lacks is drawn
 
@@ -60,10 +60,9 @@ def plot(
     trials
         Numbers of the trials to draw; all if None.
     kind
-        ``"curves"`` the metric over epochs; ``"gantt"`` which worker trained which trial
-        when; ``"parallel"`` configurations as lines across their dimensions;
-        ``"importance"`` share of the metric's variance that each dimension explains, and how well
-        that is known.
+        ``"curves"``: the metric over epochs; ``"gantt"``: which worker trained which trial when;
+        ``"parallel"``: configurations as lines across their dimensions; ``"importance"``: the share
+        of the metric's variance that each dimension explains, with its uncertainty.
 
     Returns
     -------
@@ -140,7 +139,7 @@ def _title(axes: Axes, text: str, detail: str = "") -> None:
 
 
 def _mode(result: Any, metric: str) -> str:
-    """Whether small or large is good; unknown metrics count as the search's own."""
+    """Return a metric's mode, ``"min"`` or ``"max"``; for unknown metrics, the search's."""
     if fmt.short_name(metric) == fmt.short_name(result.metric):
         return str(result.mode)
     return "min" if any(w in metric for w in ("loss", "error", "mse", "mae", "rmse")) else "max"
@@ -150,7 +149,7 @@ def _mode(result: Any, metric: str) -> str:
 
 
 def _series(trial: Any, metric: str) -> tuple[list[int], list[float]]:
-    """Give epochs trained (from 1) and the metric after each."""
+    """Return the numbers of epochs trained (from 1), and the metric after each."""
     points = [(e["epoch"] + 1, fmt.metric_value(e["metrics"], metric)) for e in trial.history]
     known = [(x, y) for x, y in points if y is not None]
     return [x for x, _ in known], [y for _, y in known]
@@ -159,7 +158,7 @@ def _series(trial: Any, metric: str) -> tuple[list[int], list[float]]:
 def _selected(result: Any, trial: Any, metric: str) -> tuple[int, float] | None:
     """Return the trained epochs and the metric of the epoch that represents a trial.
 
-    Where it has no finite value there, the trial's best one.
+    If the metric is not finite there, return the trial's best epoch.
     """
     points = [(x, y) for x, y in zip(*_series(trial, metric), strict=True) if math.isfinite(y)]
     if not points:
@@ -172,7 +171,7 @@ def _selected(result: Any, trial: Any, metric: str) -> tuple[int, float] | None:
 
 
 def _ranked(result: Any, metric: str, trials: Sequence[Any]) -> list[Any]:
-    """Sort trials that have the metric, best first, by its value in the epoch for each."""
+    """Sort trials that have the metric, best first, by its value in each one's selected epoch."""
     sign = -1.0 if _mode(result, metric) == "max" else 1.0
 
     def key(trial: Any) -> tuple[float, int]:
@@ -183,10 +182,10 @@ def _ranked(result: Any, metric: str, trials: Sequence[Any]) -> list[Any]:
 
 
 def curves(result: Any, metric: str, trials: Sequence[Any]) -> Figure:
-    """Draw the metric over the epochs: the best trial on top, four more named, the rest faint."""
+    """Draw the metric over the epochs: the best trial on top, four others named, the rest faint."""
     ranked = _ranked(result, metric, trials)
     if not ranked:
-        raise InputError(f"metric={metric!r}: no trial has it yet; there is {_known(trials)}")
+        raise InputError(f"metric={metric!r}: no trial has it yet; available: {_known(trials)}")
     figure, axes = _figure(8.4, 4.6)
     colours = [ACCENT, *RUNNERS_UP]
     for rank, trial in reversed(list(enumerate(ranked))):
@@ -212,7 +211,7 @@ def curves(result: Any, metric: str, trials: Sequence[Any]) -> Figure:
 
 def _known(trials: Sequence[Any]) -> str:
     names = sorted({name for t in trials for e in t.history for name in e["metrics"]})
-    return ", ".join(names) if names else "none, for no epoch has finished"
+    return ", ".join(names) if names else "none, because no epoch has finished"
 
 
 def _curve_label(trial: Any) -> str:
@@ -286,7 +285,7 @@ def _axis_label(trial: Any, metric: str) -> str:
 
 
 def trial_colours(count: int) -> list[Colour]:
-    """Give `count` colours that stay apart: hues by the golden ratio, three depths in turn."""
+    """Return `count` distinct colors: hues by the golden ratio, in three depths by turns."""
     depths = [(0.55, 0.80), (0.38, 0.92), (0.70, 0.62)]
     colours = []
     for i in range(count):
@@ -296,7 +295,7 @@ def trial_colours(count: int) -> list[Colour]:
 
 
 def gantt(result: Any, metric: str, trials: Sequence[Any]) -> Figure:
-    """Draw which worker trained which trial when; one colour a trial, validation hatched.
+    """Draw which worker trained which trial when; one color per trial, validation hatched.
 
     The share of time that a worker was busy counts from the start of the first unit.
     """
@@ -328,7 +327,7 @@ def _bars(
     colours: Mapping[int, Colour],
     end: float,
 ) -> None:
-    """Draw one worker's units: neighbours of one trial and kind as one bar, cut where wide."""
+    """Draw one worker's units: neighbors of one trial and kind form one bar, cut where wide."""
     for first, last in _stretches(units, ("trial", "kind"), gap=TOUCHING_SHARE * end):
         start, stop = units[first]["start"], units[last]["end"]
         validation = units[first]["kind"] == "eval"
@@ -447,9 +446,9 @@ def _gantt_legend(figure: Figure, colours: Mapping[int, Colour]) -> None:
 
 
 def _table(result: Any, metric: str, trials: Sequence[Any]) -> tuple[list[dict[str, Any]], Any]:
-    """Give the flattened configurations of the trials that have the metric, and its values.
+    """Return the flattened configurations of the trials that have the metric, and its values.
 
-    These are the ones that the summary shows.
+    The values are those that the summary shows.
     """
     configs, values = [], []
     for trial in _ranked(result, metric, trials):
@@ -461,7 +460,7 @@ def _table(result: Any, metric: str, trials: Sequence[Any]) -> tuple[list[dict[s
 
 
 def _varying(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Name the dimensions that take more than one value, in the order of the space."""
+    """List the dimensions that take more than one value, in the order of the space."""
     names = dict.fromkeys(name for config in configs for name in config)
     return [n for n in names if len({repr(config.get(n)) for config in configs}) > 1]
 
@@ -475,7 +474,7 @@ def _is_log(numbers: Any) -> bool:
 
 
 def _position(values: Sequence[Any]) -> tuple[list[float], list[tuple[float, str]]]:
-    """Place one dimension's values on 0..1, absent ones below, and give the ticks."""
+    """Place one dimension's values on 0..1, absent ones below; return positions and ticks."""
     present = [v for v in values if v is not None]
     if _is_numeric(present):
         numbers = np.asarray(present, dtype=float)
@@ -502,7 +501,7 @@ def _position(values: Sequence[Any]) -> tuple[list[float], list[tuple[float, str
 
 
 def parallel(result: Any, metric: str, trials: Sequence[Any]) -> Figure:
-    """Draw each trial as a line across the dimensions and the metric, coloured by the metric."""
+    """Draw each trial as a line across the dimensions and the metric, colored by the metric."""
     from matplotlib import colormaps
 
     configs, values = _table(result, metric, trials)
@@ -555,7 +554,7 @@ def _scale(axes: Axes, x: int, ticks: Sequence[tuple[float, str]]) -> None:
 
 
 TRIALS_PER_DIMENSION = 10
-"""With fewer, the importance of dimensions is unknown."""
+"""With fewer trials, the importance of dimensions is unknown."""
 _DRAWS = 1000
 
 
@@ -565,20 +564,20 @@ class Importance:
 
     share: float
     low: float
-    """With `high` the range that holds it with 90 % probability;"""
+    """The range from `low` to `high` holds `share` with 90 % probability."""
     high: float
     by_chance: float
-    """the average share of a dimension without influence."""
+    """The average share of a dimension without influence."""
 
 
 def explained_variance(values: Sequence[Any], metric: Any) -> Importance | None:
     """Estimate the share of the metric's variance that one dimension alone explains.
 
-    Trials are put into groups (a category each, or up to four ranges of a number with
-    equally many trials): the share is the variance between groups over the whole (eta
-    squared). With few trials it is large by chance, and the range says how little is
-    known: the 5th and the 95th percentile of the same of trials drawn with replacement (a
-    bootstrap, always with the same draws). Interactions of dimensions are not seen.
+    Trials are grouped by category, or into up to four ranges of a number with equally many trials.
+    The share is the variance between groups divided by the total variance (eta squared). With few
+    trials it is large by chance. The range shows this uncertainty: it is the 5th and the 95th
+    percentile of the share over trials drawn with replacement (a bootstrap, always with the same
+    draws). Interactions of dimensions are not measured.
 
     Parameters
     ----------
@@ -590,7 +589,7 @@ def explained_variance(values: Sequence[Any], metric: Any) -> Importance | None:
     Returns
     -------
     Importance
-        None if the trials do not show it: one group, a group for each trial, or a constant
+        None if the trials cannot show it: with one group, one group per trial, or a constant
         metric.
     """
     numbers = np.asarray(metric, dtype=float)
@@ -610,12 +609,12 @@ def explained_variance(values: Sequence[Any], metric: Any) -> Importance | None:
 
 
 def _shares(weights: Any, numbers: Any, belongs: Any) -> Any:
-    """The share of the variance between groups, for each row of weights of the trials."""
+    """Return the share of the variance between groups, for each row of trial weights."""
     sums, sizes = (weights * numbers) @ belongs, weights @ belongs
     mean = weights @ numbers / weights.sum(axis=1)
     total = weights @ numbers**2 - weights.sum(axis=1) * mean**2
     between = (sums**2 / np.maximum(sizes, 1)).sum(axis=1) - weights.sum(axis=1) * mean**2
-    # Draws of one trial alone have no variance.
+    # Draws of a single trial have no variance.
     return np.clip(between / np.where(total > 1e-12, total, np.inf), 0.0, 1.0)
 
 
@@ -649,7 +648,7 @@ def importance(result: Any, metric: str, trials: Sequence[Any]) -> Figure:
     axes.set_xticks(range(0, 101, 20))
     axes.set_xlabel(
         f"variance of {fmt.short_name(metric)} explained alone (%), with its 90 % range;\n"
-        "dotted: what chance alone would give",
+        "dotted: the share by chance alone",
         color=INK,
     )
     counted = fmt.counted(len(configs), "trial")
@@ -660,7 +659,7 @@ def importance(result: Any, metric: str, trials: Sequence[Any]) -> Figure:
 
 def _draw_share(axes: Axes, place: int, found: Importance | None, *, pale: bool) -> None:
     if found is None:
-        axes.text(1, place, "cannot be told", va="center", fontsize=9, color=INK)
+        axes.text(1, place, "unknown", va="center", fontsize=9, color=INK)
         return
     share, low, high = (100 * part for part in (found.share, found.low, found.high))
     axes.barh(place, share, color=FAINT if pale else RUNNERS_UP[0])

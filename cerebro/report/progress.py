@@ -1,8 +1,7 @@
-"""Shows how a run gets on: a live table in a terminal, plain lines elsewhere.
+"""Show the progress of a run: a live table in a terminal, plain lines elsewhere.
 
-The search calls :meth:`Progress.update` for every event, thousands of times a
-second if need be; each display decides by itself how often it draws. Nothing
-here has a thread or a timer.
+The search calls :meth:`Progress.update` for every event, up to thousands of times per second. Each
+display decides how often it draws. There are no threads or timers.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ MAX_ROWS = 12
 DRAW_SECONDS = 0.2
 CONFIG_WIDTH = 40  # of the configuration column, at most
 
-# Live trials first, then those that can still win, then the lost ones.
+# live trials
 LIVE = ("running", "waiting", "paused")
 COLOURS = {
     "running": "cyan",
@@ -53,7 +52,7 @@ class Progress(Protocol):
         """Report the end of the run."""
 
     def close(self) -> None:
-        """Leave the terminal as it was, whatever happened; may be called more than once."""
+        """Restore the terminal, also after an error; may be called more than once."""
 
 
 class Silent:
@@ -102,7 +101,7 @@ def make_progress(kind: str | bool = "auto", *, stream: TextIO | None = None) ->
 
 
 class Lines:
-    """Writes a line when a trial finishes an epoch or ends otherwise.
+    """Writes a line when a trial finishes an epoch or ends for a different reason.
 
     Epochs that a trial finishes between two updates share a line. It shows the metrics of the
     last epoch and, if different, those of the best epoch, which represents the trial.
@@ -110,7 +109,7 @@ class Lines:
     Parameters
     ----------
     stream
-        Where to write; flushed after each line, so that logs keep up.
+        The stream to write to; flushed after each line, so that logs are current.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -120,13 +119,13 @@ class Lines:
         self._resting = False
 
     def run_started(self, snapshot: Snapshot) -> None:
-        """Write where the run is kept and how many workers it has."""
-        self._remember(snapshot)  # trials of an earlier part of the run are known
+        """Write the run's folder and the number of workers."""
+        self._remember(snapshot)  # do not report trials of an earlier part of the run
         where = f", kept in {snapshot.path}" if snapshot.path else ""
         self._write(f"started with {_workers(snapshot.workers)}{where}")
 
     def update(self, snapshot: Snapshot) -> None:
-        """Write what is new since the last call."""
+        """Write all changes since the last call."""
         columns: list[str] | None = None
         for row in snapshot.trials:
             if row.epoch > self._epochs.get(row.number, 0):
@@ -144,7 +143,7 @@ class Lines:
             self._write(f"{snapshot.share_done:4.0%}: {_rest(snapshot)}")
 
     def finished(self, snapshot: Snapshot, result: Any) -> None:
-        """Write how it ended."""
+        """Write how the run ended."""
         self.update(snapshot)
         self._write(closing(snapshot))
 
@@ -152,7 +151,7 @@ class Lines:
         """Do nothing: every line is complete."""
 
     def _remember(self, snapshot: Snapshot) -> None:
-        """Note the reported trials; one that a snapshot leaves out does not come back."""
+        """Remember the reported trials; forget those that the snapshot leaves out for good."""
         self._epochs = {row.number: row.epoch for row in snapshot.trials}
         self._status = {row.number: row.status for row in snapshot.trials}
 
@@ -188,7 +187,7 @@ class Table:
     stream
         The terminal.
     clock
-        Gives seconds; tests pass their own.
+        Returns seconds; tests pass their own clock.
     """
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
@@ -213,12 +212,12 @@ class Table:
         self._draw(snapshot)
 
     def update(self, snapshot: Snapshot) -> None:
-        """Draw, unless that was done a moment ago and more will come soon."""
+        """Draw, unless the last drawing was a moment ago and the next will come soon."""
         if snapshot.resting or self._clock() - self._drawn >= DRAW_SECONDS:
             self._draw(snapshot)
 
     def finished(self, snapshot: Snapshot, result: Any) -> None:
-        """Draw the last state and leave it standing."""
+        """Draw the final state, which stays on the screen."""
         try:
             self._draw(snapshot)
         finally:
@@ -236,7 +235,7 @@ class Table:
 
 
 def picture(snapshot: Snapshot, console: Console, max_rows: int = MAX_ROWS) -> RenderableType:
-    """Lay the table and the line under it out for a console of this width."""
+    """Lay out the table and the line below it for the console's width."""
     from rich.console import Group
     from rich.text import Text
 
@@ -349,7 +348,7 @@ def closing(snapshot: Snapshot) -> str:
 def _rest(snapshot: Snapshot) -> str:
     if not snapshot.resting:
         return "continued"
-    return f"paused; to go on: python -m cerebro continue {shlex.quote(snapshot.path)}"
+    return f"paused; to continue: python -m cerebro continue {shlex.quote(snapshot.path)}"
 
 
 def _workers(count: int) -> str:

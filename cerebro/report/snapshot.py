@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class TrialRow:
-    """One trial as the displays see it.
+    """One trial, as displays show it.
 
     Parameters
     ----------
@@ -20,7 +20,7 @@ class TrialRow:
     status
         ``waiting running paused stopped finished diverged failed``.
     epoch
-        Epochs it has finished.
+        The number of epochs that it has finished.
     epochs
         The number of epochs to train, as far as known.
     metrics
@@ -58,12 +58,12 @@ class Snapshot:
     Parameters
     ----------
     trials
-        The trials begun so far, by number; of many that have ended only the best, and
-        those that ended since the last picture.
+        The trials begun so far, by number. If many have ended, only the best of these, and those
+        that ended since the last drawing.
     share_done
-        Finished part of the work, 0 to 1.
+        The finished share of the work, 0 to 1.
     seconds
-        Since the run's start.
+        Seconds since the run's start.
     seconds_left
         Expected time to the end; None while it is unknown.
     busy
@@ -97,5 +97,5 @@ class Snapshot:
 
     @property
     def resting(self) -> bool:
-        """Whether a paused run has come to rest: its last units in flight are done."""
+        """Whether the run is paused and its last units in flight are done."""
         return self.paused and all(row.worker is None for row in self.trials)

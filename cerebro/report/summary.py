@@ -1,4 +1,4 @@
-"""A result as plain text, for ``Result.summary()`` and ``cerebro show``."""
+"""Write a result as plain text, for ``Result.summary()`` and ``cerebro show``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ranked(result: Any) -> list[Any]:
 
 
 def columns(result: Any, trials: Sequence[Any]) -> tuple[list[str], list[list[str]]]:
-    """Give the headings and the rows of a table of `trials`, as text."""
+    """Return the headings and the rows of a table of `trials`, as text."""
     names = fmt.metric_columns((trial.metrics for trial in trials), result.metric)
     # A value that all trials share does not distinguish them.
     flat = [flatten(trial.config) for trial in trials]
@@ -54,14 +54,14 @@ def _best_at(trial: Any) -> str:
 
 
 def tie(result: Any) -> str:
-    """Name the trials that share the first place; empty without a tie."""
+    """Name the trials that share the first place; empty if there is only one."""
     best = fmt.metric_value(result.best.metrics, result.metric)
     values = [(t.number, fmt.metric_value(t.metrics, result.metric)) for t in result.trials]
     return fmt.tie([number for number, value in values if value == best])
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lay out a table with columns two blanks apart; numbers to the right."""
+    """Lay out a table with columns two spaces apart; numbers are right-aligned."""
     widths = [max(len(r[i]) for r in [headings, *rows]) for i in range(len(headings))]
     numeric = [all(_looks_numeric(row[i]) for row in rows) for i in range(len(headings))]
 
@@ -109,7 +109,7 @@ def best_lines(result: Any) -> list[str]:
 
 
 def failures(result: Any) -> list[str]:
-    """Give the first line of each different error and how many trials had it."""
+    """Return the first line of each distinct error, and how many trials had it."""
     causes: dict[str, list[int]] = {}
     for trial in result.trials:
         if trial.error:
@@ -121,7 +121,7 @@ def failures(result: Any) -> list[str]:
 
 
 def warned(result: Any) -> list[str]:
-    """Give each different warning and which trials raised it, or how many."""
+    """Return each distinct warning, and the trial that raised it or how many did."""
     trials: dict[str, set[int]] = {}
     for event in result.events():
         if event["kind"] == "warning":
@@ -131,14 +131,14 @@ def warned(result: Any) -> list[str]:
 
 
 def _whose(trials: set[int]) -> str:
-    """Name the trial that warned, or the number of trials; without one, the dry run did."""
+    """Name the trial that warned, or the number of trials; without trials, it was the dry run."""
     if len(trials) == 1:
         return f"trial {min(trials)}"
     return f"{len(trials)} trials" if trials else "before the search"
 
 
 def render(result: Any, max_trials: int = MAX_TRIALS) -> str:
-    """Write a result as text: where it is, its trials best first, the best configuration.
+    """Write a result as text: its folder, its trials best first, the best configuration.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ def render(result: Any, max_trials: int = MAX_TRIALS) -> str:
     Returns
     -------
     str
-        Several lines without colours and without a newline at the end.
+        Several lines, without colors and without a newline at the end.
     """
     trials = ranked(result)
     parts = [f"{result.path}: {result.status}; {counts(result)}"]
@@ -202,7 +202,7 @@ def render_trial(trial: Any) -> str:
     if trial.folds:
         parts.append(fold_table(trial))
     if getattr(trial, "not_exact", None):
-        parts.append(f"not exact, for it used {', '.join(trial.not_exact)}")
+        parts.append(f"not exact, because it used {', '.join(trial.not_exact)}")
     if trial.error:
         parts.append(str(trial.error).strip())
     return printable("\n\n".join(part for part in parts if part))

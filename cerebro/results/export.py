@@ -1,7 +1,7 @@
-"""Predictions of a trained model, and its weights written where others can read them.
+"""Predict with a trained model, and export its weights to files that other programs read.
 
-Weights come from the state that the run kept: neither ``build`` nor the data is needed. An ONNX
-file holds the network itself, which is built again and traced with rows of the run's data.
+Weights come from the kept state, without ``build`` or the data. An ONNX file holds the network
+itself, which is built again and traced with rows of the run's data.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ TORCH, JAX, SKLEARN = "cerebro.torch.Model", "cerebro.jax.Model", "cerebro.sklea
 
 OTHER = "model of another kind"
 
-# The parts of these models' states: those that are always there, and those that may be. A model
-# with four methods whose state looks alike is exported alike.
+# The parts of these models' states: the required and the optional ones. A model with four methods
+# whose state has the same parts is exported the same way.
 _PARTS: dict[str, tuple[set[str], set[str]]] = {
     TORCH: ({"net", "optimizer"}, {"scheduler", "scaler", "loss", "partial"}),
     JAX: ({"params", "optimizer", "step", "key"}, {"variables"}),
@@ -44,8 +44,8 @@ _NET = "/model/net/"
 _ONNX_ROWS = 3
 
 _ONE_FILE_BYTES = 1_900_000_000
-"""The limit for weights in the file. ONNX files hold less than 2 GB; larger weights are stored
-beside the file."""
+"""The limit in bytes for weights in an ONNX file, which must stay below 2 GB. Larger weights are
+stored beside it."""
 
 
 class Kept:
@@ -54,7 +54,7 @@ class Kept:
     Parameters
     ----------
     packed
-        The state, as the run kept it.
+        The state, as it is in the run's file.
     load
         Returns the model with that state, in host memory, and the data that it was trained on.
     """
@@ -113,8 +113,8 @@ def _safetensors(kept: Kept, target: Path) -> None:
         packed = _core.pack_state({"model": {"net": dict(net)}}) if kept.is_partial else kept.packed
         target.write_bytes(_net_file(packed, net))
         return
-    # Tensors under their paths, as in the run's own files: the whole state, where what of it
-    # are weights is not known.
+    # It is not known which tensors are weights: write the whole state, with paths as names, as in
+    # the run's own files.
     wanted: Any = kept.state
     if kept.kind == JAX:
         wanted = {name: kept.state[name] for name in ("params", "variables") if name in kept.state}
@@ -157,7 +157,7 @@ def _net_file(packed: Any, net: Mapping[str, Any]) -> bytes:
 
 def _torch(kept: Kept, target: Path) -> None:
     if kept.kind == JAX:
-        raise InputError("format 'torch' has no arrays of JAX: use format='safetensors'")
+        raise InputError("format 'torch' cannot hold JAX arrays: use format='safetensors'")
     torch = import_extra("torch", "torch", "format 'torch' needs PyTorch")
 
     state = OrderedDict(kept.net()) if kept.kind == TORCH else kept.state
@@ -166,13 +166,13 @@ def _torch(kept: Kept, target: Path) -> None:
         path, kind = foreign
         raise InputError(
             f"format 'torch' is for PyTorch's tensors; at {path!r} the state has a {kind}, which "
-            "torch.load refuses by default: use format='safetensors'"
+            "torch.load rejects by default: use format='safetensors'"
         )
     torch.save(state, target)
 
 
 def _foreign(value: Any, path: str) -> tuple[str, str] | None:
-    """Find what `torch.load` refuses with ``weights_only=True``: its path and type."""
+    """Return path and type of a value that `torch.load` rejects with ``weights_only=True``."""
     import torch
 
     plain = (torch.Tensor, torch.Size, bool, int, float, str, bytes, type(None))
@@ -213,7 +213,7 @@ def _onnx(kept: Kept, target: Path) -> None:
     one = isinstance(model.inputs, str)
     nbytes = sum(tensor.nbytes for tensor in (*net.parameters(), *net.buffers()))
     with generators.preserved(True), torch.no_grad(), warnings.catch_warnings():
-        # PyTorch's about its own code, and that sizes which are always equal get one name.
+        # PyTorch warns about its own code, and that equal sizes get one name.
         warnings.simplefilter("ignore", FutureWarning)
         warnings.filterwarnings("ignore", "# The axis name: ")
         try:
@@ -226,7 +226,7 @@ def _onnx(kept: Kept, target: Path) -> None:
                 dynamo=True,
                 verbose=False,
             )
-        except Exception as error:  # PyTorch's, of many kinds, or the network's own
+        except Exception as error:  # many kinds from PyTorch, or the network's own
             raise InputError(
                 f"PyTorch cannot export the {type(net).__name__} to ONNX: {_cause(error)}"
             ) from error
@@ -235,13 +235,13 @@ def _onnx(kept: Kept, target: Path) -> None:
 
 
 def _example(data: Dataset, names: list[str]) -> dict[str, Any]:
-    """Return the first rows of the columns, as a model gets them in evaluation."""
+    """Return the first rows of the columns, in the form that a model gets in evaluation."""
     import torch
 
     batch = next(iter(data.in_order(_ONNX_ROWS, "torch")))
     check_batch(batch, names, None)
     rows = {name: batch[name] for name in names}
-    # Of a single row PyTorch would take the number of rows for a constant.
+    # With a single row PyTorch would treat the number of rows as a constant.
     return {n: torch.cat([r, r]) if len(r) == 1 else r.clone() for n, r in rows.items()}
 
 
@@ -269,15 +269,15 @@ def predict(model: Any, data: Any, batch_size: int) -> Any:
     Parameters
     ----------
     model
-        Has ``predict(data)``, or ``predict_batch(batch)`` giving an array or tensor
-        whose first axis is the batch's rows.
+        Has ``predict(data)``, or ``predict_batch(batch)``, which returns an array or tensor whose
+        first axis is the batch's rows.
     data
         A `cerebro.Dataset`.
 
     Raises
     ------
     InputError
-        If the model can do neither.
+        If the model has neither method.
     """
     if hasattr(model, "predict"):
         return model.predict(data)

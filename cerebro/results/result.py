@@ -1,7 +1,7 @@
 """A run's results: `Result` and its `Trial` objects, read from the run's folder.
 
-Everything comes from ``run.sqlite`` and the kept states, so that a result is the same object
-later, in a different process and during the run.
+Everything comes from ``run.sqlite`` and the kept states, so a result can be opened again later, in
+a different process, and during the run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Result:
     Raises
     ------
     InputError
-        If the folder holds no run.
+        If the folder does not hold a run.
     CorruptDataError
         If its store cannot be read.
     """
@@ -55,7 +55,7 @@ class Result:
         self._trials: list[Trial] | None = None
 
     def refresh(self) -> None:
-        """Read the store again; useful during the run."""
+        """Read the store again, to see the progress of a live run."""
         self.saved.refresh()
         self._trials = None
 
@@ -68,7 +68,7 @@ class Result:
     def status(self) -> str:
         """``running``, ``paused``, ``finished``, ``stopped`` or ``failed``.
 
-        Stopped is a run that was ended by time, by Ctrl-C or by `stop`.
+        A stopped run was ended by its time limit, by Ctrl-C or by `stop`.
         """
         status = str(self.saved.meta["status"])
         return "paused" if status == "running" and self.saved.meta.get("paused") else status
@@ -106,14 +106,14 @@ class Result:
 
     @property
     def trials(self) -> list[Trial]:
-        """All trials by number; of a search with folds, its configurations."""
+        """All trials by number; with folds, the configurations."""
         if self._trials is None:
             self._trials = [Trial(self.saved, record) for record in self.saved.configurations]
         return self._trials
 
     @property
     def best(self) -> Trial:
-        """The trial with the best metric; of equals the lowest number.
+        """The trial with the best metric; if several tie, the lowest number.
 
         Raises
         ------
@@ -145,7 +145,7 @@ class Result:
         control.pause(self.saved.folder, trial)
 
     def go_on(self, trial: int | None = None) -> None:
-        """Let the paused run, or a paused trial, go on: `cerebro.control.go_on`."""
+        """Continue the paused run, or a paused trial: `cerebro.control.go_on`."""
         self.saved.before_reading()
         control.go_on(self.saved.folder, trial)
 
@@ -182,14 +182,13 @@ class Result:
         return frame
 
     def to_study(self, *, storage: Any = None, study_name: str | None = None) -> optuna.Study:
-        """Return the run as an Optuna study, which its plots and its dashboard show.
+        """Return the run as an Optuna study, for Optuna's plots and dashboard.
 
-        Finished trials, and those that `EarlyStopping` ended, are complete, with the metric
-        of their selected epoch; other stopped trials and unfinished ones are pruned, with their
-        last metric; failed and diverged ones have failed. Every epoch's metric is an
-        intermediate value. The user attribute ``"cerebro"`` of a trial has the run, the trial's
-        number, status and state hash. Unfinished trials without an epoch are left out. Needs
-        Optuna.
+        Finished trials, and those that `EarlyStopping` ended, become complete, with the metric of
+        their selected epoch. Other stopped trials and unfinished ones become pruned, with their
+        last metric; failed and diverged ones become failed. Every epoch's metric is an intermediate
+        value. The user attribute ``"cerebro"`` of a trial has the run, and the trial's number,
+        status and state hash. Unfinished trials without an epoch are left out. Needs Optuna.
 
         Parameters
         ----------
@@ -201,12 +200,13 @@ class Result:
         Returns
         -------
         optuna.Study
-            With distributions of the run's space, so that its samplers can go on from it.
+            The study, with the distributions of the run's space, so that Optuna's samplers can
+            continue it.
 
         Raises
         ------
         InputError
-            If Optuna is missing, the storage has such a study or cannot be used.
+            If Optuna is missing, or the storage cannot be used or has a study of this name.
         """
         from cerebro.results.to_study import to_study
 
@@ -239,7 +239,7 @@ class Result:
         Raises
         ------
         InputError
-            If matplotlib is missing, no trial has the metric, or a trial is not there.
+            If matplotlib is missing, no trial has the metric, or there is no such trial.
         """
         from cerebro.report import plots
 
@@ -256,15 +256,15 @@ class Result:
     def events(self) -> list[dict[str, Any]]:
         """Return other events: lost workers, trials sent back, warnings of trials, commands.
 
-        One mapping each: ``time`` (seconds since the run's start), ``kind``, ``trial`` (None: it is
-        of the run) and ``text``, a line for people. With folds also ``fold``.
+        One mapping each: ``time`` (seconds since the run's start), ``kind``, ``trial`` (None: the
+        run itself) and ``text``, a line for people. With folds also ``fold``.
         """
         return self.saved.events()
 
     def verify(self) -> Verification:
         """Check states and data against their checksums, and the store against itself.
 
-        Nothing is changed; works during the run.
+        Changes nothing, and works during the run.
 
         Returns
         -------
@@ -278,7 +278,7 @@ class Result:
         return verify_run(self.saved.folder)
 
     def trial_of(self, record: TrialRecord) -> Trial:
-        """Return a snapshot of a trial, for callbacks."""
+        """Return a trial as it is now, for callbacks."""
         return Trial(self.saved, snapshot(record))
 
     def _repr_html_(self) -> str:
@@ -329,7 +329,7 @@ def open_run(
 
 
 def _started(file: Path) -> float:
-    """Return the time of a run's start; a damaged run sorts before all others."""
+    """Return the time of a run's start; the smallest number if the run is damaged."""
     try:
         with reader(file.parent) as connection:
             return float(read_meta(connection)["started"])

@@ -1,6 +1,6 @@
 """Reads a run's folder, for results, replay and pictures.
 
-`SavedRun` alone knows where a run keeps its parts: the store's rows, the kept states, the data
+Only `SavedRun` knows where a run keeps its parts: the store's rows, the kept states, the data that
 it was trained on and the identity of ``build``. Users see it through `cerebro.Result` and
 `cerebro.Trial`.
 """
@@ -37,11 +37,11 @@ from cerebro.run.store import check_meta, check_rows, read_meta, read_ranking, r
 from cerebro.worker.messages import RunContext
 
 HELD_TRIALS = 10_000
-"""Up to this number, all trials of a run are read at once; otherwise each when it is needed."""
+"""Runs with up to this many trials are read at once; larger ones trial by trial, when needed."""
 
 
 class SavedRun:
-    """All that is kept of a run, as it was when last read.
+    """The files of a run, as of the last reading.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class SavedRun:
     Raises
     ------
     InputError
-        If the folder holds no run.
+        If the folder does not hold a run.
     CorruptDataError
         If its store cannot be read.
     """
@@ -88,16 +88,16 @@ class SavedRun:
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the store again; of more than `HELD_TRIALS` trials, only their number."""
+        """Read the store again; if it has more than `HELD_TRIALS` trials, only their number."""
         self._refresh(HELD_TRIALS)
 
     def forget_trials(self) -> None:
-        """Read the trials again when they are asked for."""
+        """Read the trials again when they are next needed."""
         self._records = None
 
     @property
     def records(self) -> list[TrialRecord]:
-        """All trials by number; with folds each of them, see `cerebro.run.records`."""
+        """All trials by number; with folds, one for each fold, see `cerebro.run.records`."""
         if self._records is None:
             self._refresh(None)
         assert self._records is not None
@@ -105,13 +105,13 @@ class SavedRun:
 
     @property
     def trials_each(self) -> int:
-        """How many trials a configuration is: one, or one for each fold."""
+        """The number of trials of a configuration: one, or one for each fold."""
         folds = self.meta.get("folds")
         return 1 if folds is None else len(folds["folds"])
 
     @property
     def configurations(self) -> list[TrialRecord]:
-        """The users' trials by number; in a run with folds, each with its folds."""
+        """The trials that users see, by number; in a run with folds, each with its folds."""
         if self.meta.get("folds") is None:
             return self.records
         if self._configurations is None:
@@ -124,14 +124,14 @@ class SavedRun:
         return self._records is not None
 
     def best_epoch(self, record: TrialRecord) -> int | None:
-        """The epoch whose state ``keep="best"`` keeps: of a fold that of its configuration."""
+        """The epoch whose state ``keep="best"`` keeps; for a fold, that of its configuration."""
         number = record.number // self.trials_each
         if number < len(self.configurations):
             record = self.configurations[number]
         return record.best_epoch(self.metric, self.mode)
 
     def some(self, numbers: Sequence[int]) -> list[TrialRecord]:
-        """These trials, in this order; here and below, with folds, configurations."""
+        """Return these trials, in this order; here and below, with folds, configurations."""
         if self._records is not None:
             return [self.configurations[number] for number in numbers]
         self.before_reading()
@@ -139,7 +139,7 @@ class SavedRun:
             return self._marked(read_trials(connection, numbers))
 
     def counts(self) -> Counter[str]:
-        """How many trials have which status."""
+        """Count the trials by status."""
         if self._records is not None:
             return Counter(record.status for record in self.configurations)
         self.before_reading()
@@ -151,7 +151,7 @@ class SavedRun:
         return counts
 
     def ranking(self, n: int) -> list[int]:
-        """Numbers of the `n` best trials, best first; those without a metric are left out."""
+        """Return the numbers of the `n` best trials, best first; omit those without a metric."""
         if self._records is not None:
             return best_trials(self.configurations, self.ranked_by, n)
         self.before_reading()
@@ -162,7 +162,7 @@ class SavedRun:
         self.before_reading()
         self._read(held)
         if self.meta["status"] == "running" and owner_of(self.folder) is None:
-            self._read(held)  # it may have ended since
+            self._read(held)  # it may have ended meanwhile
             if self.meta["status"] == "running":
                 self.meta["status"] = "interrupted"
                 self._marked(self._records or [])
@@ -177,7 +177,7 @@ class SavedRun:
     def _read(self, held: int | None) -> None:
         with reader(self.folder) as connection:
             meta = read_meta(connection)
-            check_meta(meta)  # read now what is needed later, so that a loss is reported as damage
+            check_meta(meta)  # now, so that a missing part is reported as damage
             (count,) = connection.execute("SELECT count(*) FROM trials").fetchone()
             self.meta = self._with_own_rows(meta)
             self.trial_count = count // self.trials_each
@@ -223,7 +223,7 @@ class SavedRun:
 
     @property
     def argv(self) -> list[str]:
-        """`sys.argv` of the program that began the run; empty if it is not recorded."""
+        """`sys.argv` of the program that started the run; empty if it is not recorded."""
         recorded = self.meta.get("argv")
         if not isinstance(recorded, list) or not all(isinstance(a, str) for a in recorded):
             return []
@@ -284,12 +284,12 @@ class SavedRun:
 
     @property
     def state_dir(self) -> Path:
-        """Where the run's slots are, or were before a memory file system was emptied."""
+        """The folder of the run's slots, which may be gone if it was in a memory file system."""
         recorded = self.meta.get("state_dir")
         return Path(recorded) if isinstance(recorded, str) else self.path / "states"
 
     def spans(self) -> dict[int, tuple[float, float]]:
-        """When each trial's first unit began and its last one ended; with folds, of them all."""
+        """When each trial's first unit began and its last one ended; with folds, over all folds."""
         self.before_reading()
         with reader(self.folder) as connection:
             check_rows(connection, "units")
@@ -301,7 +301,7 @@ class SavedRun:
             return {trial: (begin, end) for trial, begin, end in rows}
 
     def not_exact(self, number: int) -> list[str]:
-        """Operations without a deterministic version that a trial has used, as recorded."""
+        """The recorded operations without a deterministic version that a trial has used."""
         self.before_reading()
         with reader(self.folder) as connection:
             check_rows(connection, "events")
@@ -319,7 +319,7 @@ class SavedRun:
             return ""
 
     def state_path(self, record: EpochRecord) -> Path:
-        """Where the state of an epoch is kept."""
+        """Return the path of an epoch's kept state."""
         assert record.state_file is not None
         return self.folder / "states" / record.state_file
 
@@ -337,7 +337,7 @@ class SavedRun:
             packed = read_bytes(path)
         except FileNotFoundError as error:
             raise CorruptDataError(
-                f"{path} is missing: it was deleted, or a run that goes on has replaced it by a "
+                f"{path} is missing: it was deleted, or the live run has replaced it by a "
                 "better one (refresh() reads the run again)"
             ) from error
         if _core.hash_state(packed) != record.state_hash:
@@ -351,13 +351,13 @@ class SavedRun:
 
     @property
     def known_build(self) -> Callable[..., Any] | None:
-        """The run's ``build`` if it was given or has been found already."""
+        """The run's ``build`` if it was given or has been found; else None."""
         return self._build
 
     def find_build(self, build: Callable[..., Any] | None) -> Callable[..., Any]:
         """Return the given ``build``, or import the run's again; warn if it has changed.
 
-        In a run of an Optuna study, it is called with a trial as in that run.
+        In a run of an Optuna study, ``build`` is called with a trial, as in that run.
         """
         if build is not None:
             check_build(build)
@@ -370,7 +370,7 @@ class SavedRun:
         return found
 
     def _with_own_rows(self, meta: dict[str, Any]) -> dict[str, Any]:
-        """Look for rows that were given to the search where the run is now."""
+        """Point to rows that were given to the search, in the run's current folder."""
         for name in ("data", "validation"):
             path = Path(((meta.get(name) or {}).get("path")) or "")
             here = self.folder / path.name
@@ -406,7 +406,7 @@ class SavedRun:
         """Return the run's data, or `moved` in their place.
 
         If `moved` has more rows, only those that the run trained on are used: it may be the data
-        set that was given to `search` with a fraction to validate on.
+        set that was passed to `search` with a fraction for validation.
         """
         spec = self.meta[name]
         if spec is None:
@@ -425,7 +425,8 @@ class SavedRun:
     def data_for(self, data: Any, number: int, rows: ExitStack) -> Dataset:
         """Return the data set to evaluate on: the given one, or trial `number`'s validation data.
 
-        Data given as rows are written to a temporary folder, until `rows` is closed.
+        Data given in memory are written to a temporary folder, which is removed when `rows` is
+        closed.
         """
         if isinstance(data, (str, os.PathLike)):
             data = Dataset(data)
@@ -457,7 +458,7 @@ class SavedRun:
         return other_classes(train, data)
 
     def context(self, build: Callable[..., Any] | None, **changes: Any) -> RunContext:
-        """The run's context, as its workers had it, with some values changed."""
+        """Return the context that the run's workers had, with some values changed."""
         values: dict[str, Any] = {
             **Training.recorded(self.meta["settings"]),
             "live_models": 1,

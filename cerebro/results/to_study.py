@@ -1,4 +1,4 @@
-"""A run as an Optuna study: `Result.to_study`."""
+"""Convert a run to an Optuna study: `Result.to_study`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def to_study(
             )
         except optuna.exceptions.DuplicatedStudyError:
             raise InputError(
-                f"the storage has a study {name!r} already: choose another study_name="
+                f"the storage already has a study {name!r}: choose another study_name="
             ) from None
         study.set_metric_names([saved.metric])
         study.set_user_attr(ATTRIBUTE, {"run": str(saved.folder), "seed": saved.settings["seed"]})
@@ -78,7 +78,7 @@ def _frozen(
 
 
 def _outcome(optuna: Any, saved: SavedRun, trial: Trial) -> tuple[Any, float | None]:
-    """Return state and value. A trial that a stopping rule ended is complete."""
+    """Return Optuna's state and value; a trial that a stopping rule ended is complete."""
     states = optuna.trial.TrialState
     value = trial.metrics.get(saved.metric, math.nan)
     if trial.status in ("failed", "diverged") or not math.isfinite(value):
@@ -115,7 +115,7 @@ class Times:
         self._spans = saved.spans()
 
     def of(self, trial: int) -> tuple[datetime, datetime]:
-        """Return the first unit's start and the last one's end; else twice the run's start."""
+        """Return the first unit's start and the last one's end, or twice the run's start."""
         begin, end = self._spans.get(trial, (0.0, 0.0))
         return self._begun + timedelta(seconds=begin), self._begun + timedelta(seconds=end)
 
@@ -123,9 +123,9 @@ class Times:
 class RunParameters:
     """The parameters of a run's configurations, and their distributions.
 
-    Those of the space have its bounds, widened for trials outside of them (points may be). Names
-    that are not in the space, and normal distributions, which Optuna does not have, are bounded
-    by the trials' own values. Constants are not parameters.
+    Dimensions of the space keep their bounds, widened for trials outside of them (points may be).
+    Names that are not in the space, and normal distributions, which Optuna does not have, are
+    bounded by the trials' own values. Constants are not parameters.
     """
 
     def __init__(self, optuna: Any, saved: SavedRun, trials: Sequence[Trial]) -> None:
@@ -179,7 +179,7 @@ def leaves(
 
 
 def _inferred(optuna: Any, values: Sequence[Any]) -> Any:
-    """Return a distribution that fits the values; None if there is none."""
+    """Return a distribution that contains the values; None if Optuna has none."""
     kinds = optuna.distributions
     types = {type(value) for value in values}
     if types == {int}:

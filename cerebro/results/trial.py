@@ -27,8 +27,8 @@ from cerebro.worker.messages import RunContext
 class Trial:
     """One configuration of a run and how it went.
 
-    A snapshot, which does not change during the run. In a search with folds it has `folds`,
-    which are trials too: metrics are means over them, each with its standard deviation
+    A trial is a snapshot: it does not change during the run. In a search with folds it has `folds`,
+    which are trials, too. Its metrics are means over the folds, each with its standard deviation
     (``accuracy_std``), and an epoch is finished when all folds have finished it. Only the folds
     have models.
     """
@@ -40,20 +40,20 @@ class Trial:
         """The run's folder, for the library itself."""
         self.record = record
         """The trial as it is in the store, for the library itself."""
-        self._whole = whole  # of a fold: its configuration
+        self._whole = whole  # for a fold: its configuration
 
     @property
     def number(self) -> int:
         """The trial's number, from 0.
 
-        Folds are numbered on their own: fold ``f`` of ``n`` of trial ``t`` is ``t * n + f``.
-        Its seed is ``trial_seed(seed, t * n + f)``, and its states and its log have that number.
+        Folds have separate numbers: fold ``f`` of ``n`` of trial ``t`` is ``t * n + f``. Its seed
+        is ``trial_seed(seed, t * n + f)``, and its states and its log have that number.
         """
         return self.record.number
 
     @property
     def folds(self) -> list[Trial]:
-        """The trial's folds; empty in a search without."""
+        """The trial's folds; empty in a search without folds."""
         return [Trial(self.saved, fold, self.record) for fold in self.record.folds]
 
     @property
@@ -73,20 +73,20 @@ class Trial:
 
     @property
     def epoch(self) -> int:
-        """Epochs finished so far; a clone's count on from its parent's."""
+        """Epochs finished so far; a clone's count includes its parent's."""
         return self.record.done
 
     @property
     def epochs(self) -> int:
-        """Epochs the trial was to train for, those of a clone's parent included."""
+        """The trial's target number of epochs, including those of a clone's parent."""
         return self.record.target_epochs
 
     @property
     def metrics(self) -> dict[str, float]:
         """Metrics of the selected epoch: ``train_*``, ``val_*`` and short names.
 
-        A short name (``"accuracy"``) means validation where there is one. Empty
-        before the first epoch is finished.
+        A short name (``"accuracy"``) is the validation metric or, without validation, the training
+        metric. Empty before the first epoch is finished.
         """
         epoch = self._selected()
         return {} if epoch is None else dict(epoch.metrics)
@@ -100,7 +100,7 @@ class Trial:
     def best_epoch(self) -> int | None:
         """Number of the epoch with the best metric, from 0; None before the first.
 
-        Of a fold it is the one with the best mean over all folds.
+        For a fold, it is the epoch with the best mean over all folds.
         """
         record = self.record if self._whole is None else self._whole
         return record.best_epoch(self.saved.metric, self.saved.mode)
@@ -109,7 +109,7 @@ class Trial:
     def state_hash(self) -> str | None:
         """XXH3-128 of the state after the selected epoch, 32 hexadecimal digits.
 
-        With folds a digest of theirs.
+        With folds, a digest of the folds' hashes.
         """
         epoch = self._selected()
         return None if epoch is None else epoch.state_hash
@@ -123,7 +123,7 @@ class Trial:
     def parent_epoch(self) -> int | None:
         """The epoch of its parent whose state a clone began with, or None.
 
-        The clone's own epochs count on from there.
+        The clone's own epochs continue from there.
         """
         return self.record.parent_epoch
 
@@ -139,7 +139,7 @@ class Trial:
 
     @property
     def not_exact(self) -> list[str]:
-        """Operations without a deterministic version that it has used; empty: it is exact.
+        """Operations without a deterministic version that the trial has used; empty if it is exact.
 
         These operations exist only on GPUs; states may then differ between runs.
         """
@@ -148,7 +148,7 @@ class Trial:
 
     @property
     def log(self) -> str:
-        """Return the trial's output and logs; with folds, those of each."""
+        """Return the trial's output and logs; with folds, those of each fold."""
         if not self.record.folds:
             return self.saved.read_log(self.number)
         logs = [(fold.fold, fold.log) for fold in self.folds]
@@ -170,8 +170,8 @@ class Trial:
         build
             The run's ``build``, where it cannot be imported again.
         fold
-            The fold whose model to load, if the trial has folds: each has its own model, and
-            none has learned from all rows.
+            The fold whose model to load, if the trial has folds. Each fold has its own model, which
+            has not seen the rows that it held out.
 
         Returns
         -------
@@ -183,8 +183,8 @@ class Trial:
         Raises
         ------
         InputError
-            If no state was kept for the epoch, or ``build`` cannot be found; if the trial has
-            folds and `fold` is none of them.
+            If no state was kept for the epoch, ``build`` cannot be found, or the trial has folds
+            and `fold` is not one of them.
         CorruptDataError
             If the state's file is damaged.
         """
@@ -223,8 +223,8 @@ class Trial:
             model, torch = build_model(context, self.number, self.record.config, info)
             live = LiveModel(model, torch, progress=EpochProgress())
             load_tree(live, packed, batch_device(model, device))
-        # Dropout and batch norm would otherwise train on in the user's predictions;
-        # train_batch goes back to training by itself.
+        # Otherwise dropout and batch norm would stay in training mode in the user's predictions;
+        # train_batch returns to training mode by itself.
         net: Any = getattr(model, "net", None)
         if torch and hasattr(net, "eval"):
             net.eval()
@@ -246,28 +246,29 @@ class Trial:
     ) -> dict[str, float]:
         """Return the mean metrics of the best epoch's model over a data set.
 
-        Done as in the run (batches, threads, generators, on a GPU if it was trained on one
-        and one is here), so that for the run's validation data these are the recorded
-        metrics, bit for bit.
+        Evaluation is as in the run (batches, threads, generators, and a GPU if the run used one and
+        this machine has one). For the run's validation data it returns the recorded metrics, bit
+        for bit.
 
         Parameters
         ----------
         data
-            A `cerebro.Dataset` or the path of one; rows as `cerebro.search` takes them, which get
-            the types, classes and transforms of the training data; default: the run's validation
-            data, of a fold the rows that it held out.
+            A `cerebro.Dataset` or its path; or data in memory as for `cerebro.search`, which get
+            the types, classes and transforms of the training data. Default: the run's validation
+            data or, for a fold, the rows that it held out.
         build
             The run's ``build``, where it cannot be imported again.
 
         Returns
         -------
         dict
-            Means over all rows, by the names that the model gives them.
+            Means over all rows, by the model's names for the metrics.
 
         Raises
         ------
         InputError
-            If `data` is not a data set, or is None in a run without validation data; as `load`.
+            If `data` is not a data set, or is None in a run without validation data; also as for
+            `load`.
         """
         device = here(recorded(self.saved.settings))[0]
         with using(device), contextlib.ExitStack() as rows:
@@ -305,9 +306,8 @@ class Trial:
         Parameters
         ----------
         data
-            A `cerebro.Dataset` or the path of one; a table, a pair ``(x, y)`` or a PyTorch
-            dataset, as for `evaluate`; or an argument of the model's own ``predict``, such as an
-            array.
+            A `cerebro.Dataset` or its path; a table, a pair ``(x, y)`` or a PyTorch dataset, as for
+            `evaluate`; or an argument of the model's own ``predict``, such as an array.
         build
             The run's ``build``, where it cannot be imported again.
 
@@ -320,7 +320,7 @@ class Trial:
         Raises
         ------
         InputError
-            If the model has neither ``predict`` nor ``predict_batch``; as `load`.
+            If the model has neither ``predict`` nor ``predict_batch``; also as for `load`.
         """
         from cerebro.results.export import predict
 
@@ -328,7 +328,7 @@ class Trial:
             data = Dataset(data)
         model = self.load(build=build)
         other = self.saved.other_classes(data) if isinstance(data, Dataset) else None
-        if other is not None:  # which matters only if the model reads that column
+        if other is not None:  # matters only if the model reads that column
             warnings.warn(f"{data.path}: {other}", stacklevel=2)
         with generators.preserved(_torch_imported()), contextlib.ExitStack() as rows:
             is_array = hasattr(data, "ndim") and not hasattr(data, "columns")
@@ -349,29 +349,29 @@ class Trial:
     ) -> Path:
         """Write the model's weights (for ``onnx`` the network) to a file.
 
-        Weights are taken from the kept state: ``build`` is not called, and the data need not be
-        there. Only weights that states leave out (``state="trainable"``), and ``onnx``, need both.
+        Weights come from the kept state, without ``build`` and the data. Only ``onnx``, and weights
+        that states leave out (``state="trainable"``), need both.
 
         Parameters
         ----------
         path
             The file. An existing one is replaced.
         format
-            ``"safetensors"``: of a `cerebro.torch.Model` the entries of ``net.state_dict()`` by
-            their names, of a `cerebro.jax.Model` its parameters and variables, of any other model
-            all tensors of its state; these by their paths, such as ``/params/hidden``.
-            ``"torch"``: the ``state_dict`` of the network (of a model with four methods the whole
-            state), for ``torch.load(path, weights_only=True)``.
-            ``"onnx"``: the network of a `cerebro.torch.Model` in evaluation mode, for any number of
-            rows. Its inputs are called like the columns, or like the keywords where ``inputs`` is a
-            mapping. Needs the extra ``onnx``.
+            ``"safetensors"``: for a `cerebro.torch.Model`, the entries of ``net.state_dict()`` by
+            name; for a `cerebro.jax.Model`, its parameters and variables, and for any other model,
+            all tensors of its state, both by path, such as ``/params/hidden``. ``"torch"``: the
+            ``state_dict`` of the network (for a model with four methods, the whole state), for
+            ``torch.load(path, weights_only=True)``. ``"onnx"``: the network of a
+            `cerebro.torch.Model` in evaluation mode, for any number of rows. Its inputs are named
+            like the columns or, if ``inputs`` is a mapping, like its keywords. Needs the extra
+            ``onnx``.
         epoch
             As for `load`.
         build
-            The run's ``build``, where it is needed and cannot be imported again.
+            The run's ``build``, if it is needed and cannot be imported again.
         data
-            The run's training data, or a data set that they are part of, where they are needed and
-            have been moved; a path will do.
+            The run's training data, or a data set that contains them, if they are needed and have
+            moved. May be a path.
 
         Returns
         -------
@@ -398,7 +398,7 @@ class Trial:
         return export(path, format, read, load)
 
     def _context(self, build: Callable[..., Any] | None, data: Any) -> RunContext:
-        """The run's context, with its data where they are now."""
+        """Return the run's context, with the data at their current path."""
         if data is None:
             self._check_data()
             return self.saved.context(build)
@@ -435,7 +435,7 @@ class Trial:
         return self.record.selected(by)
 
     def _fold(self, fold: int) -> Trial:
-        """One of the folds."""
+        """Return one of the folds."""
         folds = self.folds
         if not folds:
             raise InputError(f"trial {self.number} has no folds: leave out fold=")
@@ -450,7 +450,7 @@ class Trial:
         folds = len(self.record.folds)
         if folds:
             raise InputError(
-                f"trial {self.number} has {folds} folds, each with a model of its own: ask one of "
+                f"trial {self.number} has {folds} folds, each with its own model: use one of "
                 f"them, trial.folds[0] to trial.folds[{folds - 1}], or load(fold=0)"
             )
         records = self.record.epochs

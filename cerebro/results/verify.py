@@ -28,9 +28,9 @@ from cerebro.run.records import ENDED, TrialRecord
 from cerebro.run.states import CLAIM, claimant, slot_damage, state_file, trials_with_slots
 from cerebro.run.store import FILE, reader
 
-PUT_BACK = "put back a copy of it, or take out what can be read (sqlite3 run.sqlite .recover)"
+PUT_BACK = "restore a copy of it, or extract the readable rows (sqlite3 run.sqlite .recover)"
 MOST_OF_A_KIND = 20
-"""Problems of one kind that are named one by one."""
+"""The number of problems of one kind that are listed one by one."""
 
 LOG_FILE = re.compile(r"(\d+)\.log", re.ASCII)
 
@@ -57,9 +57,9 @@ class Verification:
     trials: int = 0
     epochs: int = 0
     states: int = 0
-    """How many kept states were read and hashed."""
+    """The number of kept states that were read and hashed."""
     slots: int = 0
-    """Of how many trials the slots were."""
+    """The number of trials whose slots were checked."""
     data: list[Path] = field(default_factory=list)
     """The data sets that were read."""
 
@@ -102,7 +102,7 @@ def _may_go_on(path: Path) -> bool:
 
 
 def _verify_once(path: Path, hashes: dict[tuple[str, str], str | None]) -> Verification:
-    # Files first: one that is written later cannot seem to be unnamed.
+    # List files first: a file that is written later has a row then.
     files = _files(path / "states") + _files(path / "trials")
     store = path / FILE
     problems: list[Problem] = []
@@ -173,19 +173,19 @@ def _rows(connection: sqlite3.Connection, store: Path, query: str, what: str) ->
     rows = connection.execute(query).fetchall()
     for row in rows[:MOST_OF_A_KIND]:
         where = f"trial {row['trial']}, epoch {row['epoch']}"
-        yield Problem(where, f"{what} in {store}", "rows were deleted: put back a copy of it")
+        yield Problem(where, f"{what} in {store}", "rows were deleted: restore a copy of it")
     if len(rows) > MOST_OF_A_KIND:
         more = len(rows) - MOST_OF_A_KIND
-        yield Problem(str(store), f"{more} more like this: {what}", "put back a copy of it")
+        yield Problem(str(store), f"{more} more like this: {what}", "restore a copy of it")
 
 
 def _trial_problems(saved: SavedRun) -> Iterator[Problem]:
     """Find rows that contradict each other."""
-    advice = f"rows of {saved.folder / FILE} were deleted or changed: put back a copy of it"
+    advice = f"rows of {saved.folder / FILE} were deleted or changed: restore a copy of it"
     for expected, record in enumerate(saved.records):
         if record.number != expected:
             yield Problem(f"trial {expected}", "it has no row", advice)
-            break  # all that follow are shifted
+            break  # the numbers of all later trials are shifted
     missing = -len(saved.records) % saved.trials_each
     if missing:
         where = f"trial {len(saved.records) - 1}"
@@ -210,7 +210,7 @@ def _trial_problems(saved: SavedRun) -> Iterator[Problem]:
 
 
 def _unit_problems(saved: SavedRun, advice: str) -> Iterator[Problem]:
-    """Find units that no epoch can have, and epochs without all their units."""
+    """Find units that cannot belong to an epoch, and epochs with missing units."""
     shards = saved.meta["num_shards"]
     validates = any(saved.meta.get(name) is not None for name in ("validation", "folds"))
     per_epoch = shards + validates
@@ -232,7 +232,7 @@ def _unit_problems(saved: SavedRun, advice: str) -> Iterator[Problem]:
             latest[trial] = epoch
         resumed = connection.execute("SELECT 1 FROM events WHERE kind LIKE 'resume%'").fetchone()
     for record in saved.records:
-        # States commit units, not rows: an interrupted run may lack the rows of some.
+        # Units are committed by states, not by rows: an interrupted run may lack some rows.
         for number in () if resumed else (epoch.epoch for epoch in record.epochs):
             count = counts.get((record.number, number), 0)
             if count < per_epoch:
@@ -248,7 +248,7 @@ def _wrong_unit(step: int, shard: int, order: list[int], per_epoch: int) -> str 
     if not 0 <= step < per_epoch:
         return f"unit {step} of {per_epoch}"
     if step < len(order) and shard != order[step]:
-        return f"unit {step} was on shard {shard}, which was not its turn"
+        return f"unit {step} was on shard {shard}, out of turn"
     return None
 
 
@@ -277,7 +277,7 @@ def _check_states(
             if what is not None:
                 kept = [str(e.epoch) for e in record.epochs if e.state_file and e is not epoch]
                 others = f"epochs {', '.join(kept)} are kept too" if kept else "no other is kept"
-                advice = f"put back a copy, or train the trial again ({others})"
+                advice = f"restore a copy, or train the trial again ({others})"
                 where = f"{saved.state_path(epoch)} (trial {record.number}, epoch {epoch.epoch})"
                 problems.append(Problem(where, what, advice))
         problems += _not_kept(saved, record)
@@ -316,10 +316,10 @@ def _check_slots(saved: SavedRun) -> tuple[int, list[Problem]]:
 
 
 def _is_own(saved: SavedRun, folder: Path) -> bool:
-    """Whether a folder of slots is this run's: one elsewhere must name the run."""
+    """Whether a folder of slots belongs to this run; a separate folder must name the run."""
     if folder == saved.path / "states":
         return True
-    try:  # it may have been emptied, perhaps with its machine
+    try:  # it may have been emptied, such as by a restart of the machine
         claimed = claimant(folder)
     except (OSError, CorruptDataError):
         return False
@@ -389,17 +389,17 @@ def _check_data(saved: SavedRun) -> tuple[list[Path], list[Problem]]:
         if path not in paths:
             paths.append(path)
             problems += [
-                Problem(str(damage.path), damage.what, "write the data again, or put back a copy")
+                Problem(str(damage.path), damage.what, "write the data again, or restore a copy")
                 for damage in find_damage(path)
             ]
         try:
             Dataset.from_spec(spec)
         except CerebroError as error:
-            what = f"the run's {name} is not what it was ({error})"
-            problems.append(Problem(str(path), what, "put back the data set of the run"))
+            what = f"the run's {name} has changed ({error})"
+            problems.append(Problem(str(path), what, "restore the data set of the run"))
     try:
         saved.folds()
     except CerebroError as error:
         what = f"the run's folds do not fit its data ({error})"
-        problems.append(Problem(str(saved.folder / FILE), what, "put back a copy of it"))
+        problems.append(Problem(str(saved.folder / FILE), what, "restore a copy of it"))
     return paths, problems

@@ -1,8 +1,8 @@
-"""The folder of a run: making it, claiming it, describing it, and sweeping it at the end.
+"""Make, claim and describe the folder of a run, and sweep it at the end.
 
-Usually sweeping finds nothing: a state is deleted after the row that named it, slots with
-their trial. It deletes the files that a killed worker left half-written, or a process that
-died between a commit and a deletion.
+Sweeping usually finds nothing: a state is deleted after the row that named it, slots with their
+trial. It deletes files that a killed worker left half-written, and those that a process could not
+delete because it died after the commit.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def make_run(settings: Settings) -> OwnedRun:
     try:
         make_durable_folder(folder)
         owner = Owner.take(folder)
-        if (folder / FILE).exists():  # another process has made it meanwhile
+        if (folder / FILE).exists():  # a different process has made it meanwhile
             refuse_folder(folder)
         make_folders(settings)
         record = run_record(settings)
         claim_state_dir(settings, record["id"])
         return OwnedRun(owner, Store.create(folder, record))
     except BaseException as error:
-        if isinstance(error, InputError):  # it belongs to another process
+        if isinstance(error, InputError):  # it belongs to a different process
             if owner is not None:
                 owner.release()
             raise
@@ -83,12 +83,12 @@ def remove_run(folder: Path, *, keep: bool) -> None:
 
 
 def make_durable_folder(folder: Path) -> None:
-    """Make a folder and its parents so that their names survive a loss of power."""
+    """Make a folder and its parents so that their names survive a power failure."""
     folder = folder.absolute()
     if not folder.parent.exists():
         make_durable_folder(folder.parent)
     folder.mkdir(exist_ok=True)
-    with contextlib.suppress(PermissionError):  # a folder that may be written, but not read
+    with contextlib.suppress(PermissionError):  # the folder may be writable, but not readable
         durable.sync_folder(folder.parent)
 
 
@@ -121,7 +121,7 @@ def claim_state_dir(settings: Settings, run: str) -> None:
 def slots_folder(
     run: Path, state_dir: str | os.PathLike[str] | None, *, goes_on: bool = False
 ) -> Path:
-    """Return the folder for slots; raise InputError if another run has left some there."""
+    """Return the folder for slots; raise InputError if it holds slots of a different run."""
     if state_dir is None:
         return run / "states"
     folder = path_of("state_dir", state_dir)
@@ -154,7 +154,7 @@ def run_record(settings: Settings) -> dict[str, Any]:
         "folds": None if settings.folds is None else settings.folds.to_json(),
         "folds_checksum": None if settings.folds is None else settings.folds.checksum,
         "num_shards": settings.train.num_shards,
-        # None: in the run's own folder, which may be moved.
+        # None: in the run's folder, which may be moved.
         "state_dir": None
         if settings.state_dir == settings.folder / "states"
         else str(settings.state_dir.resolve()),
@@ -204,7 +204,7 @@ UNFINISHED = {
     *PARTS,
     *FOLDERS,
 }
-"""The entries that a process leaves if it is killed while it makes a run."""
+"""The entries that a process leaves behind if it is killed while making a run."""
 
 rows_in: ContextVar[Path | None] = ContextVar("cerebro_rows_in", default=None)
 """The folder of the run that is being made, if it already holds the rows passed to the search."""
@@ -236,6 +236,6 @@ def refuse_folder(folder: Path) -> NoReturn:
     """Raise InputError because a run's folder exists."""
     raise InputError(
         f"run folder {folder} exists already: choose another run=, delete it, open it with "
-        "cerebro.open(), begin another beside it with if_exists='new', or continue it with "
+        "cerebro.open(), start a new one beside it with if_exists='new', or continue it with "
         "if_exists='resume'"
     )

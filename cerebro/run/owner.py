@@ -2,12 +2,12 @@
 
 A process that trains a run holds a lock on ``owner.lock`` in the run's folder, which also
 names the process: ``{"pid": 4711, "host": "node7"}``. The lock (POSIX, of the whole file)
-ends with its process, however that dies, and forks do not inherit it. On network file
-systems, where a lock may be visible on one host only, the owner also renews the file's
-modification time; an owner on a different host counts as dead when that is old.
+ends with its process, however it dies, and forks do not inherit it. On network file systems, where
+a lock may be visible on one host only, the owner also renews the file's modification time; an owner
+on a different host counts as dead when that time is old.
 
-A process loses its locks on a file when it closes any descriptor of it. Questions about a
-run that this process itself trains are therefore answered from memory.
+A process loses its locks on a file when it closes any descriptor of it. For a run that this process
+itself trains, the answers therefore come from memory.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def _read(fd: int) -> Process | None:
         return None
     return (
         process if 0 < process.pid < 2**31 else None
-    )  # any other number stands for a group of processes
+    )  # to kill(), other numbers mean groups of processes
 
 
 def _write(fd: int, text: str) -> None:
@@ -224,7 +224,7 @@ def _lives_elsewhere(folder: Path, fd: int, *, writable: bool) -> bool:
     if process is None or process.host == os.uname().nodename:
         return False
     if not is_network_file_system(folder):
-        return False  # a folder that was moved here: its lock would be visible
+        return False  # the folder was moved here: the lock would be visible
     return _file_time(folder, writable=writable) - os.fstat(fd).st_mtime < STALE_SECONDS
 
 

@@ -1,8 +1,8 @@
-"""The identity of a run's ``build`` function, by which it is imported again.
+"""Identify a run's ``build`` function, so that it can be imported again.
 
 A run stores names and hashes, never code: ``module:qualname``, the file and the hash of the
-function's source. Importable functions are found again when a run is resumed; for lambdas,
-nested functions and notebook cells the user passes ``build=``.
+function's source. Resuming a run imports the function again; for lambdas, nested functions and
+notebook cells the user passes ``build=``.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ def import_file(
     """Import a Python file by its path, under ``name`` (default: its stem).
 
     The file's folder is put first on ``sys.path``, as for a script. A file with the name of
-    a different module, such as ``torch.py``, does not replace it: the file gets a different
-    name, its folder comes last, and workers are sent its code.
+    a different module, such as ``torch.py``, does not replace that module: the file gets a
+    different name, its folder comes last, and workers receive its code.
 
     The import of a script stops at its search if the names in `sought` are defined by then.
     """
@@ -174,7 +174,7 @@ def import_file(
 
 
 def _is_taken(name: str, file: Path) -> bool:
-    """Whether the name already stands for a different module, imported or not."""
+    """Whether the name already belongs to a different module, imported or not."""
     if name in sys.modules:
         return True
     try:
@@ -205,7 +205,7 @@ def accepts_info(build: Callable[..., Any]) -> bool:
             f"build takes ({names}), but it is called as build(config) or build(config, info): "
             "give the other parameters defaults"
         )
-    # A second parameter with a default that is not called info is the user's.
+    # A second parameter with a default and a name other than info is the user's.
     return len(positional) >= 2 and (
         positional[1].name == "info" or positional[1].default is inspect.Parameter.empty
     )
@@ -222,7 +222,7 @@ def source_hash(build: Callable[..., Any]) -> str | None:
 def _file(build: Callable[..., Any]) -> str | None:
     try:
         name = inspect.getsourcefile(build)
-    except (OSError, TypeError):  # a class of a notebook, a builtin
+    except (OSError, TypeError):  # a class defined in a notebook, or a builtin
         return None
     return None if name is None or name.startswith("<") else str(Path(name).resolve())
 
@@ -243,9 +243,9 @@ def call_build(build: Callable[..., Any], config: Any, info: Any) -> Any:
 
 
 class WrappedBuild:
-    """A ``build`` that calls the user's with other arguments.
+    """A ``build`` that calls the user's ``build`` with different arguments.
 
-    It has the name and the source of the user's, so that the run records those.
+    It takes over the name and the source of the user's, so that the run records those.
     """
 
     def __init__(self, build: Callable[..., Any]) -> None:
@@ -265,7 +265,7 @@ class StudyBuild(WrappedBuild):
     Each of the study's trials is `folds` trials of the run.
     """
 
-    takes_trial = True  # recorded, so that a resumed run calls `build` in the same way
+    takes_trial = True  # recorded, so that a resumed run calls `build` the same way
 
     def __init__(self, build: Callable[..., Any], folds: int = 1) -> None:
         super().__init__(build)
@@ -306,8 +306,8 @@ class StudyStandIn:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"trial.study.{name} cannot be asked for in a worker, where build is called again: "
-            "only study_name, direction and stop() can. Store the values that build needs with "
+            f"trial.study.{name} is not available in a worker, where build is called again: "
+            "only study_name, direction and stop() are. Store the values that build needs with "
             "trial.set_user_attr() in define=, or read them before optimize()"
         )
 

@@ -1,10 +1,9 @@
 """Plain records of trials and of their folds; no files and no models.
 
-In a run with ``n`` folds the trial with the number ``t`` is fold ``t % n`` of configuration
-``t // n``. The searcher and the user see configurations; workers train trials. A
-configuration has finished an epoch when all its folds have, and its metrics are the means of
-theirs, with the standard deviations beside them. None of this is stored: it is computed from
-the trials.
+In a run with ``n`` folds, trial ``t`` is fold ``t % n`` of configuration ``t // n``. The searcher
+and the user see configurations; workers train trials. A configuration has finished an epoch when
+all its folds have, and its metrics are the means over the folds, with their standard deviations.
+None of this is stored: it is computed from the trials.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ NOT_EXACT = "not exact"
 """The kind of an event that names an operation without a deterministic version."""
 
 STUDY = "cerebro:study"
-"""In a stored configuration: the data of an Optuna study's trial that `build` needs besides its
-parameters. Not shown to users; see `cerebro.run.recipe`."""
+"""The key of a stored configuration under which `build` finds the data of an Optuna trial besides
+its parameters. Not shown to users; see `cerebro.run.recipe`."""
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,7 +46,7 @@ class Ranking:
     mode: str
     """``"min"`` or ``"max"``."""
     select: str
-    """The epoch that stands for a trial: ``"best"`` or ``"last"``."""
+    """The epoch that represents a trial: ``"best"`` or ``"last"``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +123,7 @@ class TrialRecord:
 
     @property
     def is_open(self) -> bool:
-        """Whether it has something left to train, now or when its run is resumed."""
+        """Whether it has epochs left to train, now or when its run is resumed."""
         return self.status not in ENDED or (self.status == "stopped" and self.resumable)
 
     def info_epochs(self, position: int, default: int) -> int:
@@ -143,7 +142,7 @@ class TrialRecord:
         return self.first_epoch + len(self.epochs)
 
     def best_epoch(self, metric: str, mode: str) -> int | None:
-        """Return the number of the epoch with the best metric, the earliest of equal ones."""
+        """Return the number of the epoch with the best metric, the earliest if several tie."""
         best = self._best_record(metric, mode)
         return None if best is None else best.epoch
 
@@ -186,7 +185,7 @@ def score(metrics: dict[str, float], metric: str, mode: str) -> float | None:
 
 
 def best_trials(records: Iterable[TrialRecord], by: Ranking, n: int) -> list[int]:
-    """Return the numbers of the `n` best trials, best first, equal ones by number."""
+    """Return the numbers of the `n` best trials, best first; trials that tie, by number."""
     scores = (best_score([record], by) for record in records)
     return [number for _, number in sorted(s for s in scores if s is not None)[:n]]
 
@@ -247,7 +246,7 @@ def update(whole: TrialRecord) -> list[EpochRecord]:
     whole.resumable = any(fold.resumable for fold in whole.folds)
     whole.error = whole.traceback = None
     whole.raised = NOTHING_RAISED
-    if culprit is None:  # a fold may have asked to be stopped, by an exception
+    if culprit is None:  # a fold may have stopped itself by an exception
         culprit = next((fold for fold in whole.folds if fold.raised.bases), None)
     if culprit is not None and whole.status == culprit.status:
         whole.error = f"{culprit.error}; in fold {culprit.fold}"
@@ -311,6 +310,6 @@ def clash(metrics: Iterable[str]) -> str | None:
         if plain != name and plain in names:
             return (
                 f"the model reports {plain!r} and {name!r}, which over folds is the name of the "
-                f"first one's standard deviation: give the metric {name!r} another name"
+                f"first one's standard deviation: give the metric {name!r} a different name"
             )
     return None

@@ -31,7 +31,7 @@ MAX_SEED = 2**64 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """The settings of a search that workers train by.
+    """The settings of a search that shape training in the workers.
 
     `Settings` and `cerebro.worker.messages.RunContext` both have these fields. A new setting that
     shapes training is added here and to `cerebro.search`, and nowhere else.
@@ -91,12 +91,12 @@ class Settings(Training):
     progress: Any
     executor: Any
     devices: tuple[str, ...] = (CPU,)
-    """The CPU, or GPUs, which workers take in turn."""
+    """The CPU, or GPUs, which are assigned to workers in turn."""
     searcher_name: str = ""
     space: str = ""
     points: tuple[Mapping[str, Any], ...] = field(default=())
     space_json: Mapping[str, Any] | None = None
-    """The space, as `cerebro.space.Space.from_json` reads it."""
+    """The space, in the form that `cerebro.space.Space.from_json` reads."""
     searcher_class: Mapping[str, Any] | None = None
     """How to make the searcher again; see `cerebro.coordinator.searcher_record`."""
 

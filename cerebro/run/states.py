@@ -1,4 +1,4 @@
-"""State files of a run: their names, what is in them, and the only functions that delete them.
+"""State files of a run: their names, their contents, and the only functions that delete them.
 
 3-epoch-7.safetensors              the kept state of trial 3 after epoch 7: durable
 3-epoch-7.HASH.safetensors.new     the same before it is durable; complete if its hash
@@ -56,14 +56,14 @@ class StateFile:
     path: Path
     trial: int
     epoch: int | None
-    """The epoch that the state is kept of; None for a part of the trial's slots."""
+    """The epoch of a kept state; None for a part of the trial's slots."""
     state_hash: str | None = None
     """The hash in the name of an unpublished state, empty if the name has none; None for
     any other file."""
 
 
 def state_file(path: Path) -> StateFile | None:
-    """Return what a file's name says about it; None if it is not a file of states."""
+    """Parse the name of a state file; return None if the file is not one."""
     if match := _KEPT.fullmatch(path.name):
         state_hash = (match[3] or "") if match[4] else None
         return StateFile(path, int(match[1]), int(match[2]), state_hash)
@@ -99,7 +99,7 @@ def epoch_state_file(trial: int, epoch: int) -> str:
 
 
 def unpublished(file: str, state_hash: str) -> str:
-    """Return the name of a kept state until it is durable, which shows if it is complete."""
+    """Return the name of a kept state until it is durable; its hash shows if it is complete."""
     return f"{file.removesuffix('.safetensors')}.{state_hash}.safetensors.new"
 
 
@@ -147,8 +147,8 @@ def remove_unneeded(
 ) -> list[str]:
     """Delete the state files that a closed run does not need; return their names.
 
-    The run needs the kept states that rows name, and all files of its open trials: one of
-    them may be of an epoch whose row could not be written.
+    The run needs the kept states that rows name, and all files of its open trials: one of them may
+    belong to an epoch whose row could not be written.
 
     Parameters
     ----------
@@ -238,13 +238,13 @@ def move_slots(
 # --- verifying slots ---------------------------------------------------------
 
 _ATTEMPTS = 10
-"""How often slots are read whose page keeps changing; they are then in use, not damaged."""
+"""The number of reads of slots whose page keeps changing; after that they count as in use."""
 
 
 def slot_damage(folder: Path, trial: int) -> tuple[Path, str] | None:
     """Return the damaged file of a trial's slots and what is wrong with it.
 
-    None if nothing is, also where the slots are gone or always about to change.
+    None if nothing is wrong, the slots are gone, or they keep changing.
     """
     stem = slots_stem(folder, trial)
     for _ in range(_ATTEMPTS):

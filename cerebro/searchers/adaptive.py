@@ -32,7 +32,7 @@ class AdaptiveSearcher(SpaceSearcher):
         raise NotImplementedError
 
     def _new(self, epochs: int) -> Suggestion:
-        """Return the suggestion of the next new trial, until `epochs` epochs are done."""
+        """Suggest the next new trial, to be trained until `epochs` epochs are done."""
         trial = self._next
         point = self._points[trial] if trial < len(self._points) else {}
         self._next += 1
@@ -43,7 +43,7 @@ class AdaptiveSearcher(SpaceSearcher):
         return Suggestion({}, epochs, trial=trial)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return, as JSON, what a fresh searcher needs after :meth:`setup` to continue."""
+        """Return, as JSON, the state from which a fresh searcher continues after :meth:`setup`."""
         return {"count": self._next, **self._state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -39,15 +39,15 @@ class Decision(enum.Enum):
 
 @dataclass(frozen=True)
 class Suggestion:
-    """What to train next.
+    """A trial to train next: new, resumed or cloned.
 
     Attributes
     ----------
     config
         The configuration of a new trial, or of a clone.
     epochs
-        Train until so many epochs are done; None means the search's epochs. The epochs
-        that a resumed trial, or a clone's parent, has done count.
+        The number of epochs after which the trial stops; None means the search's epochs. It
+        includes those that a resumed trial, or a clone's parent, has done.
     trial
         The number of a paused trial to resume; None starts a new trial.
         `config` is then ignored.
@@ -267,7 +267,7 @@ class SpaceSearcher(Searcher):
         self._prepare()
 
     def _prepare(self) -> None:
-        """Begin anew; called at the end of :meth:`setup`."""
+        """Reset the searcher; called at the end of :meth:`setup`."""
 
 
 class SequenceSearcher(SpaceSearcher):
@@ -328,7 +328,7 @@ def needs_end(title: str, n_trials: int | float | None) -> int | float:
     Raises
     ------
     InputError
-        If there is none.
+        If there is no such number.
     """
     if n_trials is None:
         raise InputError(

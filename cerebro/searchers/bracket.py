@@ -37,7 +37,7 @@ class Bracket:
     begun
         Trials begun in the first rung.
     values
-        The values of the trials of this rung, to be minimized; infinity: over.
+        The values of this rung's trials, to be minimized; infinity for a trial that has ended.
     members
         Trials of this rung.
     waiting

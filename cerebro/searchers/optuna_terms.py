@@ -62,7 +62,7 @@ class Parameters:
         }
 
     def suggest(self, trial: Any, node: Node) -> Any:
-        """Let an Optuna trial choose a node's value; return it as in configurations."""
+        """Have an Optuna trial choose a node's value; return the value for the configuration."""
         name, kind = path_name(node.path), self._kinds[id(node)]
         dimension = node.dimension
         if isinstance(dimension, Choice):

@@ -171,7 +171,7 @@ class PBT(AdaptiveSearcher):
         return best[min(int(share * len(best)), len(best) - 1)]
 
     def dropped(self) -> list[int]:
-        """Return, once, the paused trials that will not be resumed."""
+        """Return the paused trials that will not be resumed, each of them once."""
         found, self._dropped = self._dropped, []
         return found
 

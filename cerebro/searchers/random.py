@@ -34,9 +34,9 @@ REDRAWS = 32
 class RandomSearch(DrawnSearch):
     """Draw configurations from the space; trial ``t`` is ``space.sample(seed, t)``.
 
-    If every dimension has finitely many values, a configuration that an earlier trial has is drawn
-    again, until all are used; then configurations may repeat, each with a different trial seed.
-    Points count as used.
+    If every dimension has finitely many values, a draw that repeats an earlier configuration is
+    discarded, until all configurations are used; then they may repeat, each with a different trial
+    seed. Points count as used.
 
     A search with more trials repeats the first ones: configurations depend only on the seed, the
     points and the trial's number.

@@ -1,4 +1,4 @@
-"""Models in scikit-learn: `Model` for a search, `SearchCV` in scikit-learn's conventions."""
+"""scikit-learn models: `Model` for a search, `SearchCV` for searches in scikit-learn's style."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Models in scikit-learn: estimators that learn batch by batch (`partial_fit`).
+"""Train scikit-learn estimators that learn batch by batch (`partial_fit`).
 
-:class:`Model` lets these estimators hop. The state consists of the fitted attributes, as arrays
-and JSON, never a pickle. So only estimators whose fitted attributes are all known here are
-supported; others are rejected by name.
+:class:`Model` lets these estimators hop. The state consists of the fitted attributes, as arrays and
+JSON, never a pickle. So only estimators whose fitted attributes are all listed here are supported;
+others are rejected by name.
 
 `SearchCV` is a whole search, with folds, as a scikit-learn estimator.
 """
@@ -39,15 +39,15 @@ SUPPORTED = {
     "IncrementalPCA": "transformer",
 }
 
-# Weights for early stopping, which partial_fit does not use: dropped.
+# Weights for early stopping, which partial_fit does not use; not part of the state.
 _KEPT_IN_VAIN = ("_best_coefs", "_best_intercepts")
 
 # Fitted attributes that no later training or prediction reads.
 _SKIPPED = {
     *_KEPT_IN_VAIN,
     "_loss_function_",  # created by every call of partial_fit
-    "labels_",  # of the last batch
-    "_n_threads",  # of this machine
+    "labels_",  # those of the last batch
+    "_n_threads",  # that of this machine
 }
 
 _OBJECTS = {
@@ -67,22 +67,22 @@ class Model(BaseModel):
     estimator
         An estimator of one of the classes in :data:`SUPPORTED`, not fitted yet.
     inputs
-        A column, or a list of columns that are put side by side; rows of more
-        than one dimension are flattened.
+        A column, or a list of columns to concatenate; rows of more than one dimension are
+        flattened.
     target
         The column to predict; not used by clusterers and transformers.
     classes
-        All classes of the target. None: the data's classes, or else all values
-        that the training data's target has.
+        All classes of the target. None: the data's classes or, if the data have none, all values of
+        the target in the training data.
     metrics
-        By name, a function ``metric(y_true, y_pred)`` as in `sklearn.metrics`, or
-        the name of a scorer ("roc_auc"). In validation they are computed once on
-        all rows, in training batch by batch.
+        A mapping of names to functions ``metric(y_true, y_pred)``, as in `sklearn.metrics`, or to
+        names of scorers ("roc_auc"). In validation they are computed once on all rows, in training
+        batch by batch.
     loss
-        ``loss(y_true, y_pred)``, a mean over rows. None: the log loss where the
-        estimator gives probabilities, otherwise the share of wrong predictions;
-        the mean squared error for regressors, the mean squared distance to the
-        nearest centre for clusterers, to the reconstruction for transformers.
+        ``loss(y_true, y_pred)``, a mean over rows. None: for classifiers, the log loss if they
+        predict probabilities, else the share of wrong predictions; for regressors, the mean squared
+        error; for clusterers, the mean squared distance to the nearest center; for transformers,
+        that to the reconstruction.
 
     Attributes
     ----------
@@ -91,13 +91,13 @@ class Model(BaseModel):
 
     Notes
     -----
-    Losses of training batches are those before the batch is learned, except for
-    the very first batch. Classifiers also have the metric ``accuracy``.
+    The loss of a training batch is computed before the batch is learned, except for the very first
+    batch. Classifiers also have the metric ``accuracy``.
 
     Raises
     ------
     InputError
-        If the estimator is not one whose state is known, or an argument is of no use.
+        If the estimator is not supported, or an argument is not for its kind.
     """
 
     framework = "numpy"
@@ -150,11 +150,11 @@ class Model(BaseModel):
         """Bring the fitted attributes into the form that they have after a hop."""
         curve = getattr(self.estimator, "loss_curve_", None)
         if curve is not None:
-            del curve[:-1]  # grows with every batch; only its end is read
+            del curve[:-1]  # grows with every batch, but only its end is read
         for name in _KEPT_IN_VAIN:
             vars(self.estimator).pop(name, None)
         if self._kind == "transformer":
-            # A strided view, with which later products would have other bits than with a copy.
+            # A strided view: later products would have different bits than with a contiguous copy.
             self.estimator.components_ = np.ascontiguousarray(self.estimator.components_)
 
     def eval_batch(self, batch: Batch) -> dict[str, Any]:
@@ -341,7 +341,7 @@ def _split_metrics(metrics: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     functions, scorers = {}, {}
     for name, metric in metrics.items():
         if name == "loss":
-            raise InputError("a metric is called 'loss', which is the loss's name")
+            raise InputError("a metric is named 'loss', which is reserved for the loss")
         if isinstance(metric, str):
             try:
                 scorers[name] = get_scorer(metric)
@@ -354,12 +354,12 @@ def _split_metrics(metrics: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return functions, scorers
 
 
-# Classes by (checksum of the data, column): every build in a worker asks again.
+# Classes by (checksum of the data, column), because every build in a worker needs them.
 _classes_seen: dict[tuple[str, str], Any] = {}
 
 
 def _classes_of(info: Any, target: str) -> Any:
-    """Return the classes of the training data's target, None if it has none."""
+    """Return the classes of the training data's target; None if it has none."""
     names = (info.classes or {}).get(target)
     if names is not None:
         return np.arange(len(names))
@@ -372,14 +372,14 @@ def _classes_of(info: Any, target: str) -> Any:
         values = np.unique(np.concatenate([np.unique(shard) for shard in shards]))
         if values.dtype.kind == "f" and not np.array_equal(values, np.round(values)):
             raise InputError(
-                f"the target {target!r} has fractions, so it names no classes: use a regressor"
+                f"the target {target!r} has fractions, so it is not a class: use a regressor"
             )
         _classes_seen[key] = values
     return _classes_seen[key]
 
 
 def _log_loss(probabilities: Any, y: Any, classes: Any) -> float:
-    """Return the mean of -log p(y); rows of classes that were never named count as p = 0."""
+    """Return the mean of -log p(y); for rows of unknown classes, p is 0."""
     columns = np.searchsorted(classes, y)
     columns = np.minimum(columns, len(classes) - 1)
     right = probabilities[np.arange(len(y)), columns].astype(np.float64)
@@ -390,8 +390,7 @@ def _log_loss(probabilities: Any, y: Any, classes: Any) -> float:
 def _aliases(attributes: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Return the arrays that are views of other arrays: name -> [base, shape].
 
-    Averaging linear models have ``coef_`` as a view of ``_average_coef``; two
-    copies of it would drift apart.
+    In averaging linear models, ``coef_`` is a view of ``_average_coef``; two copies would diverge.
     """
     arrays = {
         name: value

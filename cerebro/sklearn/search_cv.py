@@ -1,4 +1,4 @@
-"""`cerebro.sklearn.SearchCV`: a search in scikit-learn's conventions.
+"""`cerebro.sklearn.SearchCV`: a search that follows scikit-learn's conventions.
 
 `SearchCV` is a `GridSearchCV` for estimators that learn by batch (``partial_fit``), with the same
 folds and the same fitted attributes. It runs `cerebro.search` with folds, over shards in a
@@ -47,9 +47,9 @@ SCORE = "score"
 
 
 class ScoredModel(Model):
-    """An estimator that is validated by a scorer of scikit-learn's, once on all rows.
+    """An estimator that a scikit-learn scorer validates once, on all rows.
 
-    The data have classes as numbers 0, 1, ...; the estimator learns the `labels` themselves.
+    In the data, classes are numbers 0, 1, ...; the estimator learns the `labels` themselves.
     """
 
     evaluates_whole = True
@@ -64,14 +64,14 @@ class ScoredModel(Model):
         return x, y if self._labels is None else self._labels[y]
 
     def _values(self, x: Any, y: Any) -> dict[str, Any]:
-        return self._means(x, y, self.estimator.predict(x))  # batches have no score
+        return self._means(x, y, self.estimator.predict(x))  # batches are not scored
 
     def _whole(self, parts: Sequence[Any]) -> dict[str, float]:
         x, y, _ = parts
         score = self._scorer(self.estimator, x, y)
         if isinstance(score, Mapping):
             raise InputError(
-                f"scoring gave several scores, {', '.join(map(str, score))}: SearchCV takes one"
+                f"scoring returned several scores, {', '.join(map(str, score))}: SearchCV takes one"
             )
         return {SCORE: float(score)}
 
@@ -90,7 +90,7 @@ class BuildEstimator:
         return ScoredModel(self.configured(config), self.scorer, self.labels)
 
     def configured(self, config: Mapping[str, Any]) -> Any:
-        """A fresh estimator with these parameters."""
+        """Return a fresh estimator with these parameters."""
         values = {name: value for name, value in flatten(config).items() if name != "batch_size"}
         return clone(self.estimator).set_params(**values)
 
@@ -118,7 +118,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _of_best(name: str) -> Callable[[Method], Method]:
-    """Make a method available if the best estimator, or before `fit` the given one, has it."""
+    """Make a method available if the best estimator has it; before `fit`, the given one."""
 
     def check(self: Any) -> bool:
         getattr(getattr(self, "best_estimator_", self.estimator), name)
@@ -131,28 +131,29 @@ def _of_best(name: str) -> Callable[[Method], Method]:
 class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     """Search over the parameters of an estimator with `partial_fit`, by cross-validation.
 
-    As scikit-learn's `GridSearchCV`, for estimators that learn in passes over batches:
-    every configuration trains `epochs` passes in every fold, models hop between workers, and the
-    folds have one copy of the data. The best configuration is then trained on all rows.
+    It is like scikit-learn's `GridSearchCV`, but for estimators that learn in passes over batches.
+    Every configuration trains for `epochs` passes in every fold, models hop between workers, and
+    all folds share one copy of the data. Then the best configuration is trained on all rows.
 
     Parameters
     ----------
     estimator
         One of `cerebro.sklearn.SUPPORTED` that is a classifier or a regressor.
     space
-        By name of the estimator's parameters: lists, tuples, ranges and arrays are choices, as in
-        scikit-learn; `cerebro.loguniform(...)`, SciPy's distributions and the like as in
-        `cerebro.search`. ``batch_size`` may be one of the names.
+        A mapping of the estimator's parameters to their values. Lists, tuples, ranges and arrays
+        are choices, as in scikit-learn; `cerebro.loguniform(...)`, SciPy's distributions and
+        similar are as in `cerebro.search`. ``batch_size`` may be one of the names.
     epochs
         Passes over the data per configuration, at most.
     n_trials
-        Configurations, for searchers that do not end by themselves. Random search over lists
-        tries each combination once, and warns if there are fewer.
+        The number of configurations, for searchers that do not end by themselves. Random search
+        over lists tries each combination at most once, and warns if there are fewer than
+        `n_trials`.
     searcher
         ``"grid"``, ``"random"``, ``"hyperband"``, ..., as for `cerebro.search`.
     cv
-        As for scikit-learn's `check_cv`: a number (stratified for classifiers), a splitter, or an
-        iterable of pairs of row numbers or boolean masks.
+        As for scikit-learn's `check_cv`: a number of folds (stratified for classifiers), a
+        splitter, or an iterable of pairs of row numbers or boolean masks.
     scoring
         None (the estimator's ``score``), the name of a scorer, or ``scorer(estimator, X, y)``.
     batch_size
@@ -161,7 +162,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         A `cerebro.EarlyStopping` rule, applied to the mean over folds.
     refit
         Whether to train the best configuration on all rows, for its best number of epochs; or a
-        function that returns its index in `cv_results_`.
+        function that chooses it by its index in `cv_results_`.
     shards
         The number of shards of the data; default: one for every 10,000 rows, at most 8.
     path
@@ -169,38 +170,38 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     run
         A folder for the run, which is kept; default: a temporary one, removed after `fit`.
     workers
-        As of `cerebro.search`.
-    random_state
-        An int, a ``RandomState``, or None for a different one each time.
+        As for `cerebro.search`. random_state An int, a ``RandomState``, or None for a different one
+        each time.
     progress
         As of `cerebro.search`.
 
     Attributes
     ----------
     best_estimator_
-        Trained on all rows, if `refit`.
+        The best estimator, trained on all rows, if `refit`.
     best_index_, best_params_, best_score_, best_epochs_
-        The best configuration, its mean score over the folds, and after how many epochs.
+        The best configuration, its mean score over the folds, and the epochs after which it had
+        that score.
     cv_results_
         Arrays, one value per configuration: ``params``, ``param_*``, ``split0_test_score`` ...,
-        ``mean_test_score``, ``std_test_score``, ``rank_test_score``, ``epochs`` (those that
-        the scores are of), ``mean_fit_time``, ``mean_score_time`` (seconds) and ``std_*`` of them.
+        ``mean_test_score``, ``std_test_score``, ``rank_test_score``, ``epochs`` (trained at the
+        time of the scores), ``mean_fit_time``, ``mean_score_time`` (seconds) and their ``std_*``.
     n_splits_, refit_time_, scorer_, n_features_in_, feature_names_in_, classes_, multimetric_
         As in scikit-learn.
     result_
-        The run, a `cerebro.Result`, where `run` was given.
+        The run, a `cerebro.Result`, if `run` was given.
 
     Raises
     ------
     InputError
-        In `fit`, which is a ``ValueError``: for arguments, data or folds that cannot be.
+        In `fit`, if arguments, data or folds are invalid; it is a ``ValueError``.
     RunError
         In `fit`, if every configuration failed.
 
     Notes
     -----
-    The result is a function of the data, the arguments and `random_state`, not of the number of
-    workers. The scores are those of the epoch with the best mean score.
+    The result depends on the data, the arguments and `random_state`, not on the number of workers.
+    The scores are those of the epoch with the best mean score.
     """
 
     def __init__(
@@ -256,8 +257,8 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         if fit_params:
             raise InputError(
                 f"SearchCV.fit takes X, y and groups, not {', '.join(sorted(fit_params))}: "
-                "scikit-learn's metadata and weights of samples are not handed on. Use "
-                "cerebro.search with a model of your own, or GridSearchCV"
+                "scikit-learn's metadata and sample weights are not supported. Use "
+                "cerebro.search with your own model, or GridSearchCV"
             )
         if kind_of(self.estimator) not in ("classifier", "regressor"):
             raise InputError(
@@ -315,7 +316,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _trials_of(self, space: Space) -> int | None:
-        """`n_trials`; of random search over a finite space at most one for each configuration."""
+        """Return `n_trials`; for random search, at most the number of configurations."""
         if self.n_trials is None or not isinstance(self.searcher, (str, RandomSearch)):
             return self.n_trials
         if isinstance(self.searcher, str) and self.searcher != "random":
@@ -335,7 +336,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         return min(most, self.n_trials)
 
     def _validated(self, X: Any, y: Any) -> tuple[Any, Any]:
-        """Rows and target as numbers; notes the classes."""
+        """Return rows and target as numbers; store the classes."""
         if y is None:
             raise InputError(
                 f"{type(self).__name__} requires y to be passed, but the target y is None"
@@ -353,14 +354,14 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             return x, target
         check_classification_targets(target)
         labels, codes = np.unique(target, return_inverse=True)
-        # A state cannot hold objects, which pandas' strings are.
+        # A state cannot hold objects, and pandas' strings are objects.
         self.classes_ = labels.astype(str) if labels.dtype.kind == "O" else labels
         if len(labels) < 2:
             raise InputError(f"y has only one class, {labels[0]!r}: there is nothing to learn")
         return x, codes
 
     def _conclude(self, result: Result) -> None:
-        """Set the attributes of scikit-learn's searches from a run."""
+        """Set the attributes that scikit-learn's searches have, from a run."""
         trials = result.trials
         failed = [trial for trial in trials if trial.status in ("failed", "diverged")]
         if failed:
@@ -410,33 +411,33 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         if not self.refit:
             raise AttributeError(
                 f"this {type(self).__name__} was made with refit={self.refit}: it has the best "
-                "parameters, best_params_, and no estimator that was trained with them"
+                "parameters, best_params_, but no estimator that was trained with them"
             )
         check_is_fitted(self, "best_estimator_")
         return self.best_estimator_
 
     @_of_best("predict")
     def predict(self, X: Any) -> Any:
-        """Predictions of the best estimator."""
+        """Return the best estimator's predictions."""
         return self._best().predict(X)
 
     @_of_best("predict_proba")
     def predict_proba(self, X: Any) -> Any:
-        """Probabilities of the best estimator."""
+        """Return the best estimator's probabilities."""
         return self._best().predict_proba(X)
 
     @_of_best("predict_log_proba")
     def predict_log_proba(self, X: Any) -> Any:
-        """Logarithms of the best estimator's probabilities."""
+        """Return the logarithms of the best estimator's probabilities."""
         return self._best().predict_log_proba(X)
 
     @_of_best("decision_function")
     def decision_function(self, X: Any) -> Any:
-        """The best estimator's decision function."""
+        """Return the best estimator's decision function."""
         return self._best().decision_function(X)
 
     def score(self, X: Any, y: Any) -> float:
-        """The best estimator's score, by the scorer of the search."""
+        """Return the best estimator's score, by the search's scorer."""
         best = self._best()
         return float(self.scorer_(best, X, y))
 
@@ -484,13 +485,13 @@ def cv_results(result: Result) -> dict[str, Any]:
 
 
 def _score(trial: Any, fold: Any) -> float:
-    """A fold's score at its configuration's best epoch; NaN where one of the folds failed."""
+    """Return a fold's score at its configuration's best epoch; NaN if one of the folds failed."""
     failed = trial.status in ("failed", "diverged")
     return math.nan if failed else float(fold.metrics.get(SCORE, math.nan))
 
 
 def _ranks(means: Any) -> Any:
-    """Ranks from 1, the highest mean first; equals share the lowest, and NaN come last."""
+    """Return ranks from 1, the highest mean first; ties share the lowest rank, NaN comes last."""
     known = np.where(np.isnan(means), -np.inf, means)
     return np.array([1 + int((known > mean).sum()) for mean in known], np.int32)
 
@@ -513,10 +514,10 @@ def _seed_of(random_state: Any) -> int:
 
 
 def _as_choices(space: Any) -> Space:
-    """The space; tuples are choices here, as in scikit-learn's grids."""
+    """Return the space, with tuples as choices, as in scikit-learn's grids."""
     if isinstance(space, (list, tuple)):
         raise InputError(
-            "space must be a mapping, not a list of grids: search each by itself, or use "
+            "space must be a mapping, not a list of grids: search each one separately, or use "
             "cerebro.when(...) for parameters that depend on others"
         )
     if isinstance(space, Mapping):
@@ -525,25 +526,25 @@ def _as_choices(space: Any) -> Space:
 
 
 def _numbers(rows: Any) -> Any:
-    """Row numbers; of a mask those that it has."""
+    """Return row numbers; for a mask, those of its true values."""
     rows = np.asarray(rows)
     return np.flatnonzero(rows) if rows.dtype == bool else rows
 
 
 def _chosen(index: Any, count: int) -> int:
-    """The configuration that a function given as `refit` has chosen."""
+    """Return the index of the configuration that the function `refit` has chosen."""
     if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
-        raise TypeError(f"refit must give the index of a configuration, an int, not {index!r}")
+        raise TypeError(f"refit must return the index of a configuration, an int, not {index!r}")
     if not 0 <= index < count:
-        raise IndexError(f"refit gave the index {index} of {count} configurations")
+        raise IndexError(f"refit returned the index {index}, but there are {count} configurations")
     return int(index)
 
 
 def _check_rows(pairs: Sequence[tuple[Any, Any]], rows: int) -> None:
-    """Raise InputError for row numbers out of range, negative ones included."""
+    """Raise InputError for row numbers out of range; negative ones are invalid, too."""
     for fold, pair in enumerate(pairs):
         for numbers in pair:
             if numbers.dtype.kind not in "iu" or (numbers < 0).any() or (numbers >= rows).any():
                 raise InputError(
-                    f"cv, fold {fold}: it must give numbers of rows, from 0 to {rows - 1}"
+                    f"cv, fold {fold}: it must contain row numbers from 0 to {rows - 1}"
                 )

@@ -96,7 +96,7 @@ def _multiples(value: Any, name: str, q: float) -> tuple[int, int]:
     """Return the first and last multiple of the quantum within a domain's bounds."""
     low, high = on_grid(value.lower, q, math.ceil), on_grid(value.upper, q, math.floor)
     if low > high:
-        raise InputError(f"{name}: no multiple of {q} lies from {value.lower} to {value.upper}")
+        raise InputError(f"{name}: there is no multiple of {q} from {value.lower} to {value.upper}")
     return low, high
 
 

@@ -169,7 +169,7 @@ class Unsettled:
         Raises
         ------
         Missing
-            The function needs a value that `config` lacks, perhaps only so far.
+            The function needs a value that `config` lacks, or does not have yet.
         InputError
             The function failed, or its value cannot be stored.
         """
@@ -239,7 +239,7 @@ def settle(
 
 
 def grid_index(trial: int, counts: list[int]) -> list[int]:
-    """Return the option of each grid for a trial; all combinations occur, the first fastest."""
+    """Return the option of each grid for a trial: all combinations, the first grid fastest."""
     found = []
     for count in counts:
         trial, index = divmod(trial, count)
@@ -253,7 +253,7 @@ def multiple(index: int, q: float) -> Any:
 
 
 def on_grid(bound: float, q: float, inwards: Callable[[float], int]) -> int:
-    """Return the factor of a bound; if it is not a multiple, of the next multiple inwards."""
+    """Return a bound divided by the step `q`, rounded inwards to a whole number."""
     scaled = bound / q
     nearest = round(scaled)
     return nearest if math.isclose(scaled, nearest) else int(inwards(scaled))

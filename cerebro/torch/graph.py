@@ -77,7 +77,7 @@ _failed: list[Any] = []
 
 
 class CudaRecorder:
-    """Captures on a private stream, and replays on the then current one."""
+    """Captures on a private stream, and replays on the current stream."""
 
     def __init__(self, device: Any) -> None:
         self._device = device
@@ -391,7 +391,7 @@ class Rates:
 
 
 def make_capturable(optimizers: Sequence[Any]) -> None:
-    """Make optimizers keep on the device what they would otherwise read on the host."""
+    """Make optimizers keep values on the device that they would otherwise read on the host."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             if "capturable" in group:
@@ -512,7 +512,7 @@ def _items(entries: Any) -> list[tuple[Any, Any]]:
 
 
 def _shape_of(batch: Batch) -> Any:
-    """Return everything of a batch that a captured step depends on, except its numbers."""
+    """Return everything about a batch that a captured step depends on, except its values."""
     return tuple(
         (name, tuple(value.shape), value.dtype, value.stride())
         if isinstance(value, torch.Tensor)

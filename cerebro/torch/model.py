@@ -578,7 +578,7 @@ class Model(BaseModel):
         return torch.as_tensor(column)
 
     def _floats(self, values: list[Any]) -> list[float]:
-        """Read numbers and 0-d tensors; tensors on a device at once, so that it is asked once."""
+        """Convert numbers and 0-d tensors to floats; copy tensors on a device in one transfer."""
         if values and all(isinstance(value, torch.Tensor) and value.is_cuda for value in values):
             return torch.stack([value.double() for value in values]).tolist()  # type: ignore[no-any-return]
         return [float(value) for value in values]
@@ -593,7 +593,7 @@ class Model(BaseModel):
         return output
 
     def _join(self, parts: list[Any]) -> Any:
-        """Join the batches' outputs along their rows; a plain list where they do not fit."""
+        """Join the batches' outputs along their rows; return them as a list if they do not fit."""
         first = parts[0]
         if isinstance(first, torch.Tensor):
             return torch.cat(parts) if is_joinable(parts) else parts

@@ -90,7 +90,7 @@ class _Kept:
 
 
 class _Finished:
-    """Stands for the batches of a pass that is over: yields the values their steps returned."""
+    """Replaces the batches of a finished pass: yields the values that their steps returned."""
 
     def __init__(self, entries: Sequence[tuple[int, Any]]) -> None:
         self._entries = entries

@@ -91,7 +91,7 @@ class TaskClock(Protocol):
         """Note that a model has been built, and its libraries imported."""
 
     def aside(self, seconds: float) -> contextlib.AbstractContextManager[None]:
-        """Return a context whose time is not the unit's and has a limit of `seconds`."""
+        """Return a context whose time does not count for the unit and is limited to `seconds`."""
 
 
 class UnitRunner:
@@ -179,7 +179,7 @@ class UnitRunner:
         return self._own_process or not isinstance(error, KeyboardInterrupt)
 
     def _failure(self, task: Task, error: BaseException) -> UnitFailed:
-        """Return the failure, and what is to blame: the trial, the data, or the run's disk."""
+        """Return the failure with its cause: the trial, the data, or the run's disk."""
         self._live.pop(task.trial, None)  # its state is inconsistent
         kind: Literal["error", "diverged", "cancelled", "data", "storage", "worker"] = "error"
         if isinstance(error, UnitCancelled):

@@ -109,7 +109,7 @@ class Watch:
         self._known.pop(trial, None)
 
     def _is_ignored(self, warned: Warned) -> bool:
-        """Whether a filter of a category that was not imported here ignores the warning."""
+        """Whether a filter for a category that is not imported here ignores the warning."""
         for action, text, category, module, line in self._open:
             is_here = category in warned.category and module is None and line in (0, warned.line)
             if is_here and (text is None or text.match(warned.text)):
@@ -177,7 +177,7 @@ class ShownWarnings:
 
 
 def show(warned: Warned, prefix: str = "") -> None:
-    """Show a warning of another process as if it had been raised here.
+    """Show a warning from a different process as if it had been raised here.
 
     It passed the filters where it was raised, so they are not applied again.
     """

@@ -132,7 +132,7 @@ def test_nodes_that_are_not_alike(cluster, data, tmp_path, monkeypatch):
     here = environment.describe(1)
     other = {**here, "packages": {**here["packages"], "torch": "2.99.0", "numpy": "1.0"}}
     monkeypatch.setattr(environment, "describe", lambda threads=None: other)
-    match = "would compute other results than this one: packages.numpy is 1.0 here and .*Install"
+    match = "would compute different results: packages.numpy is 1.0 here and .*Install"
     refused(tmp_path, data, cluster.executor(), match)
 
 
@@ -182,7 +182,7 @@ def test_one_search_at_a_time(cluster, data, tmp_path):
 
     class Again:
         def on_run_start(self, run):
-            with pytest.raises(InputError, match="runs another search"):
+            with pytest.raises(InputError, match="runs a different search"):
                 resumable.search(tmp_path / "other", data, executor=executor)
 
     resumable.search(tmp_path / "run", data, executor=executor, callbacks=[Again()], epochs=1)

@@ -118,7 +118,7 @@ def shards(folder):
 
 def search(run, data, build=build, **options):
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*goes on in another environment")
+        warnings.filterwarnings("ignore", message=".*is resumed in a different environment")
         return cerebro.search(
             build, SPACE, data, epochs=EPOCHS, validation=0.25, searcher="grid", run=run,
             progress=False, **{"devices": "cuda:0", **options},

@@ -667,7 +667,7 @@ class Says(Recorded):
         (Suggestion({}, epochs=2.5), "suggests epochs=2.5: it must be a whole number"),
         (Suggestion({}, trial=7), "resumes trial 7, which does not exist"),
         (Suggestion({}, trial=0, epochs=2), "until 2 epochs are done, but it has done 2"),
-        (Suggestion({}, parent=0, epochs=2), "until 2 epochs are done, but that one has done 2"),
+        (Suggestion({}, parent=0, epochs=2), "until 2 epochs are done, but its parent has done 2"),
     ],
 )
 def test_a_searcher_that_says_nonsense_is_told_what_is_wrong(data, tmp_path, suggestion, message):
@@ -682,5 +682,5 @@ def test_only_paused_trials_are_resumed_and_only_trained_ones_cloned(data, tmp_p
 
     with pytest.raises(InputError, match=r"resumes trial 0, which it has not paused \(waiting\)"):
         run(data, tmp_path / "resumed", Early(Suggestion({}, trial=0)), width=2)
-    with pytest.raises(InputError, match="clones trial 0, of which no epoch has been reported"):
+    with pytest.raises(InputError, match="clones trial 0, which has not reported an epoch yet"):
         run(data, tmp_path / "cloned", Early(Suggestion({}, parent=0)), width=2)

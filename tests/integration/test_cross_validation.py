@@ -123,7 +123,7 @@ def test_models_are_the_folds(whole, tmp_path):
     assert trial.folds[2].state_path(0).exists()
     calls = [trial.load, trial.evaluate, trial.state_path, lambda: trial.export(tmp_path / "x")]
     for call in calls:
-        with pytest.raises(InputError, match=r"has 3 folds, each with a model of its own: ask one"):
+        with pytest.raises(InputError, match=r"has 3 folds, each with its own model: use one"):
             call()
     with pytest.raises(InputError, match="has no fold 3: it has 0 to 2"):
         trial.load(fold=3)
@@ -228,7 +228,9 @@ def struck_search(tmp_path, data, *, at, **more):
 def test_the_same_arguments_go_on(data, whole, tmp_path):
     assert struck_search(tmp_path, data, at=40).returncode == -signal.SIGKILL
     for validation in (KFold(FOLDS, seed=3), KFold(2), 0.2, None):
-        with pytest.raises(InputError, match=r"validation (has other folds|is another data set)"):
+        with pytest.raises(
+            InputError, match=r"validation (has different folds|is a different data set)"
+        ):
             search(tmp_path / "run", data, validation=validation, keep="all", if_exists="resume")
     result = search(tmp_path / "run", data, keep="all", workers=1, if_exists="resume")
     assert_same(result, whole)
@@ -240,7 +242,7 @@ def test_a_run_of_another_day_moves_with_its_data(data, tmp_path):
     shutil.copytree(data.path, tmp_path / "here")
     result = search(tmp_path / "run", cerebro.Dataset(tmp_path / "here"), n_trials=1, epochs=1)
     (tmp_path / "here").rename(tmp_path / "there")
-    with pytest.raises(InputError, match="say where they are now with data="):
+    with pytest.raises(InputError, match="give their new path with data="):
         cerebro.resume(result.path, epochs=2, progress=False)
     again = cerebro.resume(result.path, data=tmp_path / "there", epochs=2, progress=False)
     assert again.trials[0].epoch == 2
@@ -609,7 +611,7 @@ def test_a_metric_named_as_a_deviation_is_refused(data, tmp_path):
         def eval_batch(self, batch):
             return {"loss": 1.0, "loss_std": 0.5}
 
-    with pytest.raises(RunError, match="give the metric 'loss_std' another name"):
+    with pytest.raises(RunError, match="give the metric 'loss_std' a different name"):
         search(tmp_path / "run", data, build=Model)
 
 

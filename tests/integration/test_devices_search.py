@@ -206,7 +206,7 @@ def test_a_model_of_the_cpu_stays_there_unless_gpus_are_asked_for(two_gpus, data
     assert cerebro.check(OnTheCpu, {"rate": 0.1}, data).device == "cpu"
     assert cerebro.check(OnTheCpu, {"rate": 0.1}, data, devices="cuda").device == "cuda:0"
     for options in ({"devices": "cuda"}, {"workers_per_device": 1}):
-        with pytest.warns(UserWarning, match="computes on the CPU, and 2 worker"):
+        with pytest.warns(UserWarning, match="computes on the CPU, but 2 worker"):
             asked = cerebro.search(
                 OnTheCpu, {"rate": 0.1}, data, epochs=1, validation=0.2, batch_size=4, n_trials=1,
                 run=tmp_path / "-".join(options), progress=False, **options,
@@ -238,7 +238,9 @@ class ByJax(Line):
 def test_jax_on_the_gpu_is_no_model_of_the_cpu(own_workers, two_gpus, data, tmp_path):
     result = search_quietly(ByJax, data, tmp_path / "gpus", devices="cuda")
     assert result.environment["jax_backend"] == "gpu"
-    with pytest.warns(UserWarning, match=r"JAX computes on a GPU, which 1 worker\(s\) share"):
+    with pytest.warns(
+        UserWarning, match=r"JAX computes on a GPU, which 1 worker\(s\) for the CPU share"
+    ):
         search(data, tmp_path / "cpu", devices="cpu", workers=1, model=ByJax)
 
 
@@ -285,7 +287,7 @@ def test_a_run_goes_on_without_its_gpus_and_says_so_first(two_gpus, monkeypatch,
     run = tmp_path / "run"
     search(data, run)
     monkeypatch.setattr(devices, "lookup", lambda: Found(problem="no NVIDIA driver is loaded"))
-    with pytest.warns(UserWarning, match=r"another environment.*device was cuda, is cpu"):
+    with pytest.warns(UserWarning, match=r"a different environment.*device was cuda, is cpu"):
         result = cerebro.resume(run, build, epochs=EPOCHS + 1, progress=False)
     expected = search(data, tmp_path / "cpu", devices="cpu", workers=0)
     assert [row[:EPOCHS] for row in hashes(result)] == hashes(expected)
@@ -298,7 +300,7 @@ def test_a_run_goes_on_with_its_gpus_in_the_same_environment(two_gpus, data, tmp
     run = tmp_path / "run"
     search(data, run)
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*another environment")
+        warnings.filterwarnings("error", message=".*a different environment")
         result = cerebro.resume(run, build, epochs=EPOCHS + 1, progress=False)
     assert all(trial.epoch == EPOCHS + 1 for trial in result.trials)
 
@@ -412,7 +414,7 @@ def test_a_trial_that_is_not_exact_is_marked(two_gpus, data, tmp_path, validatio
     assert marks == ([["fold_cuda"]] * 2 if folds else [[], ["fold_cuda"]])
     if folds:
         assert [fold.not_exact for fold in result.trials[0].folds] == [[], ["fold_cuda"]]
-    assert "not exact, for it used fold_cuda" in render_trial(result.trials[1])
+    assert "not exact, because it used fold_cuda" in render_trial(result.trials[1])
 
 
 class Always(Inexact):
@@ -424,7 +426,7 @@ class Always(Inexact):
 def test_a_check_names_what_is_not_exact(two_gpus, data):
     found = cerebro.check(Always, {"rate": 0.1}, data)
     assert (found.ok, found.not_exact) == (True, ["fold_cuda"])
-    assert str(found).startswith("not exact on cuda:0: fold_cuda without a deterministic version;")
+    assert str(found).startswith("not exact on cuda:0: no deterministic version of fold_cuda;")
 
 
 def test_on_the_cpu_nothing_is_said_to_be_inexact(data, tmp_path):

@@ -217,7 +217,7 @@ def test_frozen_weights_come_from_build(data, tmp_path, format):
 def test_each_fold_is_exported(data, tmp_path):
     folds = cerebro.KFold(3)
     result = search(lambda c: model(net(), c), data, tmp_path / "run", validation=folds)
-    with pytest.raises(InputError, match=r"has 3 folds, each with a model of its own"):
+    with pytest.raises(InputError, match=r"has 3 folds, each with its own model"):
         result.best.export(tmp_path / "net.pt", "torch")
     for fold in result.best.folds:
         path = fold.export(tmp_path / f"{fold.fold}.pt", "torch")

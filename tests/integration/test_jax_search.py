@@ -83,7 +83,9 @@ def test_a_trial_is_loaded_evaluated_and_exported(whole, tmp_path):
     assert saved["params"]["hidden"].tobytes() == np.asarray(model.params["hidden"]).tobytes()
     with pytest.raises(cerebro.InputError, match=r"onnx needs a cerebro\.torch\.Model, not a cere"):
         best.export(tmp_path / "net.onnx", format="onnx")
-    with pytest.raises(cerebro.InputError, match="has no arrays of JAX: use format='safetensors'"):
+    with pytest.raises(
+        cerebro.InputError, match="cannot hold JAX arrays: use format='safetensors'"
+    ):
         best.export(tmp_path / "net.pt", format="torch")
 
 

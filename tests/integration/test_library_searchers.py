@@ -193,7 +193,9 @@ def test_a_searcher_that_does_not_say_again_what_it_said_is_refused(data, tmp_pa
     with pytest.raises(KeyboardInterrupt):
         run(data, tmp_path / "run", "asha", width=3, callbacks=[Interrupt()])
     monkeypatch.setattr(ASHA, "_promoted", lambda self: None)
-    with pytest.raises(InputError, match=r"ASHA does not say again what is on record: it said res"):
+    with pytest.raises(
+        InputError, match=r"ASHA does not repeat its stored decisions: it decided res"
+    ):
         run(data, tmp_path / "run", "asha", width=3, if_exists="resume")
 
 

@@ -65,7 +65,7 @@ NONSENSE = {
     ),
     "a trial at first": (
         "words = [Suggestion({}, trial=0)]",
-        "there is no trial yet that could go on or be cloned",
+        "there is no trial yet to resume or clone",
     ),
     "a trial by name": (
         "words = [Suggestion(GOOD), Suggestion({}, trial=['first'])]",

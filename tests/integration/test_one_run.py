@@ -181,7 +181,7 @@ def test_run_takes_what_is_defined_above_the_files_own_search(place: Place, work
                          "--workers", workers, "--validation", "0.25", "--batch-size", "16",
                          "--progress", "none")  # fmt: skip
     line = 1 + (TRIPWIRE + MODEL).count("\n") + 1
-    warning = f"train.py, line {line}: the file calls cerebro.search itself. That call is left out"
+    warning = f"train.py, line {line}: the file calls cerebro.search itself. That call is ignored"
     assert warning in told and "run the file: python train.py" in told
     assert "2 finished" in told and "searched" not in told
     assert place.runs == ["runs/a"]

@@ -478,7 +478,7 @@ def test_what_a_worker_cannot_know_of_the_study_is_said(data, tmp_path):
     def define(trial):
         trial.suggest_float("x", 0.0, 1.0)
 
-    with pytest.raises(RunError, match=r"trial\.study\.trials cannot be asked for in a worker"):
+    with pytest.raises(RunError, match=r"trial\.study\.trials is not available in a worker"):
         optimize(new_study(), data, build, define=define, run=tmp_path / "run")
 
 

@@ -216,9 +216,9 @@ def test_damage_that_reading_the_store_does_not_touch_is_refused(data, whole, tm
     connection.close()
     change(store, at=root * page - 1, bits=0xFF)
     assert [trial.epoch for trial in cerebro.open(folder).trials]  # can be read
-    with pytest.raises(CorruptDataError, match=r"run\.sqlite is damaged .*put back a copy"):
+    with pytest.raises(CorruptDataError, match=r"run\.sqlite is damaged .*restore a copy"):
         cerebro.resume(folder, progress=False)
-    with pytest.raises(CorruptDataError, match=r"run\.sqlite is damaged .*put back a copy"):
+    with pytest.raises(CorruptDataError, match=r"run\.sqlite is damaged .*restore a copy"):
         search(folder, data, if_exists="resume")
     store.write_bytes(before)
     go_on(folder, whole, at=33)
@@ -236,7 +236,7 @@ def test_an_epoch_that_is_trained_again_and_differs_is_told(data, whole, tmp_pat
     )
     connection.commit()
     connection.close()
-    text = f"trial {going.number}: epoch 0 was trained again and gave another state"
+    text = f"trial {going.number}: epoch 0 was trained again and gave a different state"
     with pytest.warns(UserWarning, match=text):
         cerebro.resume(folder, progress=False)
     assert hashes(cerebro.open(folder)) == hashes(whole)

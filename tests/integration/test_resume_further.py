@@ -215,11 +215,11 @@ def test_a_folder_of_something_else_is_refused(data, tmp_path):
         ({"metric": "train_loss", "mode": "min"}, "metric was 'loss', is 'train_loss'"),
         ({"stagger": False}, "stagger was True, is False"),
         ({"stop": cerebro.EarlyStopping("loss")}, "stop was None"),
-        ({"points": [{"lr": 0.05}]}, "points is another"),
-        ({"space": {"lr": cerebro.uniform(0.01, 0.1)}}, "space is another"),
+        ({"points": [{"lr": 0.05}]}, "points has changed"),
+        ({"space": {"lr": cerebro.uniform(0.01, 0.1)}}, "space has changed"),
         ({"searcher": "grid", "space": {"lr": [0.1, 0.2]}}, r"searcher was RandomSearch\(\)"),
-        ({"validation": 0.3}, "data is another data set"),
-        ({"validation": None}, "validation is another data set"),
+        ({"validation": 0.3}, "data is a different data set"),
+        ({"validation": None}, "validation is a different data set"),
     ],
 )
 def test_what_would_give_other_trials_is_refused_by_name(data, finished, changes, text):
@@ -434,7 +434,7 @@ def test_data_that_moved(data, whole, tmp_path):
     shutil.copytree(data, tmp_path / "before")
     stop(folder, tmp_path / "before")
     (tmp_path / "before").rename(tmp_path / "after")
-    with pytest.raises(InputError, match="say where they are now with data="):
+    with pytest.raises(InputError, match="give their new path with data="):
         cerebro.resume(folder)
     result = cerebro.resume(folder, data=tmp_path / "after", progress=False)
     assert result.status == "finished" and hashes(result) == hashes(whole)

@@ -404,7 +404,7 @@ BAD = [
     ({"stop": 3}, "stop must be a cerebro.EarlyStopping, not 3"),
     ({"callbacks": print}, "callbacks must be a list"),
     ({"callbacks": ["on_epoch_end"]}, "has none of the methods on_run_start"),
-    ({"executor": 5}, "executor=5 is no executor"),
+    ({"executor": 5}, "executor=5 is not an executor"),
 ]
 
 
@@ -436,7 +436,9 @@ def test_a_state_dir_in_use_is_refused(data, tmp_path):
 
 def test_an_existing_run_is_not_touched(data, tmp_path):
     first = run(data, tmp_path / "run", n_trials=1)
-    with pytest.raises(InputError, match=r"exists already.*another beside it with if_exists='new'"):
+    with pytest.raises(
+        InputError, match=r"exists already.*a new one beside it with if_exists='new'"
+    ):
         run(data, tmp_path / "run", n_trials=1)
     assert cerebro.open(first.path).trials[0].history == first.trials[0].history
 
@@ -551,11 +553,11 @@ def test_a_searcher_stops_trials(data, tmp_path):
     [
         (
             Endless(parent=0),
-            "begins with .*parent=0.*: there is no trial yet that could go on",
+            "begins with .*parent=0.*: there is no trial yet to resume or clone",
         ),
         (
             Endless(trial=0),
-            "begins with .*trial=0.*: there is no trial yet that could go on",
+            "begins with .*trial=0.*: there is no trial yet to resume or clone",
         ),
         (Endless(epochs=0), "suggests epochs=0: it must be a whole number of at least 1"),
         (Endless("continue"), "answered 'continue' to the report of trial 0, epoch 0"),

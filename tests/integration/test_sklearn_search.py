@@ -250,7 +250,7 @@ def test_a_configuration_that_fails_has_no_score(digits: Any) -> None:
         (
             lambda: search_cv(cv=[([0, 1], [2, 999])]),
             InputError,
-            "cv, fold 0: it must give",
+            "cv, fold 0: it must contain",
         ),
         (lambda: search_cv(cv=[([0, 1], [1, 2])]), InputError, "row .* is on both sides"),
         (lambda: search_cv(cv=1), ValueError, "n_splits"),
@@ -309,9 +309,11 @@ def test_masks_are_folds(digits: Any) -> None:
 
 
 def test_a_choice_out_of_range_is_refused(digits: Any) -> None:
-    with pytest.raises(IndexError, match="refit gave the index -1 of 3 configurations"):
+    with pytest.raises(
+        IndexError, match="refit returned the index -1, but there are 3 configurations"
+    ):
         search_cv(refit=lambda results: -1).fit(*digits)
-    with pytest.raises(TypeError, match="must give the index"):
+    with pytest.raises(TypeError, match="must return the index"):
         search_cv(refit=lambda results: "best").fit(*digits)
 
 
@@ -323,7 +325,7 @@ def test_scores_that_are_not_finite_are_warned_of(digits: Any) -> None:
 
 def test_several_scores_are_refused_in_one_line(digits: Any) -> None:
     search = search_cv(scoring=lambda estimator, x, y: {"a": 1.0, "b": 2.0})
-    with pytest.raises(RunError, match="scoring gave several scores, a, b: SearchCV takes one"):
+    with pytest.raises(RunError, match="scoring returned several scores, a, b: SearchCV takes one"):
         search.fit(*digits)
 
 

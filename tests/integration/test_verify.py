@@ -244,7 +244,7 @@ ROWS = {
     ),
     "a unit's shard": (
         "UPDATE units SET shard = (shard + 1) % 3 WHERE trial = 1 AND epoch = 2 AND step = 1",
-        ["trial 1, epoch 2: unit 1 was on shard", "not its turn"],
+        ["trial 1, epoch 2: unit 1 was on shard", "out of turn"],
     ),
     "a unit's number": (
         "UPDATE units SET step = 9 WHERE trial = 1 AND epoch = 2 AND step = 1",
@@ -270,7 +270,7 @@ ROWS = {
     "the data's checksum": (
         'UPDATE meta SET value = replace(value, \'"checksum":"\', \'"checksum":"0\') '
         "WHERE key = 'data'",
-        ["the run's data is not what it was"],
+        ["the run's data has changed"],
     ),
 }
 

@@ -170,7 +170,7 @@ def test_a_search_without_a_seed_cannot_go_on_and_says_so(
     }  # fmt: skip
     with pytest.raises(KeyboardInterrupt):
         fit(build, data, searcher=optuna_search(seed=1), callbacks=[Interrupt()], **arguments)
-    with pytest.raises(InputError, match="does not suggest again what it did for trial"):
+    with pytest.raises(InputError, match="does not repeat its suggestion for trial"):
         fit(build, data, searcher=optuna_search(seed=2), if_exists="resume", **arguments)
 
 

@@ -287,7 +287,7 @@ def test_proxies_that_fill_the_memory_are_warned_of_once(
         free[0] = left
         asyncio.run(engine.enter(name, "folder"))
     (record,) = caplog.records
-    assert record.getMessage().startswith("3 trials of Tune's are live")
+    assert record.getMessage().startswith("3 of Tune's trials are live")
     assert "TuneConfig(max_concurrent_trials=), or use cerebro.ray.fit" in record.getMessage()
 
 

@@ -151,9 +151,9 @@ def test_what_cannot_be_done_is_refused_by_name(
         ({"n_trials": 3}, "n_trials= is not an argument of cerebro.ray.trainable"),
         ({"workers": 0}, "workers must be a whole number of at least 1"),
         ({"executor": "auto"}, "executor must be a cerebro.ray.Executor, not 'auto'"),
-        ({"executor": cerebro.ray.Executor()}, "workers= or executor=.*: give one of them"),
+        ({"executor": cerebro.ray.Executor()}, "give either workers= or executor="),
         ({"epochs": 0}, "epochs must be a whole number of at least 1"),
-        ({"validation": cerebro.KFold(3)}, "a trial of Tune's is one model, and folds are several"),
+        ({"validation": cerebro.KFold(3)}, "a trial of Tune has one model, but folds need several"),
         ({"validation": 2.0}, "validation must be a"),
     ):
         with pytest.raises(InputError, match=message):
@@ -168,5 +168,5 @@ def test_what_cannot_be_done_is_refused_by_name(
         param_space={"lr": 0.1},
         run_config=run_config(tmp_path, 1),
     )
-    with pytest.raises(Exception, match="need 5 CPUs, and Ray has 2 on this node: give workers=2"):
+    with pytest.raises(Exception, match="need 5 CPUs, but Ray has 2 on this node: give workers=2"):
         tuner.fit()

@@ -18,7 +18,7 @@ CHUNK_BYTES = 32 << 20  # counts values that have nbytes
 
 
 class RowsSource(Source):
-    """Rows, one after the other; read once, and never all held at once unless given as a list."""
+    """A source of rows that is read once; does not hold all rows in memory unless given a list."""
 
     kind = "rows"
 

@@ -1,1 +1,1 @@
-"""A Ray cluster behind a search: nodes, shards and states on them. Internal."""
+"""Runs a search on a Ray cluster: its nodes, and the shards and states on them. Internal."""

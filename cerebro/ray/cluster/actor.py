@@ -1,12 +1,12 @@
-"""The actor on a node that watches over one worker process.
+"""The actor on a node that supervises one worker process.
 
-The process is the same as on one machine, with the same protection: heartbeats, the time limit
-of a unit, redirected output, its end with its parent. The actor passes tasks to it and states to
-and from the object store. The actor is cheap: it imports neither PyTorch nor the user's code,
-and survives a crash of a trial.
+The process is the same as on one machine, with the same protection: heartbeats, a time limit per
+unit, redirected output, and it ends with its parent. The actor passes tasks to it, and states to
+and from the object store. It is cheap: it imports neither PyTorch nor the user's code, and survives
+a crash of a trial.
 
-Every unit carries the trial's dispatch number, which only grows, so that the actor can refuse a
-call that comes late or twice.
+Every unit carries the trial's dispatch number, which only grows, so that the actor can reject a
+call that arrives late or twice.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from cerebro.run.states import CloneOf, KeptState, remove_slots, slots_stem
 from cerebro.worker.messages import CheckDone, Event, Job, RunContext, Task, UnitDone, UnitFailed
 
 MAX_LOG_BYTES = 1 << 20
-"""The most that is kept of a unit's output; the middle is left out."""
+"""The largest size of a unit's kept output, in bytes; the middle of a longer one is left out."""
 
 
 class LateCall(Exception):
@@ -85,11 +85,12 @@ class WorkerActor:
         Parameters
         ----------
         token
-            A file that the coordinator has written beside the run's folder, and its text.
+            The path and the text of a file that the coordinator has written beside the run's
+            folder.
         data
             For each data set, its possible paths and its checksum.
         on_gpu
-            Whether the worker uses a GPU, which is then looked up.
+            Whether the worker uses a GPU, which the report then describes.
         """
         import ray
 
@@ -128,7 +129,7 @@ class WorkerActor:
             self._the_cache.finish(checksum, shard)
 
     def forget_damaged(self, checksum: str, shards: Sequence[int]) -> None:
-        """Delete those of the shards that are damaged."""
+        """Delete the damaged ones among the shards."""
         self._the_cache.forget_damaged(checksum, shards)
 
     def data_folders(self, checksums: Sequence[str]) -> list[str]:
@@ -144,7 +145,7 @@ class WorkerActor:
             self._data_trouble = isinstance(error, CorruptDataError)
 
     def _begin(self, begin: Begin) -> None:
-        for entry in begin.path:  # the coordinator's imports, where they are the same here
+        for entry in begin.path:  # the coordinator's import path, as far as it exists here
             if entry not in sys.path and os.path.exists(entry):  # noqa: PTH110
                 sys.path.append(entry)
         sys.argv[:] = begin.argv
@@ -191,7 +192,7 @@ class WorkerActor:
         WorkerError
             If there is no process to run it.
         LateCall
-            If a later task of the same trial came before.
+            If a later task of the same trial arrived before it.
         """
         if self._local is None and self._data_trouble:
             return JobResult(_no_data(task, self._trouble)), None
@@ -200,7 +201,7 @@ class WorkerActor:
         if not isinstance(task, Task):
             return JobResult(self._carry_out(task)), None
         if task.dispatch <= self._dispatched.get(task.trial, -1):
-            raise LateCall(f"dispatch {task.dispatch} of trial {task.trial} comes too late")
+            raise LateCall(f"dispatch {task.dispatch} of trial {task.trial} arrives too late")
         self._dispatched[task.trial] = task.dispatch
         for trial in task.ended:
             self._forget(trial)
@@ -219,7 +220,7 @@ class WorkerActor:
             packed = self._packed(task)
             self._made[task.trial] = task.position + 1
         elif isinstance(event, UnitFailed) and event.kind == "data":
-            del self._dispatched[task.trial]  # it is sent again once the data are here
+            del self._dispatched[task.trial]  # the unit is sent again once the data are here
         return JobResult(event, log=self._take_log(task.trial), fetched=fetched), packed
 
     def restart(self) -> None:
@@ -241,7 +242,7 @@ class WorkerActor:
         self._gone.add(node)
 
     def ping(self) -> int:
-        """Return, to show that this actor is alive."""
+        """Return the process id, to show that this actor is alive."""
         return os.getpid()
 
     def end(self) -> None:
@@ -269,7 +270,7 @@ class WorkerActor:
         return event
 
     def _with_state(self, task: Task, state: StateIn, packed: Any) -> Task:
-        """Write a state where the process reads it, to a file that is reused with its pages."""
+        """Write a state to a file for the process; the file and its memory pages are reused."""
         file = self._folder / "state.in"
         fd = os.open(file, os.O_WRONLY | os.O_CREAT, 0o600)
         with open(fd, "wb") as out:  # noqa: PTH123

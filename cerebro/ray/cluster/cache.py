@@ -1,13 +1,13 @@
-"""A node's cache folder: shards that were sent to it, kept for the next run; and scratch.
+"""A node's cache folder: shards that were sent to it, kept for later runs; and scratch files.
 
     data/CHECKSUM/manifest.json, shard-00003/...    a data set, or some of its shards
-    data/CHECKSUM.used                              locked while a process uses it; when that was
+    data/CHECKSUM.used                              locked during use; its time is the last use
     scratch/*                                       one folder for each running process: incoming
                                                     shards, slots, rows to be sent
     place                                           the folder's identity
 
 A shard gets its name when all of its files have arrived with the checksums of the manifest.
-It is checked again at its first use in every run, like any data.
+It is checked again at its first use in every run, like all data.
 
 To make room for a shard, whole data sets that no process uses are deleted, the least recently
 used first.
@@ -144,7 +144,7 @@ class Cache:
         arrived = self._arriving.pop((checksum, shard))
         whole = self.data(checksum) / shard_folder(shard)
         shutil.rmtree(whole, ignore_errors=True)
-        with contextlib.suppress(OSError):  # another worker on this node was quicker
+        with contextlib.suppress(OSError):  # a different worker on this node was faster
             arrived.rename(whole)
         shutil.rmtree(arrived, ignore_errors=True)
         try:
@@ -154,7 +154,7 @@ class Cache:
             raise
 
     def forget_damaged(self, checksum: str, shards: Sequence[int]) -> None:
-        """Delete those of the shards that do not match the manifest."""
+        """Delete the shards that do not match the manifest."""
         data = PlacedDataset(self.data(checksum))
         for shard in shards:
             try:
@@ -179,12 +179,12 @@ class Cache:
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(fd), mark.stat()):
                     break
-            os.close(fd)  # another process has just removed the data set and its mark
+            os.close(fd)  # a different process has just removed the data set and its mark
         os.utime(fd)
         self._used[checksum] = fd
 
     def make_room(self, need: int) -> None:
-        """Remove unused data sets until `need` more bytes fit, or none is left."""
+        """Remove unused data sets until `need` more bytes fit or none is left."""
         sizes: dict[str, int] = {}
         if self._limit is not None or not self._disk_has(need):
             folders = [entry for entry in (self.folder / "data").iterdir() if entry.is_dir()]
@@ -235,7 +235,7 @@ class Cache:
             fd = os.open(made / "lock", os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(fd, fcntl.LOCK_EX)
             folder = made.with_name("worker-" + made.name.removeprefix(".new-"))
-            made.rename(folder)  # with its lock, so that it is not taken for an abandoned one
+            made.rename(folder)  # with its lock, so that it does not look abandoned
             self._scratch = folder, fd
         return self._scratch[0]
 

@@ -1,4 +1,4 @@
-"""Joins a Ray cluster or starts one on this machine, and never waits forever."""
+"""Join a Ray cluster or start one on this machine, without ever waiting forever."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def connect(address: str | None, cpus: float | None) -> Connection:
     Parameters
     ----------
     address
-        ``"auto"``, ``"host:port"``, or None: the cluster that this process belongs to already,
+        ``"auto"``, ``"host:port"``, or None: the cluster that this process already belongs to, else
         the one in ``$RAY_ADDRESS``, else a new one on this machine.
     cpus
         CPUs of a new cluster; None: the machine's cores.
@@ -100,7 +100,7 @@ def _no_cluster(address: str, error: BaseException) -> InputError:
 
 
 def _check_reachable(address: str) -> None:
-    """Check that a cluster answers: Ray itself would try for minutes, or forever."""
+    """Check that a cluster answers; Ray itself would try for minutes, or forever."""
     host, _, port = address.rpartition(":")
     try:
         at = host.strip("[]"), int(port)
@@ -118,20 +118,20 @@ def _check_reachable(address: str) -> None:
 
 def _expect_grpc(connection: socket.socket) -> None:
     """Exchange the first frames of HTTP/2, which Ray's servers speak."""
-    settings = b"\0\0\0\4\0\0\0\0\0"  # a frame of no bytes: length, type, flags, stream
+    settings = b"\0\0\0\4\0\0\0\0\0"  # an empty frame: length, type, flags, stream
     connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
     answer = b""
     while len(answer) < len(settings):
         piece = connection.recv(len(settings) - len(answer))
         if not piece:
-            raise ConnectionError("the server there closes the connection")
+            raise ConnectionError("the server at this address closes the connection")
         answer += piece
     if answer[3] != settings[3]:
-        raise ConnectionError("the server there is not a Ray cluster")
+        raise ConnectionError("the server at this address is not a Ray cluster")
 
 
 def _noted_address() -> str | None:
-    """Return the address that Ray has noted for this machine; the cluster may be gone."""
+    """Return the address that Ray has stored on this machine; the cluster may be gone."""
     folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     try:
         return Path(folder, "ray", "ray_current_cluster").read_text().strip() or None
@@ -172,7 +172,7 @@ class Node:
             return False
 
     def room_for(self, needs: dict[str, float]) -> int:
-        """Return how many workers fit."""
+        """Return how many workers fit on the node."""
         counts = [
             int(self.resources.get(name, 0.0) / need + 1e-9) for name, need in needs.items() if need
         ]
@@ -197,7 +197,7 @@ def alive_nodes(ray: Any) -> list[Node]:
 
 
 def reachable(nodes: Sequence[Node]) -> list[Node]:
-    """Return the nodes that answer: the cluster takes half a minute to notice a lost one."""
+    """Return the nodes that answer; the cluster takes half a minute to notice a lost one."""
     if not nodes:
         return []
     with ThreadPoolExecutor(16) as pool:
@@ -217,7 +217,7 @@ def spread(
     workers
         The number of workers; None: as many as fit.
     first
-        The node to begin with: the coordinator's, which has the data.
+        The node to start with: the coordinator's, which has the data.
 
     Raises
     ------

@@ -1,8 +1,8 @@
-"""Runs units on the nodes of a Ray cluster: `cerebro.ray.Executor`.
+"""Run units on the nodes of a Ray cluster: `cerebro.ray.Executor`.
 
 Each worker is an actor with one worker process. Ray starts the actors, carries their messages
-and holds their states. Ray's own fault tolerance is off, because only the coordinator knows
-units: actors are not restarted, calls are not repeated. See docs/design/ray.md.
+and holds their states. Ray's own fault tolerance is off, because only the coordinator knows about
+units: actors are not restarted, and calls are not repeated. See docs/design/ray.md.
 """
 
 from __future__ import annotations
@@ -87,34 +87,34 @@ class Executor:
     Parameters
     ----------
     address
-        ``"auto"`` or ``"host:port"`` of a cluster; None: the one that this process belongs to
-        or ``$RAY_ADDRESS`` names, else a new one on this machine, which ends with the search.
+        ``"auto"`` or ``"host:port"`` of a cluster. None: the one that this process belongs to or
+        ``$RAY_ADDRESS`` names, else a new one on this machine, which ends with the search.
     workers
         The number of workers, spread over the nodes in turn; None: as many as fit. New nodes
         are used when they join, up to this number.
     resources
-        Ray resources of each worker; ``"CPU"`` defaults to the search's ``threads``. With
-        ``{"GPU": 1}`` each worker trains on the GPU that Ray gives it, the only one that it
-        sees, as ``cuda:0``; with ``{"GPU": 0.5}`` two of them share one.
+        Ray resources of each worker; ``"CPU"`` defaults to the search's ``threads``. With ``{"GPU":
+        1}`` each worker trains on the GPU that Ray gives it, and sees only that one, as ``cuda:0``.
+        With ``{"GPU": 0.5}`` two workers share a GPU.
     replicas
         The number of nodes that get each shard. With more than one, the loss of a node requires
         no copying, and slow nodes get less work at once.
     shared_path
-        A path at which all nodes can read the data, such as a network file system: the data
-        set's folder or its parent. Nothing is copied then. None: each node is sent the shards
-        that it works on, once, and keeps them for later searches.
+        A path at which all nodes can read the data, such as on a network file system: the data
+        set's folder or its parent. Nothing is copied then. None: each node receives the shards that
+        it works on, once, and keeps them for later searches.
 
     Attributes
     ----------
     traffic
-        The bytes that were moved; see `cerebro.ray.cluster.messages.Traffic`.
+        The bytes moved so far; see `cerebro.ray.cluster.messages.Traffic`.
     devices
         ``("cuda",)`` if its workers have GPUs, else ``("cpu",)``.
 
     Raises
     ------
     InputError
-        If an argument is invalid. When a search begins: if Ray is not installed, there is no
+        If an argument is invalid. At the start of a search: if Ray is not installed, there is no
         cluster, the workers do not fit on it, nodes would compute different results, or a node
         cannot read the data.
     """
@@ -148,7 +148,7 @@ class Executor:
         )
 
     def __reduce__(self) -> tuple[type[Executor], tuple[Any, ...]]:
-        """Pickle or copy it as an unused executor."""
+        """Pickle or copy this executor as an unused one."""
         given = self._address, self.workers, self._resources, self._replicas, self._shared_path
         return type(self), given
 
@@ -183,7 +183,7 @@ class Executor:
     def start(self, context: RunContext) -> list[int]:
         if self._connection is not None:
             self._is_refused = True
-            raise InputError("this executor runs another search: make one for each")
+            raise InputError("this executor runs a different search: make one for each")
         self._reset()
         self._context = context
         self._build = pickled(context.build)
@@ -468,7 +468,7 @@ class Executor:
             self._trouble = OSError(STORE_FULL)
             return
         if error is not None:
-            with contextlib.suppress(Exception):  # the same error, which Ray would print otherwise
+            with contextlib.suppress(Exception):  # the same error; unfetched, Ray prints it
                 self._ray.get(call.packed, timeout=0)
             self._actor_failed(remote, error)
             return
@@ -513,7 +513,7 @@ class Executor:
         )
         self._states.add(task.trial, held)
         self._pace.add(remote.number, task.trial, event.rows, event.seconds)
-        # Clocks of nodes differ: use the coordinator's for the time of a unit.
+        # Clocks of nodes differ: take the time of a unit from the coordinator's.
         event = replace(event, worker=remote.number, task=task, started=time.time() - event.seconds)
         if event.metrics is not None and task.keep_state and not self._shares_run:
             file = epoch_state_file(task.trial, task.epoch)
@@ -585,7 +585,7 @@ class Executor:
                 self._actor_failed(remote, error)
 
     def _reload(self, remote: RemoteWorker, call: Call, event: UnitFailed) -> bool:
-        """Send a shard that is damaged on a node again, once; return False if that cannot help."""
+        """Send a shard again that is damaged on a node, once; return False if that cannot help."""
         job = call.job
         assert isinstance(job, Task)
         if event.kind != "data" or remote.reads_all or call.reloaded:

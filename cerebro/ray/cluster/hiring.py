@@ -1,9 +1,9 @@
-"""Starts actors on nodes, and checks that each node computes the same bits.
+"""Start actors on nodes, and check that each node computes the same bits.
 
-Refused are different versions of Cerebro, Python or a library that computes; a different
-architecture or different vector instructions, by which libraries choose their kernels; and
-different variables that choose kernels. Noted are differences that are unlikely to matter, such
-as a different CPU model with the same instructions.
+A node is refused for different versions of Cerebro, Python or a library that computes; for a
+different architecture or different vector instructions, by which libraries choose their kernels;
+and for different environment variables that choose kernels. Differences that are unlikely to matter
+are noted, such as a different CPU model with the same instructions.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class Hiring:
             except ray.exceptions.RayError as error:
                 raise InputError(
                     f"node {node.address} ({node.id[:8]}) cannot start a worker: "
-                    f"{cause_of(error)}: install the same Cerebro there as here, and see that its "
-                    f"cache folder ($CEREBRO_CACHE) can be written"
+                    f"{cause_of(error)}: install the same Cerebro there as here, and make its "
+                    f"cache folder ($CEREBRO_CACHE) writable"
                 ) from error
         return reports
 
@@ -118,11 +118,11 @@ class Hiring:
             refused, noted = differences(here, report.environment)
             if refused:
                 raise InputError(
-                    f"node {name} would compute other results than this one: {'; '.join(refused)}. "
+                    f"node {name} would compute different results: {'; '.join(refused)}. "
                     "Install the same on every node, or choose nodes of one kind with resources="
                 )
             if noted:
-                text = f"node {name} is not quite like this one: {'; '.join(noted)}"
+                text = f"node {name} differs slightly from this one: {'; '.join(noted)}"
                 notes.append(Note("node differs", text))
         return notes
 
@@ -207,7 +207,7 @@ def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> tuple[list
         key = line.split(" ", 1)[0]
         text = line.replace(" was ", " is ", 1).replace(", is ", " here and ", 1) + " there"
         if key.removeprefix("variables.") in environment.THREAD_VARIABLES:
-            continue  # worker processes are given their own
+            continue  # worker processes get their own
         package = key.removeprefix("packages.")
         if package in COMPUTE or key.startswith(REFUSED):
             refused.append(text)

@@ -1,4 +1,4 @@
-"""Messages from other threads to the coordinator's, and a descriptor that wakes it."""
+"""Messages from other threads to the coordinator's thread, and a descriptor that wakes it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Mailbox:
         return self._pipe.fileno()
 
     def put(self, letter: Any) -> None:
-        """Add a message; from any thread, also after `close`."""
+        """Add a message. May be called from any thread, and after `close`."""
         self._queue.put(letter)
         self._pipe.wake()
 
@@ -35,5 +35,5 @@ class Mailbox:
                 return letters
 
     def close(self) -> None:
-        """Stop waking: messages that are still put are not read."""
+        """Stop waking the reader; later messages are not read."""
         self._pipe.close()

@@ -43,19 +43,19 @@ class DataAt:
     """A view of a data set on a node."""
 
     spec: Mapping[str, Any]
-    """As from `Dataset.spec`; its path is on the node."""
+    """The result of `Dataset.spec`, with the path on the node."""
     in_parts: bool
     """Whether the node has only some shards."""
 
 
 @dataclass(frozen=True)
 class Begin:
-    """A run's description for a worker."""
+    """The description of a run for a worker."""
 
     build: bytes
     """A pickle for its process."""
     settings: Mapping[str, Any]
-    """Fields of `RunContext`, as in the coordinator."""
+    """Fields of the coordinator's `RunContext`."""
     train: DataAt
     validation: DataAt | None
     shares_run: bool
@@ -71,7 +71,7 @@ class Begin:
     folds: Mapping[str, Any] | None = None
     """The folds of the training data, as from `Folds.to_json`."""
     gpu_share: float = 0.0
-    """The part of a GPU that Ray has given the worker."""
+    """The share of a GPU that Ray has given the worker."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class StateIn:
     """The state that a unit begins with."""
 
     refs: tuple[Any, ...]
-    """A reference to its bytes, in a tuple: Ray would fetch a bare one even if the worker has
+    """A reference to its bytes, in a tuple: Ray would fetch a bare reference even if the worker has
     the model in memory."""
     state_hash: str
     node: str = ""
@@ -100,7 +100,7 @@ class JobResult:
     log: bytes = b""
     """The trial's output since the last result, unless the worker writes it into the run."""
     fetched: int = 0
-    """Bytes of the state that was fetched for it."""
+    """Bytes of the state that was fetched for the task."""
 
 
 @dataclass
@@ -108,15 +108,15 @@ class Traffic:
     """The data moved so far, in bytes."""
 
     data_bytes: int = 0
-    """Of shards and validation rows, from the coordinator to nodes."""
+    """Bytes of shards and validation rows, from the coordinator to nodes."""
     shards: dict[tuple[str, int], int] = field(default_factory=dict)
-    """How often each shard was sent to a place; -1 stands for the validation rows."""
+    """The number of times that each shard was sent to a place; -1 means the validation rows."""
     state_bytes: int = 0
-    """Of states, from worker to worker."""
+    """Bytes of states, from worker to worker."""
     states: int = 0
     """The number of these states."""
     kept_bytes: int = 0
-    """Of states at epochs' ends, to the coordinator."""
+    """Bytes of states at epochs' ends, to the coordinator."""
 
 
 @dataclass
@@ -133,7 +133,7 @@ class RemoteWorker:
     """Whether it reads all shards without a copy."""
     begin: Begin
     stale: set[int] = field(default_factory=set)
-    """Trials whose newest state a different worker has made."""
+    """Trials whose newest state was made by a different worker."""
     silent_looks: int = 0
     has_answered: bool = False
     is_gone: bool = False

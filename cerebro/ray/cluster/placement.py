@@ -1,12 +1,12 @@
-"""Decides which shards are on which nodes. Pure: nothing is moved here.
+"""Decide which shards go to which nodes. Pure logic: nothing is moved here.
 
 A *place* holds shards: the cache folder of a node, which all workers of the node read. Each
-shard is dealt to the place with the fewest rows per worker, and to `replicas` places in all.
+shard is assigned to the place with the fewest rows per worker, and to `replicas` places in all.
 Copies from an earlier run are used unless they give a place more than its share.
 
-During the run, slow places and new ones without shards are relieved: `relief` names one shard
-to copy to a different place, so that its units can run there too. Copies are never removed,
-because they do no harm.
+During the run, slow places are relieved, and new ones get work: `relief` names one shard to copy to
+a different place, so that its units can run there, too. Copies are never removed, because they do
+no harm.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 PIECES = 16
-"""The number of parts into which a shard at several places is divided to estimate their work."""
+"""The parts into which a shard at several places is divided to estimate their work."""
 MARGIN = 1.15
-"""How much more than its share a place has to do before it is relieved."""
+"""A place is relieved when its work exceeds its share by this factor."""
 
 
 @dataclass
@@ -152,11 +152,11 @@ class Placement:
 
 
 class Pace:
-    """How fast each worker is, compared with the others on the same trials."""
+    """The speed of each worker, compared with the others on the same trials."""
 
     def __init__(self) -> None:
-        self._trials: dict[int, float] = {}  # seconds a row, moving means
-        self._workers: dict[int, tuple[int, float]] = {}  # units, and seconds against that
+        self._trials: dict[int, float] = {}  # seconds per row, moving means
+        self._workers: dict[int, tuple[int, float]] = {}  # units, and seconds relative to that
 
     def add(self, worker: int, trial: int, rows: int, seconds: float) -> None:
         """Add a unit's time."""
@@ -164,7 +164,7 @@ class Pace:
             return
         rate = seconds / rows
         units, factor = self._workers.get(worker, (0, 1.0))
-        if units > 0 and trial in self._trials:  # a worker's first unit starts frameworks
+        if units > 0 and trial in self._trials:  # the first unit includes starting frameworks
             weight = 1 / min(units, 16)
             factor += weight * (rate / self._trials[trial] - factor)
         self._workers[worker] = units + 1, factor
@@ -177,5 +177,5 @@ class Pace:
         self._workers.pop(worker, None)
 
     def speeds(self) -> dict[int, float]:
-        """Return the speed of each worker that has done a few units; 1 is average."""
+        """Return the speed of each worker that has done a few units; 1 is the average."""
         return {w: 1 / factor for w, (units, factor) in self._workers.items() if units > 3}

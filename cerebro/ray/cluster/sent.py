@@ -1,8 +1,7 @@
-"""A pickle that is passed on without being opened.
+"""A pickle that an actor passes on without opening it.
 
-An actor watches over a worker process and never trains. Only the process imports what the
-user's ``build`` needs: the actor passes the pickle on, and it is opened when the process
-unpickles the message that contains it.
+An actor supervises a worker process and never trains. Only the process imports the modules of the
+user's ``build``: the pickle is opened when the process unpickles the message that contains it.
 """
 
 from __future__ import annotations
@@ -29,4 +28,4 @@ class Sent:
         return opened, (self.message,)
 
     def __call__(self, *args: Any) -> Any:
-        raise TypeError("this stands for a function that only worker processes know")
+        raise TypeError("this is a placeholder for a function that only worker processes have")

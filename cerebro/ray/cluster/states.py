@@ -1,8 +1,8 @@
 """The states of live trials in the object store, and how to fetch one.
 
-Two states are kept of each trial: the newest, and the newest one from a different node. If a
-node is lost, so are the states that were made there; the trial then returns to its other state
-and repeats the units that it did on the lost node.
+Two states of each trial are kept: the newest, and the newest one from a different node. If a node
+is lost, so are the states that were made there. The trial then returns to its other state and
+repeats the units that it did on the lost node.
 """
 
 from __future__ import annotations
@@ -121,9 +121,9 @@ def fetch(ref: Any, node: str, gone: Collection[str]) -> Any:
             return ray.get(ref, timeout=STEP_SECONDS)
         except ray.exceptions.GetTimeoutError:
             if node in gone:
-                raise StateGone("the node that it was made on is gone") from None
+                raise StateGone("the node that made it is gone") from None
             if time.monotonic() >= end:
-                raise StateGone(f"it did not come in {STATE_SECONDS:g} s") from None
+                raise StateGone(f"it did not arrive within {STATE_SECONDS:g} s") from None
         except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:
             raise StoreFull(type(error).__name__) from None
         except ray.exceptions.RayError as error:
@@ -142,6 +142,6 @@ def fetch_to_file(held: HeldState, gone: Collection[str], path: Path) -> None:
     """
     packed = fetch(held.ref, held.node, gone)
     if _core.hash_state(packed) != held.state_hash:
-        raise CorruptDataError("its hash is different")
+        raise CorruptDataError("its hash differs")
     with path.open("wb") as file:
         file.write(packed)

@@ -1,7 +1,7 @@
-"""Sends shards to nodes, once to each place, and keeps track of those that have arrived.
+"""Send shards to nodes, once to each place, and keep track of those that have arrived.
 
-Each shard of the training data is sent to some places. Data for validation are sent to all: the
-rows of the validation view or, with folds, which hold out every row in turn, all data.
+Each shard of the training data is sent to some places. Data for validation are sent to all places:
+the rows of the validation view or, with folds, which hold out every row in turn, all data.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BEGIN_SECONDS = 120.0
 """The time within which a node must report its shards."""
 
 EVERYWHERE = -1
-"""A shard number that stands for the data that all nodes get."""
+"""A shard number that means the data that all nodes get."""
 
 
 class Supply:
@@ -84,7 +84,7 @@ class Supply:
                 raise InputError(
                     f"node {report.name} does not find the data set {data.path.name} at "
                     f"shared_path={str(self._shared_path)!r}: mount the same folder on every node, "
-                    "or leave shared_path= out to have the data copied"
+                    "or leave out shared_path= to have the data copied"
                 )
 
     def _data_sets(self) -> list[Dataset]:
@@ -135,7 +135,7 @@ class Supply:
         every = set(range(self._context.train.num_shards))
         if all(shards == every for shards in placement.shards.values()):
             return None
-        placement.workers.clear()  # each is added when it gets its number
+        placement.workers.clear()  # workers are added when they get their numbers
         return placement
 
     def admit(self, remote: RemoteWorker, *, whole: bool) -> None:
@@ -166,7 +166,7 @@ class Supply:
         self._note(remote.place, shards, sent)
 
     def with_data(self, remote: RemoteWorker) -> RemoteWorker:
-        """Return the worker with the paths of the data that its node was sent."""
+        """Return the worker with the paths of the data that were sent to its node."""
         if remote.reads_all:
             return remote
         sources = [self._train]
@@ -214,7 +214,7 @@ class Supply:
             return Source(view)
         with self._lock:
             if self._written is None:
-                # In scratch: the next coordinator removes what a killed one leaves there.
+                # In scratch, where the next coordinator removes the files of a killed one.
                 self._cache = Cache(cache_folder())
                 folder = Path(tempfile.mkdtemp(prefix="view-", dir=self._cache.scratch()))
                 self._written = write_view(view, folder)
@@ -248,7 +248,7 @@ class Supply:
             return job.result()
         except ray.exceptions.RayError as error:
             raise InputError(
-                f"a node cannot be sent the data: {cause_of(error)}: is there room in its cache "
+                f"a node cannot store the data: {cause_of(error)}: is there room in its cache "
                 "folder ($CEREBRO_CACHE)?"
             ) from error
 
@@ -256,7 +256,7 @@ class Supply:
 PIECE_BYTES = 8 << 20
 
 WINDOW = 4
-"""Pieces that are sent at a time: more would only fill the object store."""
+"""The number of pieces sent at a time; more would only fill the object store."""
 
 
 @dataclass(frozen=True)

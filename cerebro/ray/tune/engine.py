@@ -1,7 +1,7 @@
 """The actor behind `cerebro.ray.trainable`: one for all proxies, with Cerebro's workers.
 
-It belongs to the process that runs the Tuner and ends with it. Some time after the last proxy
-has left, it closes its run and ends, which frees its cores.
+It belongs to the process that runs the Tuner and ends with it. If no proxy uses it for some time,
+it closes its run and ends, which frees its cores.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class Spec:
     Attributes
     ----------
     name
-        The actor's.
+        The actor's name.
     work
         A pickled `Work`. Only the engine unpickles it, so that proxies import nothing for it.
     cpus, gpus
         Cores and GPUs of its workers.
     folder
-        The run's; None: beside Tune's experiment.
+        The run's folder; None: beside Tune's experiment.
     """
 
     name: str
@@ -91,8 +91,8 @@ class Engine:
         if not self._warned and available_memory() < need // 2:
             self._warned = True
             logger.warning(
-                "%d trials of Tune's are live: each is a process of about 120 MB, and memory is "
-                "running out; limit them with TuneConfig(max_concurrent_trials=), or use "
+                "%d of Tune's trials are live, each a process of about 120 MB, and memory is "
+                "running out: limit them with TuneConfig(max_concurrent_trials=), or use "
                 "cerebro.ray.fit, which needs no processes",
                 len(self._proxies),
             )
@@ -107,18 +107,18 @@ class Engine:
             asyncio.get_running_loop().call_later(IDLE_SECONDS, self._end_if_idle)
 
     async def retire(self) -> None:
-        """End this engine if no proxy uses it, to make room for another."""
+        """End this engine if no proxy uses it, to make room for a different one."""
         self._end_if_idle()
 
     async def train(self, proxy: str, folder: str, call: dict[str, Any]) -> dict[str, Any]:
-        """Train an epoch, or return it from the record.
+        """Train an epoch, or return it from the store.
 
         Returns
         -------
         dict
             ``trial``, ``epoch``, ``state_hash`` and ``metrics``; or ``error``.
         """
-        self._proxies[proxy] = Path(folder)  # it may have entered before a restart
+        self._proxies[proxy] = Path(folder)  # it may have registered before a restart
         try:
             return await self._train(Path(folder), call)
         except CerebroError as error:
@@ -133,7 +133,7 @@ class Engine:
             self._ending = asyncio.ensure_future(self._end())
 
     async def _end(self) -> None:
-        """Close the runs, and end this process unless a proxy has entered meanwhile."""
+        """Close the runs, and end this process unless a proxy has registered meanwhile."""
         import ray
 
         await asyncio.to_thread(self._close)
@@ -155,7 +155,7 @@ class Engine:
         )
         answer = await asyncio.wrap_future(session.ask(request))
         if isinstance(answer, TrainedEpoch):
-            await asyncio.to_thread(session.flush)  # Tune never knows more than the record
+            await asyncio.to_thread(session.flush)  # so that Tune knows only stored epochs
         else:
             answer = await asyncio.to_thread(session.recall, answer, request.target - 1)
         return {**vars(answer.point), "metrics": answer.metrics}
@@ -173,11 +173,11 @@ class Engine:
 
 
 _held: dict[str, Any] = {}
-"""This process's handles: an actor ends with the last handle in the process that started it."""
+"""This process's handles: an actor ends with the last handle of the process that started it."""
 
 
 def engine_of(spec: Spec, *, owner: bool) -> Any:
-    """Return the engine; start it if it does not run.
+    """Return the engine; start it if it is not running.
 
     Parameters
     ----------
@@ -194,9 +194,9 @@ def engine_of(spec: Spec, *, owner: bool) -> Any:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    with contextlib.suppress(ValueError):  # it does not exist, or has ended
+    with contextlib.suppress(ValueError):  # it does not exist or has ended
         found = ray.get_actor(spec.name)
-        return _held.get(spec.name, found)  # the handle that started it must be kept, or it ends
+        return _held.get(spec.name, found)  # the engine ends without the handle that started it
     node = ray.get_runtime_context().get_node_id()
     for name in list(_held):
         try:
@@ -211,7 +211,7 @@ def engine_of(spec: Spec, *, owner: bool) -> Any:
         num_cpus=spec.cpus,
         num_gpus=spec.gpus,
         max_restarts=3,
-        max_task_retries=3,  # a repeated call is answered from the record
+        max_task_retries=3,  # a repeated call is answered from the store
         max_concurrency=CALLS,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=not owner),
     )
@@ -227,12 +227,12 @@ def _check_room(spec: Spec, node: str) -> None:
     cores, gpus = (int(there.get(name, 0)) for name in ("CPU", "GPU"))
     if spec.gpus > gpus:
         raise InputError(
-            f"cerebro.ray.trainable: its workers need {spec.gpus} GPU(s), and Ray has "
+            f"cerebro.ray.trainable: its workers need {spec.gpus} GPU(s), but Ray has "
             f"{gpus} on this node: give devices='cpu', or ray.init(num_gpus=)"
         )
     if spec.cpus > cores:
         raise InputError(
-            f"cerebro.ray.trainable: its workers need {spec.cpus} CPUs, and Ray has {cores} on "
+            f"cerebro.ray.trainable: its workers need {spec.cpus} CPUs, but Ray has {cores} on "
             f"this node: give workers={max(1, cores)} or less (times threads), or "
             "ray.init(num_cpus=)"
         )

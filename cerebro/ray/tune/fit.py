@@ -45,23 +45,23 @@ def fit(
     build, data
         As for `cerebro.search`.
     param_space
-        Tune's dictionary: `tune.uniform` and its like, `tune.grid_search`,
-        `tune.sample_from`, constants (a list is a constant, as in Tune) and nested ones.
+        Tune's dictionary: dimensions such as `tune.uniform`, `tune.grid_search`,
+        `tune.sample_from`, constants (a list is a constant, as in Tune) and nested dictionaries.
     searcher
         A `ray.tune.search.Searcher` such as `OptunaSearch`, also in a `ConcurrencyLimiter`, or
         a `BasicVariantGenerator`; None: the latter. Give a searcher its own seed.
     scheduler
         `ASHAScheduler`, `HyperBandScheduler`, `MedianStoppingRule` (with
-        ``time_attr="training_iteration"``) or `FIFOScheduler` (default). Its time is the number
-        of epochs.
+        ``time_attr="training_iteration"``) or `FIFOScheduler` (default). It measures time in
+        epochs.
     metric, mode
         The metric that ranks trials, and its direction; default: those of the searcher or the
         scheduler, else ``"loss"``.
     num_samples
-        As in `tune.TuneConfig`: samples of each combination of grids, or trials of a
-        searcher; -1: no limit, with `time_limit`. Default 1; a searcher requires it.
+        As in `tune.TuneConfig`: samples of each combination of grids, or trials of a searcher; -1,
+        which needs `time_limit`, sets no limit. Default 1; required with a searcher.
     n_trials
-        The maximal number of trials.
+        The largest number of trials.
     epochs
         Epochs per trial; default: the scheduler's ``max_t``.
     options
@@ -76,8 +76,8 @@ def fit(
     Raises
     ------
     InputError
-        If Ray is not installed; if a searcher or scheduler cannot be used this way (the message
-        names an alternative); and as `cerebro.search`.
+        If Ray is not installed, or a searcher or scheduler cannot be used this way (the message
+        names an alternative); also as for `cerebro.search`.
 
     Notes
     -----
@@ -127,7 +127,7 @@ def _epochs(epochs: int | None, scheduler: Any) -> int:
     for name in ("_max_t", "_max_t_attr"):
         if getattr(scheduler, name, None) is not None:
             return int(getattr(scheduler, name))
-    raise InputError("epochs is missing: no scheduler with max_t says how long a trial trains")
+    raise InputError("epochs is missing: give epochs=, or a scheduler with max_t")
 
 
 def _samples(
@@ -141,8 +141,8 @@ def _samples(
         num_samples = -1
     if num_samples == -1 and n_trials is None and options.get("time_limit") is None:
         raise InputError(
-            f"{type(algorithm).__name__} never ends by itself: give num_samples (how many trials) "
-            "or time_limit"
+            f"{type(algorithm).__name__} never ends by itself: give num_samples (the number of "
+            "trials) or time_limit"
         )
     if num_samples == 0:
         raise InputError("num_samples=0 trains nothing: give at least 1")

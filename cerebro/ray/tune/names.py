@@ -1,7 +1,7 @@
-"""The parts of Ray Tune that `cerebro.ray.fit` supports, and the trials that schedulers see.
+"""The parts of Ray Tune that `cerebro.ray.fit` supports, and the trials as schedulers see them.
 
-A scheduler or a search algorithm may use any part of Tune's controller. So only those are
-supported whose needs are known.
+A scheduler or a search algorithm may use any part of Tune's controller, so only those whose needs
+are known are supported.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _REFUSED = {
     "PB2": "use cerebro.search(..., searcher=cerebro.PBT(...)), or " + _THROUGH_TUNER,
     "HyperBandForBOHB": "use HyperBandScheduler, with OptunaSearch for a model of the space",
     "TuneBOHB": "it needs HyperBandForBOHB: use OptunaSearch with HyperBandScheduler",
-    "ResourceChangingScheduler": "trials have no resources of their own here: give the scheduler "
-    "inside of it",
+    "ResourceChangingScheduler": "trials do not have separate resources here: give the scheduler "
+    "inside it",
 }
 
 
@@ -39,7 +39,7 @@ def check_scheduler(scheduler: Any) -> Any:
     Raises
     ------
     InputError
-        If it is not one that works without Tune's controller.
+        If it does not work without Tune's controller.
     """
     from ray.tune import schedulers
 
@@ -100,7 +100,7 @@ def check_searcher(searcher: Any) -> Any:
 
 
 def _hint(name: str) -> str:
-    return _REFUSED.get(name, "what it needs of Tune is not known; " + _THROUGH_TUNER)
+    return _REFUSED.get(name, "which parts of Tune it needs is not known; " + _THROUGH_TUNER)
 
 
 class Trial:
@@ -137,7 +137,7 @@ class Controller:
     Parameters
     ----------
     stop
-        Ends a trial that is paused or has not begun.
+        Ends a trial that is paused or has not started.
     """
 
     def __init__(self, stop: Callable[[Trial], None]) -> None:

@@ -1,9 +1,9 @@
 """A searcher whose suggestions are the requests of proxies.
 
-A proxy runs a trial of Ray Tune. It requests one epoch at a time; between two requests the
-trial is paused, at no cost. Requests come from other threads than the one that searches. A
-request names the wanted epoch, so that a repeated one (by a proxy, or a whole run of Tune, that
-lost the answer) is answered from the store.
+A proxy runs a trial of Ray Tune. It requests one epoch at a time; between two requests the trial is
+paused, at no cost. Requests come from other threads than the one that searches. A request names its
+epoch, so that a repeated request (from a proxy, or a whole run of Tune, that lost the answer) is
+answered from the store.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cerebro.worker.messages import News
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A trial's state: after which epoch, and its hash."""
+    """The state of a trial after an epoch, and its hash."""
 
     trial: int
     epoch: int
@@ -48,10 +48,10 @@ class EpochRequest:
     trial
         Cerebro's number, if the proxy knows it.
     begin
-        For a trial without a number: the state that it clones; None: it begins anew. For one
+        For a trial without a number: the state that it clones, or None for a new trial. For a trial
         with a number: its own state, which a clone begins with if the trial has failed.
     target
-        The number of trained epochs after this one, including those before it was cloned.
+        The number of epochs trained after this request, including those before a clone began.
     """
 
     owner: str
@@ -64,7 +64,7 @@ class EpochRequest:
 
     @property
     def identity(self) -> str:
-        """A text that identifies the trial, so that it never begins twice."""
+        """A text that identifies the trial, so that it never starts twice."""
         begin = None if self.begin is None else [self.begin.trial, self.begin.epoch]
         text = json.dumps([self.owner, self.config, begin], sort_keys=True)
         return _core.xxh3_64(text.encode())
@@ -79,7 +79,7 @@ class TrainedEpoch:
 
 
 class RequestedTrials(Searcher):
-    """The searcher, and the callback that gives it what searchers are not given.
+    """The searcher, and the callback that gives it the information that searchers do not get.
 
     Parameters
     ----------
@@ -103,9 +103,9 @@ class RequestedTrials(Searcher):
         self._waiting: dict[int, list[EpochRequest]] = defaultdict(list)  # by trial
         self._keys: dict[str, int] = {}  # identities and numbers
         self._count = 0
-        self._epochs_done: dict[int, int] = {}  # epochs, those of parents included
+        self._epochs_done: dict[int, int] = {}  # epochs, including parents'
         self._running: set[int] = set()  # trials that train
-        self._end_reasons: dict[int, str] = {}  # why a trial cannot go on
+        self._end_reasons: dict[int, str] = {}  # why a trial cannot continue
         self._finished: set[int] = set()  # trials that have trained all their epochs
         self._last: dict[int, TrainedEpoch] = {}
         self._to_shelve: set[int] = set()
@@ -116,7 +116,7 @@ class RequestedTrials(Searcher):
 
     def ask(self, request: EpochRequest) -> Future[TrainedEpoch | int]:
         """Queue a request; its `answer` raises RunError if the trial cannot continue."""
-        request.answer.set_running_or_notify_cancel()  # it can no longer be cancelled
+        request.answer.set_running_or_notify_cancel()  # it can no longer be canceled
         with self._changed:
             if self._closing is not None:
                 request.answer.set_exception(RunError(self._closing))
@@ -158,7 +158,7 @@ class RequestedTrials(Searcher):
     def suggest(self) -> Suggested:
         """Return the next request as a suggestion; None if there is none, until `bell` wakes.
 
-        Before the run has begun, wait here: the first trial begins it.
+        Before the run has begun, wait here, because the first trial begins it.
 
         Raises
         ------
@@ -224,12 +224,12 @@ class RequestedTrials(Searcher):
         return number in self._end_reasons and number not in self._finished
 
     def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
-        """Pause the trial until it is wanted again."""
+        """Pause the trial until its next epoch is requested."""
         with self._changed:
             self._running.discard(trial)
             last = self._last.get(trial)
             if last is None or last.point.epoch != epoch:
-                return Decision.STOP  # it has failed: `on_trial_end` says how
+                return Decision.STOP  # it has failed: `on_trial_end` gets the reason
             self._epochs_done[trial] = epoch + 1
             waiting = self._waiting.pop(trial, [])
             self._requests.extend(r for r in waiting if r.target > epoch + 1)
@@ -243,14 +243,14 @@ class RequestedTrials(Searcher):
         return Decision.CONTINUE if over else Decision.PAUSE
 
     def shelved(self) -> list[int]:
-        """Return, once, the paused trials that nobody stands for."""
+        """Return the paused trials without a proxy, each of them once."""
         with self._changed:
             found = sorted(self._to_shelve - self._running - self._end_reasons.keys())
             self._to_shelve.clear()
             return found
 
     def state_dict(self) -> dict[str, Any]:
-        """Return who is who, and what is kept."""
+        """Return which proxy's trial has which number, and the kept states."""
         with self._changed:
             return {
                 "count": self._count,
@@ -259,7 +259,7 @@ class RequestedTrials(Searcher):
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Know who is who again; how trials stand is heard when the run starts."""
+        """Restore the trials' numbers and kept states; `on_run_start` restores their progress."""
         self._count = int(state["count"])
         self._keys = dict(state["keys"])
         self.pinned |= {(int(trial), int(epoch)) for trial, epoch in state["pinned"]}
@@ -271,7 +271,7 @@ class RequestedTrials(Searcher):
         run.refresh()
         with self._changed:
             self._has_begun = True
-            self._count = max(self._count, len(run.trials))  # the first may be on its way
+            self._count = max(self._count, len(run.trials))  # the first may be suggested already
             for trial in run.trials:
                 number = trial.number
                 self._epochs_done[number] = trial.epoch
@@ -283,7 +283,7 @@ class RequestedTrials(Searcher):
                     self._running.add(number)
 
     def on_epoch_end(self, trial: Any, metrics: Mapping[str, float]) -> None:
-        """Note an epoch's metrics, unchanged, and its state's hash."""
+        """Store an epoch's unchanged metrics, and its state's hash."""
         newest = trial.history[-1]
         point = Checkpoint(trial.number, newest["epoch"], newest["state_hash"])
         with self._changed:
@@ -313,7 +313,7 @@ class WakingExecutor:
         self._bell = bell
 
     def wait(self, timeout: float | None = None, wake: Wake | None = None) -> Sequence[News]:
-        """Return what happened; see `cerebro.executors.base.Executor.wait`."""
+        """Return the events so far; see `cerebro.executors.base.Executor.wait`."""
         return self._executor.wait(timeout, wake=wake or self._bell)
 
     def __getattr__(self, name: str) -> Any:

@@ -1,12 +1,12 @@
-"""A searcher of Cerebro's that asks Ray Tune's search algorithm and scheduler.
+"""A searcher that uses Ray Tune's search algorithm and scheduler.
 
-They are spoken to as Tune's controller does, in the same order, but about trials that
-are only names: what trains is Cerebro's. Reports come in rounds, and what Tune's code
-draws from `random` and NumPy's global generator is drawn from generators of the search's own, so
-that its answers do not depend on timing or on what else the process draws.
+It calls them in the same order as Tune's controller, but with trials that are only names: Cerebro
+trains them. Reports come in rounds. While Tune's code runs, `random` and NumPy's global generator
+have states that belong to this search. So its answers do not depend on timing or on other random
+draws in the process.
 
-They save themselves as pickles, which Cerebro does not read. A run's store keeps all calls
-instead; a resumed run repeats them and compares the answers.
+Tune's objects save themselves as pickles, which Cerebro does not read. Instead, a run's store
+keeps all calls; a resumed run repeats them and compares the answers.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class TuneSearcher(Searcher):
         self._mapping = dict(param_space)
         self._algorithm = algorithm
         self._scheduler = scheduler
-        # It would halve a bracket that is not full yet if no trial was waiting to join.
+        # If no trial waited to join, it would halve a bracket before it is full.
         self._looks_ahead = type(scheduler) is HyperBandScheduler
         self._samples = math.inf if num_samples == -1 else num_samples
         self._variants: Iterator[dict[str, Any]] | None = None
         if type(algorithm) is BasicVariantGenerator:
             self._variants = iter(())
-            # Neither is adaptive: trials do not wait for each other.
+            # Neither of them is adaptive: trials do not wait for each other.
             self.adaptive = type(scheduler) is not FIFOScheduler
 
     def setup(
@@ -78,7 +78,7 @@ class TuneSearcher(Searcher):
         if self._variants is None and self._samples != math.inf:
             self.total = int(min(self._samples, self._limit))
         self._controller = Controller(self._stop_idle)
-        self._trials: dict[int, Trial] = {}  # begun and not ended, by number
+        self._trials: dict[int, Trial] = {}  # live trials by number
         self._made = self._begun = 0
         self._exhausted = False
         self._dropped: list[int] = []
@@ -158,7 +158,7 @@ class TuneSearcher(Searcher):
         return merged
 
     def _all_variants(self, points: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield what Tune's `BasicVariantGenerator` yields: points first, then samples by grids."""
+        """Yield the same as Tune's `BasicVariantGenerator`: points first, then samples by grids."""
         from ray.tune.search import variant_generator as tune
 
         generator = self._algorithm
@@ -222,12 +222,12 @@ class TuneSearcher(Searcher):
         return Decision.CONTINUE
 
     def dropped(self) -> list[int]:
-        """Return, once, the paused trials that the scheduler has ended."""
+        """Return the paused trials that the scheduler has ended, each of them once."""
         found, self._dropped = self._dropped, []
         return found
 
     def _stop_idle(self, trial: Trial) -> None:
-        """End a trial that is paused or has not begun; called by the scheduler."""
+        """End a trial that is paused or has not started; called by the scheduler."""
         if trial.is_finished():
             return
         self._scheduler.on_trial_remove(self._controller, trial)
@@ -285,8 +285,8 @@ class TuneSearcher(Searcher):
             said = _identity(suggestion) if isinstance(suggestion, Suggestion) else []
             if said != entry[1:]:
                 raise InputError(
-                    f"the search algorithm {type(self._algorithm).__name__} does not suggest again "
-                    f"what it did for trial {entry[1]}: to resume a run, make it with the same "
+                    f"the search algorithm {type(self._algorithm).__name__} does not repeat its "
+                    f"suggestion for trial {entry[1]}: to resume a run, make it with the same "
                     "arguments and a seed, such as OptunaSearch(seed=0)"
                 )
         self._dropped = []
@@ -322,7 +322,7 @@ def _introduce_searcher(
 
     if points:
         raise InputError(
-            "points: a search algorithm of Ray Tune takes them itself: give it points_to_evaluate"
+            "points are not for a search algorithm of Ray Tune: give it points_to_evaluate instead"
         )
     given = getattr(algorithm, "metric", None), getattr(algorithm, "mode", None)
     _refuse_other("searcher", given, (metric, mode))
@@ -339,5 +339,5 @@ def _refuse_other(what: str, given: tuple[Any, Any], asked: tuple[str, str]) -> 
         if had is not None and had != wanted:
             raise InputError(
                 f"{name}={wanted!r}, but the {what} was made with {name}={had!r}: give the same, "
-                "or leave it out there"
+                "or omit it there"
             )

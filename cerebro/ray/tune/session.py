@@ -21,7 +21,7 @@ from cerebro.run.records import EpochRecord
 from cerebro.run.store import read_trials, reader
 
 UNKNOWN_EPOCHS = 1_000_000
-"""The number of epochs of a run where only Tune knows it."""
+"""The number of epochs of a run if only Tune knows it."""
 WIDTH = 64
 """The number of trials that train at a time; other proxies wait."""
 CLOSE_SECONDS = 30.0
@@ -29,7 +29,7 @@ CLOSE_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Work:
-    """What all trials have in common."""
+    """The settings that all trials share."""
 
     build: Callable[..., Any]
     train: Any
@@ -88,7 +88,7 @@ class Session:
         self.join(CLOSE_SECONDS)
 
     def join(self, seconds: float) -> None:
-        """Wait for the run's end, at most so long."""
+        """Wait for the run's end, at most `seconds`."""
         self._thread.join(seconds)
 
     def recall(self, number: int, epoch: int) -> TrainedEpoch:
@@ -116,7 +116,7 @@ class Session:
             raise InputError(
                 f"the checkpoint names trial {point.trial} after epoch {point.epoch}, whose state "
                 f"is not in {self._folder}: checkpoints of cerebro.ray.trainable are names, and "
-                "their states stay in that folder; give run= where it is now"
+                "their states stay in that folder; give its current path as run="
             )
 
     def _record(self, number: int, epoch: int) -> EpochRecord:
@@ -135,12 +135,12 @@ class Session:
     # --- the thread ------------------------------------------------------
 
     def _search(self) -> None:
-        why = "the run of the engine is over"
+        why = "the engine's run has ended"
         work, requested = self._work, self._requested
         try:
             executor = work.own_executor()
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # they would not be seen
+                warnings.simplefilter("ignore")  # nobody would see them
                 search(
                     work.build if work.epochs is not None else OpenEnded(work.build),
                     {},
@@ -170,14 +170,14 @@ class Session:
 
 
 class OpenEnded(WrappedBuild):
-    """A ``build`` of trials whose number of epochs only Tune knows."""
+    """A ``build`` for trials whose number of epochs only Tune knows."""
 
     def __call__(self, config: Mapping[str, Any], info: Info) -> Any:
         return call_build(self.build, config, OpenInfo(info))
 
 
 class OpenInfo:
-    """An `Info` that raises InputError when it is asked for the number of epochs."""
+    """An `Info` that raises InputError when `build` reads the number of epochs."""
 
     def __init__(self, info: Info) -> None:
         self._info = info

@@ -1,7 +1,7 @@
 """`cerebro.ray.trainable`: the trainable of a `ray.tune.Tuner`.
 
-A trial of Tune is a proxy, a process that does not train: it requests an epoch from the engine
-and reports it. Its checkpoints are names of states, which stay in the run's folder.
+A trial of Tune is a proxy, a process that does not train: it requests epochs from the engine and
+reports them. Its checkpoints are names of states, which stay in the run's folder.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from cerebro.run.settings import MAX_THREADS
 from cerebro.space import json_value
 
 FOLDER = "cerebro"
-"""The run's, in the folder of Tune's experiment."""
+"""The name of the run's folder in the folder of Tune's experiment."""
 TOKEN = "cerebro.json"
 ATTEMPTS = 3
 LEAVE_SECONDS = 10.0
@@ -48,7 +48,7 @@ OPTIONS = {
     *("eval_batch_size", "drop_last", "seed", "max_retries", "unit_timeout", "stagger"),
     *("live_models", "deterministic", "state_dir", "metric", "mode", "select", "keep"),
 }
-"""Arguments of `cerebro.search` that hold for all trials, whatever Tune does."""
+"""Arguments of `cerebro.search` that apply to all trials and that Tune does not decide."""
 
 
 def trainable(
@@ -81,17 +81,17 @@ def trainable(
         short names and as ``train_*`` and ``val_*``, with ``training_iteration``,
         ``cerebro_trial`` (Cerebro's number of the trial) and ``state_hash``.
     workers
-        Worker processes; default: one per `threads` cores of this machine that Ray has, or
+        Worker processes. Default: one per `threads` cores of this machine that Ray has, or
         `workers_per_device` for each GPU.
     epochs
-        Epochs of a trial, if known: the trial is then done, and ``info.epochs`` is this number.
+        Epochs of a trial, if known: the trial ends after them, and ``info.epochs`` is this number.
         None: Tune ends trials, and ``info.epochs`` and ``info.total_steps`` raise InputError in
         ``build``.
     run
         The folder of Cerebro's run, with its states; default: ``cerebro`` in the folder of
         Tune's experiment, if that is on this machine.
     executor
-        A `cerebro.ray.Executor`, whose actors on all nodes of the cluster are then the workers,
+        A `cerebro.ray.Executor`, whose actors on the nodes of the cluster are then the workers,
         instead of processes on this machine.
     devices
         ``"auto"``: all GPUs of this machine that Ray has, or the CPU if it has none;
@@ -112,7 +112,7 @@ def trainable(
     Raises
     ------
     InputError
-        For arguments that are wrong.
+        If an argument is invalid.
 
     Notes
     -----
@@ -123,7 +123,7 @@ def trainable(
     train, held_out, folds = views_of(data, validation)
     if folds is not None:
         raise InputError(
-            "validation: a trial of Tune's is one model, and folds are several: give a data set or "
+            "validation: a trial of Tune has one model, but folds need several: give a data set or "
             "a fraction, or use cerebro.ray.fit"
         )
     check_columns(train, held_out)
@@ -131,15 +131,15 @@ def trainable(
     if unknown:
         raise InputError(
             f"{unknown[0]}= is not an argument of cerebro.ray.trainable, which takes "
-            f"{', '.join(sorted(OPTIONS))} besides its named ones: Tune decides which trials there "
-            "are and how long they train"
+            f"{', '.join(sorted(OPTIONS))} besides its named ones: Tune decides which trials "
+            "run and how long they train"
         )
     threads = whole_number("threads", threads, 1, MAX_THREADS)
     batch_size = whole_number("batch_size", batch_size, 1, optional=True)
     if executor is not None and not isinstance(executor, Executor):
         raise InputError(f"executor must be a cerebro.ray.Executor, not {executor!r}")
     if executor is not None and workers is not None:
-        raise InputError("workers= or executor=, which has workers of its own: give one of them")
+        raise InputError("give either workers= or executor=, which has its own workers")
     epochs = whole_number("epochs", epochs, 1, optional=True)
     options = {"batch_size": batch_size, **options}
     whole_number("workers", workers, 1, optional=True)
@@ -187,7 +187,7 @@ def _places(
 
 
 def _of_ray(resource: str, here: int) -> int:
-    """Return `here`, or the part of it that Ray has on this node if Ray is initialized."""
+    """Return `here`, or the smaller number that Ray has on this node, if Ray is initialized."""
     if not ray.is_initialized():
         return here
     return min(here, int(ray.cluster_resources().get(resource, 0)))
@@ -229,7 +229,7 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
         self._id = uuid.uuid4().hex
         self._config = json_value(config, "param_space")
         self._trial: int | None = None
-        self._at: dict[str, Any] | None = None  # its newest state
+        self._at: dict[str, Any] | None = None  # the trial's newest state
         self._begin: dict[str, Any] | None = None  # the checkpoint to begin with
         self._engine = engine_of(self.spec, owner=False)
         self._enter()
@@ -268,7 +268,7 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
         Path(checkpoint_dir, TOKEN).write_text(json.dumps(token))
 
     def load_checkpoint(self, checkpoint: str) -> None:
-        """Continue the trial from its state, or begin as a clone of another trial's."""
+        """Continue the trial from its state, or start a clone from a different trial's state."""
         try:
             token = json.loads(Path(checkpoint, TOKEN).read_text())
             point, owner, config = token["point"], token["owner"], token["config"]
@@ -298,7 +298,7 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
         while not ray.wait([entered], timeout=PATIENCE_SECONDS)[0]:
             logger.warning(
                 "the engine of cerebro.ray.trainable waits for %d CPUs and %d GPUs of this Ray "
-                "cluster, which others use: free them, or give fewer workers=",
+                "cluster, which are in use: free them, or give fewer workers=",
                 *(self.spec.cpus, self.spec.gpus),
             )
         ray.get(entered)
@@ -325,7 +325,7 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
         Raises
         ------
         InputError
-            If the folder would be where only Tune can write.
+            If only Tune can write to the folder.
         """
         if self.spec.folder is not None:
             return self.spec.folder

@@ -1,8 +1,8 @@
-"""Check that a file is a run store: one from elsewhere may hold anything.
+"""Check that a file is a run store: a file from elsewhere may contain anything.
 
-SQLite keeps any value in any column, and runs the views, triggers and generated columns that a
-file defines. Before rows are read, their tables must therefore be plain tables, and every value
-must have its column's type. SQLite searches for violations: valid rows cost Python nothing.
+SQLite keeps any value in any column, and runs the views, triggers and generated columns that a file
+defines. Before rows are read, their tables must therefore be plain tables, and every value must
+have its column's type. SQLite itself searches for violations, so valid rows cost no Python time.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def check_tables(connection: sqlite3.Connection, file: Path) -> None:
         raise _damaged(file, f"it has a {odd[0]} {odd[1]}, which a run store does not have")
     _check_length(connection, file)
     for table, columns in _WRONG.items():
-        # Generated columns, which could take forever to compute, are hidden ones.
+        # Generated columns are hidden columns; computing one could take forever.
         rows = connection.execute(f"PRAGMA table_xinfo({table})").fetchall()
         plain = {row["name"] for row in rows if row["hidden"] == 0}
         missing = {name for name in columns if name not in plain and (table, name) not in _MAY_LACK}
@@ -152,7 +152,7 @@ def _check_length(connection: sqlite3.Connection, file: Path) -> None:
     (page,) = connection.execute("PRAGMA page_size").fetchone()
     logs = (file.with_name(file.name + end) for end in ("-wal", "-journal"))
     if file.stat().st_size % page and not any(log.exists() and log.stat().st_size for log in logs):
-        raise _damaged(file, "it was cut within a page")
+        raise _damaged(file, "it is truncated within a page")
 
 
 def _check(values: Mapping[str, Any], wanted: Mapping[str, Any], where: str) -> None:

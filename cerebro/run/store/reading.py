@@ -67,7 +67,7 @@ def _opened(file: Path) -> sqlite3.Connection:
     try:
         return _begun(file, _access(file))
     except sqlite3.OperationalError as error:
-        # A loss of power can leave a rollback journal beside a log; SQLite rolls it back first.
+        # A power failure can leave a rollback journal beside a log; SQLite rolls it back first.
         if "readonly" not in str(error) or not os.access(file.parent, os.W_OK):
             raise
         return _begun(file, "mode=rw")
@@ -89,12 +89,12 @@ def _begun(file: Path, access: str) -> sqlite3.Connection:
 
 
 def _access(file: Path) -> str:
-    """Return how SQLite is to open a store: read-only where possible.
+    """Return the mode in which to open a store: read-only if possible.
 
-    While there is a write-ahead log, the store is opened read-only: the last reader to close
-    it would otherwise copy a dead run's log into the file. Without a log there is nothing to
-    copy, and SQLite needs write access to use the log of a writer that starts, or to roll back
-    the journal of one that died. Where nothing can be written, SQLite must look for neither.
+    If there is a write-ahead log, the store is opened read-only: otherwise the last reader to close
+    it would copy a dead run's log into the file. Without a log there is nothing to copy, and SQLite
+    needs write access to use the log of a writer that starts, or to roll back the journal of one
+    that died. If nothing can be written, SQLite must look for neither.
     """
     if file.with_name(FILE + "-wal").exists():
         return "mode=ro"
@@ -102,7 +102,7 @@ def _access(file: Path) -> str:
 
 
 def check_whole(folder: Path) -> None:
-    """Check all of a store, also the parts that reading it does not use.
+    """Check an entire store, also the parts that readers do not use.
 
     A run that is resumed with a damaged store would write rows that cannot be read.
 
@@ -117,8 +117,8 @@ def check_whole(folder: Path) -> None:
         (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if found != "ok":
         raise CorruptDataError(
-            f"{folder / FILE} is damaged ({one_line(found, 200)}): put back a copy of it, or take "
-            "out what can be read (sqlite3 run.sqlite .recover)"
+            f"{folder / FILE} is damaged ({one_line(found, 200)}): restore a copy of it, or "
+            "extract the readable rows (sqlite3 run.sqlite .recover)"
         )
 
 
@@ -158,7 +158,7 @@ def _read_some(
     ):
         file = check_state_file(state_file)
         records[trial].epochs.append(EpochRecord(epoch, {}, seconds, state_hash, file))
-    # In the order in which the model reports them.
+    # in the order in which the model reports them
     for trial, epoch, name, value in connection.execute(
         f"SELECT trial, epoch, name, value FROM metrics WHERE {of_others} ORDER BY rowid"
     ):
@@ -239,7 +239,7 @@ def read_last_decisions(connection: sqlite3.Connection) -> dict[int, LastDecisio
 def read_decisions(connection: sqlite3.Connection, after: int = 0) -> list[tuple[Any, ...]]:
     """Read the decisions and suggestions of an adaptive searcher, in order.
 
-    Rows of trial, epoch, decision, and the target epochs of a suggestion. The first `after`
+    Each row has trial, epoch, decision, and the target epochs of a suggestion. The first `after`
     rows are left out.
     """
     sql = "SELECT trial, epoch, decision, epochs FROM decisions ORDER BY id LIMIT -1 OFFSET ?"
@@ -272,7 +272,7 @@ def read_unit_seconds(connection: sqlite3.Connection) -> dict[tuple[int, int, in
 def read_extensions(
     connection: sqlite3.Connection, condition: str = "1"
 ) -> list[tuple[int, int, int]]:
-    """Read the changes of ``info.epochs``: trial, position from which it holds, epochs."""
+    """Read the changes of ``info.epochs``: trial, first position of the new value, epochs."""
     sql = "SELECT trial, position, epochs FROM extensions "
     sql += f"WHERE {condition} ORDER BY trial, position"
     return [(trial, position, epochs) for trial, position, epochs in connection.execute(sql)]

@@ -1,8 +1,8 @@
 """The tables of a run store, its file, and the migration of older versions.
 
 SQLite's ``user_version`` holds the store's version. Readers accept every version from
-`OLDEST_READABLE` on as it is; the first process that opens the store for writing migrates it,
-one version after the other, in one transaction.
+`OLDEST_READABLE` on without migrating; the first process that opens the store for writing migrates
+it, one version after the other, in one transaction.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def version_of(connection: sqlite3.Connection, file: Path) -> int:
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     if version > SCHEMA_VERSION:
         raise CorruptDataError(
-            f"{file} has store version {version}, of a later Cerebro; this one reads "
+            f"{file} has store version {version}, of a newer Cerebro; this one reads "
             f"{OLDEST_READABLE} to {SCHEMA_VERSION}: update it ({update_hint()})"
         )
     if 0 < version < OLDEST_READABLE:
@@ -156,8 +156,8 @@ def migrate(connection: sqlite3.Connection, file: Path) -> None:
 FILE = "run.sqlite"
 
 BUSY_SECONDS = 60.0
-"""How long a commit waits for readers, and a reader for a commit, where one blocks the
-other: without WAL."""
+"""How long a commit waits for readers, and a reader for a commit. Only without WAL do they block
+each other."""
 
 PARTS = ("states", "trials", "control")
 """The folders in a run's folder."""
@@ -192,13 +192,13 @@ def store_of(folder: Path) -> Path:
     if not (folder / FILE).exists():
         lacks = f"it has no {FILE}" if folder.exists() else "there is no such folder"
         raise InputError(
-            f"{folder} is not a run: {lacks}; give the folder that a search had as run="
+            f"{folder} is not a run: {lacks}; give the folder that was a search's run="
         )
     return folder / FILE
 
 
 def journal_mode(folder: Path) -> str:
-    """Return WAL, or on network disks, which cannot share memory, a rollback journal."""
+    """Return WAL or, for network disks, which cannot share memory, a rollback journal."""
     return "DELETE" if is_network_file_system(folder) else "WAL"
 
 

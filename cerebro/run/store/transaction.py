@@ -1,8 +1,8 @@
 """The rows of one transaction, by table, each in its latest version.
 
-A trial that began and ended since the last commit is written once, and a state that
-was kept and retired again is never synced: short epochs end faster than a disk can
-sync. The rows of a table go to SQLite in one call.
+A trial that began and ended since the last commit is written once. A state that was kept and
+retired since then is never synced: short epochs end faster than a disk can sync. SQLite gets all
+rows of a table in one call.
 """
 
 from __future__ import annotations

@@ -2,21 +2,19 @@
 
 Rows are queued for a writing thread, which publishes the states they name (fsync, rename,
 fsync of the folder) and commits all pending rows, so that training waits for the disk
-only when it falls far behind. Rows that belong together are queued as a group and
-committed together. The file is created under a temporary name: where ``run.sqlite``
-exists, the run can be opened.
+only when it falls far behind. Rows that belong together are queued as a group and committed
+together. The file is created under a temporary name: if ``run.sqlite`` exists, the run can be
+opened.
 
 After the first failure nothing more is written: a page that the kernel could not write
 is lost, and a later fsync would not report it. The run keeps all rows committed before; a
 commit that failed in its last step may appear later, complete.
 
-Every 1000 pages SQLite copies the log back into the file (a checkpoint), as far as
-no reader still needs the old pages, and starts over once all is copied and nobody
-reads from the log. Readers that overlap without a gap would keep it from ever
-starting over; so when the log is long the writing thread requests it, which makes
-new readers use the file, and waits a moment for the others. Only a reader that
-holds one snapshot for long makes the log grow, by the amount written meanwhile; the
-log is cut as soon as that reader closes.
+Every 1000 pages SQLite copies the log back into the file (a checkpoint), except pages that a reader
+still needs. It starts the log over once all pages are copied and no reader uses the log. Readers
+that overlap without a gap would prevent that forever. So when the log is long, the writing thread
+requests a restart, which makes new readers use the file, and waits a moment for the others. The log
+then grows only while a reader holds one snapshot for long; it is cut as soon as that reader closes.
 """
 
 from __future__ import annotations
@@ -47,8 +45,7 @@ from cerebro.run.store.schema import (
 from cerebro.run.store.transaction import Files, Transaction
 
 MAX_ROWS = 10_000
-"""The most rows of a transaction, and of rows that may be pending: beyond it, adding a row
-blocks."""
+"""The most rows of a transaction, and the most pending rows: beyond it, adding a row blocks."""
 
 MAX_STATE_BYTES = 1 << 30
 
@@ -69,12 +66,12 @@ class Group:
 
 
 Item = Group | threading.Event | None
-"""An item of the queue: rows, an event to set when all rows before it are durable, the end."""
+"""An item of the queue: rows, an event to set when all rows before it are durable, or the end."""
 
 
 @dataclass(slots=True)
 class Backlog:
-    """The amount of work queued, or written, since the store was opened."""
+    """The rows and states queued, or written, since the store was opened."""
 
     rows: int = 0
     states: int = 0
@@ -249,7 +246,7 @@ class Store:
     ) -> None:
         """Record a finished epoch once its state is durable under its final name.
 
-        An epoch that was trained again, from the durable state before it, replaces the first.
+        An epoch that was trained again, from the durable state before it, replaces the first one.
 
         Parameters
         ----------
@@ -276,7 +273,7 @@ class Store:
         self.execute("INSERT INTO events VALUES (NULL, ?, ?, ?, ?)", time, kind, trial, text)
 
     def execute(self, sql: str, *values: Any) -> None:
-        """Add a statement; in a transaction these come last, in their order."""
+        """Add a statement; a transaction runs statements last, in their order."""
         self._put(Transaction.execute, sql, tuple(storable(value) for value in values))
 
     def add_extension(self, number: int, position: int, epochs: int) -> None:
@@ -393,13 +390,13 @@ def size_of(file: str) -> int:
 
 
 KEPT_BYTES = 4 << 20
-"""The size that the log's file keeps when it starts over: writing in place is faster."""
+"""The size that the log's file keeps at a restart: overwriting is faster than appending."""
 
 LONG_BYTES = 64 << 20
-"""The size from which on the log is asked to start over."""
+"""The size of the log at which a restart is requested."""
 
 PATIENCE_SECONDS = 1.0
-"""How long it then waits for readers. Rows queue up meanwhile; training continues."""
+"""How long the restart waits for readers. Rows queue up meanwhile; training continues."""
 
 
 class LogSize:
@@ -408,7 +405,7 @@ class LogSize:
     Parameters
     ----------
     connection
-        The writer's; not in a transaction when `check` is called.
+        The writer's connection; not in a transaction when `check` is called.
     folder
         The run's folder.
     """
@@ -431,5 +428,5 @@ class LogSize:
         connection.execute(f"PRAGMA busy_timeout = {round(1000 * PATIENCE_SECONDS)}")
         (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         connection.execute(f"PRAGMA busy_timeout = {round(1000 * BUSY_SECONDS)}")
-        # A reader holds a snapshot: do not ask again after every commit.
+        # A reader holds a snapshot: do not request a restart after every commit.
         self._limit = 2 * size if busy else LONG_BYTES

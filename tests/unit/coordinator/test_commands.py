@@ -133,7 +133,7 @@ def test_an_inbox_closes_what_it_opened(tmp_path: Path) -> None:
 
 
 def garbage(folder: Path, outside: Path) -> dict[str, str]:
-    """Fill a folder with what is no command; names with a part of what is said of them."""
+    """Fill a folder with entries that are not commands; return names and parts of the notes."""
     (folder / "a-dir.json").mkdir()
     (folder / "a-dir.json" / "inner").write_text("x")
     (folder / "a-dir.json" / "deeper").mkdir()
@@ -154,7 +154,7 @@ def garbage(folder: Path, outside: Path) -> dict[str, str]:
     return {
         "a-dir": "regular file", "b-link": "symbolic link", "c-dangling": "symbolic link",
         "d-link": "symbolic link", "e-fifo": "regular file", "f-large": str(MAX_BYTES),
-        "g-garbage": "JSON", "h-empty": "JSON", "i-nested": "JSON", "j-name": "no command",
+        "g-garbage": "JSON", "h-empty": "JSON", "i-nested": "JSON", "j-name": "not a command",
         "k-unknown": "not one of", "l-": "JSON", "mxxx": "JSON",
     }  # fmt: skip
 

@@ -93,26 +93,26 @@ def test_a_searcher_catches_up() -> None:
         (
             1,
             Stored(1, 0, "begin", 3),
-            "it said begin trial 1 until 3 epochs are done, and now Sugg",
+            "it decided begin trial 1 until 3 epochs are done, and now Sugg",
         ),
-        (1, Stored(1, 0, "clone", 1), "it said clone trial 1"),
+        (1, Stored(1, 0, "clone", 1), "it decided clone trial 1"),
         (
             5,
             Stored(2, 0, "continue", None),
-            r"it said continue \(trial 2, epoch 0\), and now <Deci",
+            r"it decided continue \(trial 2, epoch 0\), and now <Deci",
         ),
-        (6, Stored(1, 1, "resume", 3), "it said resume trial 1 until 3"),
-        (6, Stored(3, 0, "begin", 3), "it said begin trial 3 .* and now Suggestion"),
+        (6, Stored(1, 1, "resume", 3), "it decided resume trial 1 until 3"),
+        (6, Stored(3, 0, "begin", 3), "it decided begin trial 3 .* and now Suggestion"),
     ],
 )
 def test_what_is_not_said_again_is_told(at: int, word: Stored, message: str) -> None:
     words = [*WORDS[:at], word]
-    with pytest.raises(InputError, match=f"ASHA does not say again what is on record: {message}"):
+    with pytest.raises(InputError, match=f"ASHA does not repeat its stored decisions: {message}"):
         replay_decisions(ready(), words, reported=told, config_of=config, epochs=9)
 
 
 def test_another_configuration_is_told() -> None:
-    with pytest.raises(InputError, match="it said begin trial 0"):
+    with pytest.raises(InputError, match="it decided begin trial 0"):
         replay_decisions(
             ready(), WORDS, reported=told, config_of=lambda trial: {"lr": 0.5}, epochs=9
         )

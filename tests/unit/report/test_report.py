@@ -278,7 +278,7 @@ def test_a_pause_is_shown_when_the_last_unit_is_done() -> None:
     for shown in (pausing, resting, resting, snapshot([row(0)])):
         lines.update(shown)
     assert out.getvalue().splitlines() == [
-        " 25%: paused; to go on: python -m cerebro continue runs/x",
+        " 25%: paused; to continue: python -m cerebro continue runs/x",
         " 25%: continued",
     ]
     drawn = table_text(pausing), table_text(resting)
@@ -435,7 +435,7 @@ def test_chosen_trials_only(result: Any, matplotlib: Any) -> None:
 def test_what_cannot_be_drawn_says_so(result: Any, matplotlib: Any) -> None:
     with pytest.raises(InputError, match="kind='pie'"):
         plots.plot(result, kind="pie")
-    with pytest.raises(InputError, match="there is train_loss, val_accuracy, val_loss"):
+    with pytest.raises(InputError, match="available: train_loss, val_accuracy, val_loss"):
         plots.plot(result, "auc")
     with pytest.raises(InputError, match="no unit has finished"):
         plots.plot(make_result([make_trial(0, [0.5])]), kind="gantt")
@@ -492,7 +492,7 @@ def test_importance_says_when_it_cannot_tell(matplotlib: Any) -> None:
     assert axes.get_title("left") == "What mattered"
     each = [make_trial(n, [0.5 + 0.01 * n], config={"name": f"n{n}"}) for n in range(4)]
     axes = plots.plot(make_result(each), kind="importance").axes[0]
-    assert [text.get_text() for text in axes.texts] == ["cannot be told"]
+    assert [text.get_text() for text in axes.texts] == ["unknown"]
 
 
 def test_pictures_show_the_epoch_that_stands_for_a_trial(matplotlib: Any) -> None:

@@ -315,6 +315,6 @@ def test_a_store_of_a_later_version_is_never_written(tmp_path):
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     connection.close()
     before = (tmp_path / FILE).read_bytes()
-    with pytest.raises(CorruptDataError, match=r"of a later Cerebro.*update it"):
+    with pytest.raises(CorruptDataError, match=r"of a newer Cerebro.*update it"):
         Store.open(tmp_path)
     assert (tmp_path / FILE).read_bytes() == before

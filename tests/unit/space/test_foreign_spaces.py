@@ -114,7 +114,7 @@ def test_quantised_dimensions_are_stored_and_stay_within_bounds_when_perturbed()
 
 def test_bounds_without_a_multiple_between_them_are_refused() -> None:
     tune = pytest.importorskip("ray.tune")
-    with pytest.raises(InputError, match="n: no multiple of 10 lies from 3 to 7"):
+    with pytest.raises(InputError, match="n: there is no multiple of 10 from 3 to 7"):
         Space({"n": tune.qrandint(3, 7, 10)})
 
 
