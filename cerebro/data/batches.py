@@ -60,7 +60,7 @@ def make_loader(
     Parameters
     ----------
     dataset
-        Its shards are numbered as the loader's are.
+        Its shards have the same numbers in the loader.
     augment
         False for evaluation: random crops are taken from the middle, nothing is flipped.
     batch_size, seed, shuffle, drop_last, framework, threads, device, residence
@@ -111,7 +111,7 @@ def make_trusted(
     residence: str = "auto",
     **options: Any,
 ) -> _core.Loader | MovedBatches:
-    """Return a loader whose batches arrive on a device; they are made there if it can be trusted.
+    """Return a loader whose batches arrive on a device, made there if it can be trusted.
 
     If it cannot (see `cerebro.machine.device_check`), or if CUDA is usable only through PyTorch (a
     build that includes the runtime), batches are made in host memory and PyTorch moves them.
@@ -145,7 +145,7 @@ class Batches:
     """The batches of a data set, epoch after epoch; made by `Dataset.batches`.
 
     Iterating gives ``dict[str, tensor]``, and iterating again gives the next epoch: a pass takes
-    its epoch when its first batch is asked for, so ``iter(batches)`` alone changes nothing. The
+    its epoch when its first batch is requested, so ``iter(batches)`` alone changes nothing. The
     tensors are writable and stay valid as long as they are kept; a buffer is used again when its
     tensors are gone.
 
@@ -213,7 +213,7 @@ class Batches:
                 self._idle.append(loader)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state of a copy, or of a copy in another process: the next pass, without buffers."""
+        """Return the state for a copy or a pickle: the next pass, without buffers."""
         return {**self.__dict__, "_idle": []}
 
     def __len__(self) -> int:

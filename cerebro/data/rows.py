@@ -186,7 +186,7 @@ class Rounder:
 
 
 def stratified(labels: Sequence[Array], bounds: Sequence[float], seed: int) -> list[list[Array]]:
-    """Return positions by part and shard, ascending; parts have the classes in proportion.
+    """Return positions by part and shard, ascending; each part has the classes in proportion.
 
     `labels` has the label of each row, by shard. `seed` keys which rows of a class go to which
     part.
