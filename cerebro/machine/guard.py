@@ -204,7 +204,7 @@ def _is_spawned() -> bool:
 
 
 class _StoppableLoader(SourceFileLoader):
-    """Decides the outcome of an import in which a call was refused."""
+    """Decide the outcome of an import in which a call was refused."""
 
     def exec_module(self, module: ModuleType) -> None:
         """Execute the module up to a refused call."""
@@ -239,7 +239,7 @@ def _explain_what_is_missing(module: ModuleType, stop: Stopped) -> None:
 
 
 class _Finder:
-    """Finds what Python's own path finder does, but lets imports of users' files stop."""
+    """Find modules as Python's path finder does, but let imports of users' files stop."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
