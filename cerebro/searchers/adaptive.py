@@ -12,7 +12,7 @@ from cerebro.searchers.base import Decision, SpaceSearcher, Suggestion
 
 
 class AdaptiveSearcher(SpaceSearcher):
-    """A searcher that decides by reports; its new configurations are random ones.
+    """A searcher that decides by reports; its new configurations are random.
 
     Trial ``t`` is ``space.sample(seed, t)``, points first, as in random search. Subclasses
     define what comes next (:meth:`suggest`) and how a trial proceeds (:meth:`_decide`).
@@ -32,14 +32,14 @@ class AdaptiveSearcher(SpaceSearcher):
         raise NotImplementedError
 
     def _new(self, epochs: int) -> Suggestion:
-        """Return the suggestion of the next new trial, until `epochs` epochs are done."""
+        """Suggest the next new trial, to train until `epochs` epochs are done."""
         trial = self._next
         point = self._points[trial] if trial < len(self._points) else {}
         self._next += 1
         return Suggestion(self._space.complete(point, self._seed, trial), epochs)
 
     def _again(self, trial: int, epochs: int) -> Suggestion:
-        """Return the suggestion to resume a paused trial until `epochs` epochs are done."""
+        """Suggest resuming a paused trial until `epochs` epochs are done."""
         return Suggestion({}, epochs, trial=trial)
 
     def state_dict(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from cerebro.space import json_value
 
 
 class DrawnSearch(SequenceSearcher):
-    """Draws one configuration after the other and never ends by itself."""
+    """A search that draws one configuration after the other and never ends by itself."""
 
     _title = ""
 
@@ -34,11 +34,11 @@ REDRAWS = 32
 class RandomSearch(DrawnSearch):
     """Draw configurations from the space; trial ``t`` is ``space.sample(seed, t)``.
 
-    If every dimension has finitely many values, a configuration that an earlier trial has is drawn
-    again, until all are used; then configurations may repeat, each with a different trial seed.
-    Points count as used.
+    If every dimension has finitely many values, a draw is repeated while it gives the configuration
+    of an earlier trial. Once all are used, configurations may repeat, each with a different trial
+    seed. Points count as used.
 
-    A search with more trials repeats the first ones: configurations depend only on the seed, the
+    A search with more trials begins with the same ones: configurations depend only on the seed, the
     points and the trial's number.
     """
 
