@@ -169,7 +169,7 @@ class Unsettled:
         Raises
         ------
         Missing
-            The function needs a value that `config` lacks, perhaps only so far.
+            The function needs a value that `config` lacks, perhaps only until it is settled.
         InputError
             The function failed, or its value cannot be stored.
         """
@@ -188,7 +188,7 @@ class Unsettled:
 
 
 class Missing(AttributeError, KeyError):
-    """A function asked for a value that does not exist."""
+    """A function needs a value that does not exist."""
 
 
 class View(dict[str, Any]):
@@ -232,8 +232,8 @@ def settle(
         if len(left) == len(unsettled):
             name, value, _ = left[0]
             raise InputError(
-                f"{name}: {value.dimension!r} asks for {cause.args[0]!r}, which the configuration "
-                "does not have before it"
+                f"{name}: {value.dimension!r} needs {cause.args[0]!r}, which the configuration "
+                "lacks at that point"
             )
         unsettled = left
 
@@ -253,7 +253,7 @@ def multiple(index: int, q: float) -> Any:
 
 
 def on_grid(bound: float, q: float, inwards: Callable[[float], int]) -> int:
-    """Return the factor of a bound; if it is not a multiple, of the next multiple inwards."""
+    """Return the factor of a bound, or of the next multiple inwards if it is not a multiple."""
     scaled = bound / q
     nearest = round(scaled)
     return nearest if math.isclose(scaled, nearest) else int(inwards(scaled))
