@@ -195,7 +195,7 @@ class Model:
     def state_dict(self) -> dict[str, Any]:
         """Return ``values`` and ``momenta``, by part: the network's own memory, not copies.
 
-        Memory of a GPU is copied to the host first.
+        A GPU's memory is copied to the host first.
         """
         self._net.pull()
         return {"values": dict(self._values), "momenta": dict(self._momenta)}

@@ -388,7 +388,7 @@ def _compile_chain(column: ColumnLike, steps: Sequence[Transform], augment: bool
     for step in steps:
         if not isinstance(step, Transform):
             raise chain.refuse(
-                f"{step!r} is not a transform of cerebro.transforms; pass a function of yours as "
+                f"{step!r} is not a transform of cerebro.transforms; pass your own function as "
                 "augment= of cerebro.torch.Model"
             )
         compiled = step._apply(chain)

@@ -56,7 +56,7 @@ Values = dict[str, Any]
 
 
 class Recorder(Protocol):
-    """Records work on a device and repeats it: `CudaRecorder`, or a stand-in in tests."""
+    """Record work on a device and repeat it: `CudaRecorder`, or a stand-in in tests."""
 
     def warm(self, work: Callable[[], Any]) -> Any:
         """Do the work where it will be captured, and return its result."""
@@ -77,7 +77,7 @@ _failed: list[Any] = []
 
 
 class CudaRecorder:
-    """Captures on a private stream, and replays on the then current one."""
+    """Capture on a private stream, and replay on the then current one."""
 
     def __init__(self, device: Any) -> None:
         self._device = device
