@@ -48,7 +48,7 @@ def whole_number(
     Parameters
     ----------
     name
-        The argument, as messages name it.
+        The argument's name in messages.
     value
         The given value.
     least, most

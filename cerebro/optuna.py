@@ -198,12 +198,12 @@ def check_study(study: optuna.Study, metric: str, epochs: int) -> None:
         )
     if len(study.directions) != 1:
         raise InputError(
-            f"the study {study.study_name!r} has several objectives, and Cerebro optimises one: "
+            f"the study {study.study_name!r} has several objectives, and Cerebro optimizes one: "
             "create it with direction= instead of directions="
         )
     if study._thread_local.in_optimize_loop:
         raise InputError(
-            f"the study {study.study_name!r} is being optimised: optimize() cannot be called for "
+            f"the study {study.study_name!r} is being optimized: optimize() cannot be called for "
             "it in its own build or callbacks"
         )
     least, most = (getattr(study.pruner, f"_{end}_resource", None) for end in ("min", "max"))

@@ -33,7 +33,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--no-shuffle", action="store_true", help="keep the order of the rows")
     parser.add_argument("--seed", type=int, default=0, help="seed of the shuffle (0)")
     parser.add_argument("--size", metavar="WxH", help="size of the pictures of an image folder")
-    parser.add_argument("--mode", default="RGB", help="colour mode of the pictures (RGB)")
+    parser.add_argument("--mode", default="RGB", help="color mode of the images (RGB)")
     parser.add_argument(
         "--exist-ok",
         action="store_true",

@@ -230,7 +230,7 @@ class _StoppableLoader(SourceFileLoader):
 
 
 def _explain_what_is_missing(module: ModuleType, stop: Stopped) -> None:
-    """Make a stopped module explain why an attribute is missing."""
+    """Make a stopped module explain why it lacks an attribute."""
 
     def missing(name: str) -> Any:
         raise AttributeError(f"module {module.__name__!r} has no {name!r}: {stop}; {CURE}")

@@ -15,7 +15,7 @@ from cerebro.report import plots, summary
 
 MAX_TRIALS = 20
 
-# Inline, for a notebook's sanitizer drops style sheets; colours are left to the page's theme.
+# Inline, because a notebook's sanitizer drops style sheets; colors are left to the page's theme.
 CELL = "padding:0.2em 0.8em;text-align:{align};white-space:nowrap"
 
 BEST = "font-weight:bold"

@@ -286,7 +286,7 @@ def _axis_label(trial: Any, metric: str) -> str:
 
 
 def trial_colours(count: int) -> list[Colour]:
-    """Give `count` colours that stay apart: hues by the golden ratio, three depths in turn."""
+    """Give `count` colors that stay apart: hues by the golden ratio, three depths in turn."""
     depths = [(0.55, 0.80), (0.38, 0.92), (0.70, 0.62)]
     colours = []
     for i in range(count):
@@ -296,7 +296,7 @@ def trial_colours(count: int) -> list[Colour]:
 
 
 def gantt(result: Any, metric: str, trials: Sequence[Any]) -> Figure:
-    """Draw which worker trained which trial when; one colour a trial, validation hatched.
+    """Draw which worker trained which trial when; one color a trial, validation hatched.
 
     The share of time that a worker was busy counts from the start of the first unit.
     """
@@ -328,7 +328,7 @@ def _bars(
     colours: Mapping[int, Colour],
     end: float,
 ) -> None:
-    """Draw one worker's units: neighbours of one trial and kind as one bar, cut where wide."""
+    """Draw one worker's units: neighbors of one trial and kind as one bar, cut where wide."""
     for first, last in _stretches(units, ("trial", "kind"), gap=TOUCHING_SHARE * end):
         start, stop = units[first]["start"], units[last]["end"]
         validation = units[first]["kind"] == "eval"
@@ -502,7 +502,7 @@ def _position(values: Sequence[Any]) -> tuple[list[float], list[tuple[float, str
 
 
 def parallel(result: Any, metric: str, trials: Sequence[Any]) -> Figure:
-    """Draw each trial as a line across the dimensions and the metric, coloured by the metric."""
+    """Draw each trial as a line across the dimensions and the metric, colored by the metric."""
     from matplotlib import colormaps
 
     configs, values = _table(result, metric, trials)

@@ -150,7 +150,7 @@ def render(result: Any, max_trials: int = MAX_TRIALS) -> str:
     Returns
     -------
     str
-        Several lines without colours and without a newline at the end.
+        Several lines without colors and without a newline at the end.
     """
     trials = ranked(result)
     parts = [f"{result.path}: {result.status}; {counts(result)}"]

@@ -82,7 +82,7 @@ class Model(BaseModel):
         ``loss(y_true, y_pred)``, a mean over rows. None: the log loss where the
         estimator gives probabilities, otherwise the share of wrong predictions;
         the mean squared error for regressors, the mean squared distance to the
-        nearest centre for clusterers, to the reconstruction for transformers.
+        nearest center for clusterers, to the reconstruction for transformers.
 
     Attributes
     ----------
