@@ -135,8 +135,8 @@ def part_from_json(value: Any, rows: int) -> Part:
         good = False
     if not good:
         raise InputError(
-            "the data set's spec does not fit the data set: it has fewer rows than it had, or its "
-            "rows are damaged in the spec"
+            "the data set's spec does not fit the data set: rows have been lost, or the spec is "
+            "damaged"
         )
     return part
 
