@@ -232,22 +232,20 @@ def unpack_state(
 ) -> Any:
     """Return the nested state in a buffer.
 
-    Tensors come back as what they were packed from (torch, NumPy, JAX); as
-    `framework` where theirs cannot be imported. ``copy=False`` gives views of
-    the buffer, which they keep alive. Torch has no read-only tensors: views of a
-    read-only buffer are a ``BufferError``, and with ``copy=None`` the caller
-    promises to write to none. With `only`, a key of the state's dict, the value under it is
-    returned and nothing else is unpacked. Raises ``CorruptDataError`` naming `name`.
+    Tensors have the type that was packed (torch, NumPy, JAX), or that of `framework` if theirs
+    cannot be imported. ``copy=False`` returns views of the buffer, which they keep alive. Torch has
+    no read-only tensors: views of a read-only buffer raise ``BufferError``; with ``copy=None`` the
+    caller promises not to write to them. With `only`, a key of the state's dict, only the value
+    under it is unpacked and returned. Raises ``CorruptDataError`` naming `name`.
     """
 
 def load_into(buffer: Buffer, state: object, *, name: str = "the state") -> Any | None:
     """Copy a packed state into the live tensors of an equally structured one.
 
-    All or nothing: returns the nested state of the buffer in which every tensor
-    is the one of `state` with the same path, now holding the buffer's values;
-    or None, with nothing changed, if paths, kinds, dtypes or shapes of the
-    tensors differ or one cannot be written to in place. What is not a tensor
-    comes from the buffer: the caller hands it on (a step count, a schedule).
+    All or nothing: returns the nested state of the buffer, in which every tensor is the one of
+    `state` with the same path, now holding the buffer's values; or None, with nothing changed, if
+    paths, kinds, dtypes or shapes of the tensors differ or one cannot be written to in place. Other
+    values come from the buffer: the caller applies them (a step count, a schedule).
     """
 
 def hash_state(buffer: Buffer, /) -> str: ...
@@ -277,8 +275,8 @@ class Slots:
 def check_slots(stem: _Path, /) -> tuple[str, str, bool] | None:
     """Compare a trial's slots with their records and seals; change nothing.
 
-    Returns None, or the damaged file's suffix, what is wrong with it, and whether the slots
-    changed while they were read, so that they may not be damaged.
+    Returns None, or the damaged file's suffix, the damage, and whether the slots changed while they
+    were read, so that they may not be damaged.
     """
 
 # --- the epoch runner -------------------------------------------------------------

@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> NoReturn:
 
 
 class TaskClock:
-    """Reports a task's start to the coordinator, and dumps a late task's traceback to the log.
+    """Report a task's start to the coordinator, and dump a late task's traceback to the log.
 
     Importing libraries does not count as a unit's time: the first `build` of a process gets extra
     time.
@@ -95,7 +95,7 @@ class TaskClock:
 
 
 class Worker:
-    """Handles the messages that arrive on the socket."""
+    """Handle the messages that arrive on the socket."""
 
     def __init__(self, connection: Connection, beat: _core.BeatPage) -> None:
         self._connection = connection

@@ -1,7 +1,7 @@
-"""Checks of arguments, and answers to keywords that do not exist.
+"""Check arguments, and explain keywords that do not exist.
 
 Users know the words of Optuna, Ray Tune, Keras, Lightning and scikit-learn. A function decorated
-with `answers` responds to such a word with its own, and to a misspelled one with the nearest.
+with `answers` responds to one of these with its own word, and to a misspelled one with the nearest.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def whole_number(
     Parameters
     ----------
     name
-        The argument, as messages name it.
+        The argument's name in messages.
     value
         The argument's value.
     least, most
-        The bounds, both allowed; None: `most` is that of an int32, as the C core has them.
+        The bounds, inclusive; `most` None: that of an int32, as in the C core.
     optional
         Return None for None.
 
@@ -107,16 +107,16 @@ def real_number(
     finite: bool = False,
     optional: bool = False,
 ) -> float | None:
-    """Return an argument as a float: whatever `float` takes, except bools.
+    """Return an argument as a float: anything that `float` takes, except bools.
 
     Parameters
     ----------
     name, value, optional
         As in :func:`whole_number`.
     above, below
-        Bounds that are not allowed themselves.
+        Exclusive bounds.
     least, most
-        Bounds that are.
+        Inclusive bounds.
     finite
         Refuse infinity and NaN.
 
@@ -159,11 +159,11 @@ R = TypeVar("R")
 _HERE = str(PACKAGE) + os.sep
 
 Words = Mapping[str, str]
-"""Other libraries' words to ours, or to a sentence (which has a space) if we have no such word."""
+"""Other libraries' words to ours, or to a sentence (which has a space) if we have no equivalent."""
 
 
 class KeywordError(InputError, TypeError):
-    """A keyword that a function does not have."""
+    """A function was called with a keyword that it does not have."""
 
 
 _TRIALS = ("trials", "num_trials", "max_trials", "n_iter", "max_evals", "n_samples")
@@ -255,7 +255,7 @@ OPTIMIZE: Words = {
     **_to("catch", "except", "errors"),
 }  # fmt: skip
 
-_OWN_OF_FIT = ("param_space", "scheduler", "num_samples")  # elsewhere words of other libraries
+_OWN_OF_FIT = ("param_space", "scheduler", "num_samples")  # elsewhere other libraries' words
 
 FIT: Words = {
     **{key: word for key, word in SEARCH.items() if key not in _OWN_OF_FIT},

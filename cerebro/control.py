@@ -2,8 +2,8 @@
 
 A command is a small JSON file that is written under a temporary name and renamed into the run's
 ``control`` folder. The coordinating process checks the folder between units and at least once a
-second, executes commands in the order of their names, and removes each once it took effect. No port
-is opened, and write access to the folder is permission to command the run.
+second, executes commands in the order of their names, and removes each once it has taken effect. No
+port is opened, and write access to the folder is permission to command the run.
 
     {"command": "pause", "trial": 3}
 

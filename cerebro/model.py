@@ -285,7 +285,7 @@ def check_metrics(
 
 
 def rows_of_all(columns: Mapping[str, Any]) -> int:
-    """Return the rows that all columns have.
+    """Return the number of rows, which all columns must share.
 
     Raises
     ------
@@ -304,7 +304,7 @@ class Means:
     Parameters
     ----------
     floats
-        Reads a list of numbers, wherever they are: once, when all batches are there.
+        Reads a list of numbers from any device: called once, after the last batch.
     """
 
     def __init__(self, floats: Callable[[list[Any]], list[float]]) -> None:
@@ -410,9 +410,9 @@ class BaseModel:
         Returns
         -------
         array
-            In host memory, shape (rows, ...): a tensor of PyTorch's, otherwise an array of
-            NumPy's; in the structure of the outputs if there are several. A list of the batches'
-            outputs if their shapes differ by more than rows, as for sequences padded per batch.
+            In host memory, shape (rows, ...): a PyTorch tensor, otherwise a NumPy array; in the
+            structure of the outputs if there are several. A list of the batches' outputs if their
+            shapes differ by more than rows, as for sequences padded per batch.
 
         Raises
         ------
@@ -431,7 +431,9 @@ class BaseModel:
         if isinstance(data, self._array_types):
             names = column_names("inputs", self._inputs)
             if len(names) > 1:
-                raise InputError("give a mapping of columns to arrays: the model has several")
+                raise InputError(
+                    "the model has several inputs: give a mapping of columns to arrays"
+                )
             data = {names[0]: data}
         if isinstance(data, Mapping):
             return self._sliced(data, rows)
@@ -439,7 +441,9 @@ class BaseModel:
             batches: Iterable[Batch] = data.in_order(rows, self.framework)
             return batches
         if not isinstance(data, Iterable):
-            raise InputError(f"{data!r} is no data set, mapping of arrays or iterable of batches")
+            raise InputError(
+                f"{data!r} is not a data set, mapping of arrays or iterable of batches"
+            )
         return data
 
     def _sliced(self, columns: Mapping[str, Any], batch_size: int) -> Iterator[Batch]:
@@ -450,7 +454,7 @@ class BaseModel:
     # --- what differs between frameworks ----------------------------------------
 
     def _measure(self, batch: Batch) -> tuple[Mapping[str, Any], tuple[Any, ...]]:
-        """Return a batch's metrics, and what `_whole` needs of it (if the model evaluates so)."""
+        """Return a batch's metrics, and the parts of it that `_whole` needs, if it is called."""
         raise NotImplementedError
 
     def _whole(self, parts: Sequence[Any]) -> dict[str, float]:

@@ -177,7 +177,7 @@ class Model:
         if pictures.ndim != 4 or pictures.shape[1:] != self._shape or not len(pictures):
             raise InputError(
                 f"inputs: column {self._inputs!r} must have the shape (rows, "
-                f"{', '.join(map(str, self._shape))}), with rows, not {pictures.shape}"
+                f"{', '.join(map(str, self._shape))}), with at least one row, not {pictures.shape}"
             )
         return np.ascontiguousarray(pictures)
 
@@ -195,7 +195,7 @@ class Model:
     def state_dict(self) -> dict[str, Any]:
         """Return ``values`` and ``momenta``, by part: the network's own memory, not copies.
 
-        Memory of a GPU is copied to the host first.
+        A GPU's memory is copied to the host first.
         """
         self._net.pull()
         return {"values": dict(self._values), "momenta": dict(self._momenta)}

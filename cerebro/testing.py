@@ -8,7 +8,7 @@ Every searcher of Cerebro passes `check_searcher`, and yours should, too::
         check_searcher(lambda: MySearcher(patience=3))
 
 `drive` runs a search over learning curves that a function gives, in any order of arrival, and
-returns its trials. Both use the very loop that runs a search.
+returns its trials. Both use the loop that runs a search.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def drive(
         Returns a fresh searcher, which loads the state of the old one after every group of
         decisions, as if the run were resumed each time.
     retell
-        How old that state may be, in decisions; what was reported since is reported again.
+        How old that state may be, in decisions; the reports since are repeated.
 
     Raises
     ------
@@ -116,13 +116,13 @@ def check_searcher(
     n_trials: int | None = 12,
     width: int = 4,
 ) -> None:
-    """Check that a searcher keeps the rules of `cerebro.searchers.Searcher`.
+    """Check that a searcher obeys the rules of `cerebro.searchers.Searcher`.
 
-    It must be deterministic: the trials are the same in whatever order they finish their epochs.
+    It must be deterministic: the order in which trials finish their epochs changes nothing.
     It must neither lose nor repeat anything: every trial ends, no stopped trial trains again,
     and a paused one is resumed where it paused. It must be resumable: a fresh searcher that
     loads the old one's state, stored as JSON after every decision, decides the same, and so does
-    one that loads an older state and receives again what was reported since. Failing trials must
+    one that loads an older state and receives the later reports again. Failing trials must
     not block it, and a search whose trials all fail must end.
 
     Parameters

@@ -60,7 +60,7 @@ def make_loader(
     Parameters
     ----------
     dataset
-        Its shards are numbered as the loader's are.
+        Its shards have the same numbers in the loader.
     augment
         False for evaluation: random crops are taken from the middle, nothing is flipped.
     batch_size, seed, shuffle, drop_last, framework, threads, device, residence
@@ -145,7 +145,7 @@ class Batches:
     """The batches of a data set, epoch after epoch; made by `Dataset.batches`.
 
     Iterating gives ``dict[str, tensor]``, and iterating again gives the next epoch: a pass takes
-    its epoch when its first batch is asked for, so ``iter(batches)`` alone changes nothing. The
+    its epoch when its first batch is requested, so ``iter(batches)`` alone changes nothing. The
     tensors are writable and stay valid as long as they are kept; a buffer is used again when its
     tensors are gone.
 

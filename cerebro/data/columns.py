@@ -410,7 +410,7 @@ def _joined_rows(column: str, items: Sequence[Any]) -> ColumnData:
     for item in items:
         if not isinstance(item, (list, tuple)):
             parts.append(from_array(column, item))
-        elif item:  # an empty list has no type of its own, an empty array has
+        elif item:  # an empty list has no element type; an empty array has one
             parts.append(settled(column, _elements(column, item)))
     shapes = {part.row_shape for part in parts}
     if len(shapes) > 1:

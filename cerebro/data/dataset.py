@@ -137,7 +137,7 @@ class Dataset:
 
     @property
     def num_shards(self) -> int:
-        """The number of shards: for a view that of the data set, though some may have no rows."""
+        """The number of shards of the data set; in a view, some of them may have no rows."""
         return len(self._rows)
 
     @cached_property
@@ -233,9 +233,9 @@ class Dataset:
     ) -> Batches:
         """Return an iterable of batches, each a dict of tensors by column.
 
-        Rows are shuffled in two levels: the shards come in an order, and the rows within each are
-        permuted; this is not one permutation of all rows. Batches never cross shards; a last batch
-        of one row joins the one before it. Iterating again gives the next epoch.
+        Rows are shuffled at two levels: the shards are visited in an order, and the rows within
+        each are permuted; this is not one permutation of all rows. Batches never cross shards; a
+        last batch of one row joins the one before it. Iterating again gives the next epoch.
 
         Parameters
         ----------
@@ -250,22 +250,22 @@ class Dataset:
         shuffle
             Whether rows are permuted within their shard.
         drop_last
-            Whether the last batch of a shard is left out where it is not full.
+            Whether the last batch of a shard is left out if it is not full.
         framework
             ``"torch"``, ``"numpy"``, ``"jax"`` or ``"dlpack"``.
         device
-            Where the tensors are: ``"cpu"``, ``"cuda"``, ``"cuda:1"``. On a GPU they are in order
-            with the stream that is the framework's current one when the batch is taken; the guide
-            says how to use them on others.
+            Where the tensors are: ``"cpu"``, ``"cuda"``, ``"cuda:1"``. On a GPU they are ordered
+            with the stream that is current for the framework when the batch is taken; the guide
+            describes their use on other streams.
         start
             Batches to skip at the beginning of the first pass.
         threads
-            Threads that gather ahead; 0: each batch is gathered when it is asked for; None: as many
-            as there are cores beyond the first, at most 2 (4 for a GPU).
+            Threads that gather ahead; 0: each batch is gathered when it is requested; None: one per
+            core beyond the first, at most 2 (4 for a GPU).
         residence
-            On a GPU: ``"auto"`` keeps shards in its memory, where they fill at most half of it,
-            and makes batches there; ``"resident"`` as many as there is room for; ``"streamed"``
-            none: batches are gathered on the CPU and copied while others compute.
+            On a GPU: ``"auto"`` keeps shards in its memory, up to half of it, and makes batches
+            there; ``"resident"`` keeps as many as fit; ``"streamed"`` keeps none: batches are
+            gathered on the CPU and copied while others compute.
 
         Returns
         -------
@@ -484,7 +484,7 @@ class Dataset:
         """
         data = cls(spec["path"])
         if len(spec["rows"]) != data.num_shards:
-            raise InputError(f"'{data.path}' is not the data set it was: its shards differ")
+            raise InputError(f"'{data.path}' has changed: its shards differ from the recorded ones")
         data._rows = [
             part_from_json(value, entry.rows)
             for value, entry in zip(spec["rows"], data._shards, strict=True)
@@ -498,7 +498,9 @@ class Dataset:
             }
         data._operations = tuple(spec["operations"])
         if check and data.checksum != spec["checksum"]:
-            raise InputError(f"'{data.path}' is not the data set it was: its checksum differs")
+            raise InputError(
+                f"'{data.path}' has changed: its checksum differs from the recorded one"
+            )
         return data
 
     def __reduce__(self) -> tuple[Callable[[Mapping[str, Any]], Dataset], tuple[dict[str, Any]]]:
@@ -528,7 +530,7 @@ class Dataset:
         column = self._column(name)
         if column.ragged or column.shape or not column.dtype.startswith(("int", "uint", "bool")):
             raise InputError(
-                f"column {name!r} cannot tell classes or groups: it must have one integer, "
+                f"column {name!r} cannot define classes or groups: it must have one integer, "
                 "boolean or category for each row"
             )
         return self._scalars(name)

@@ -1,4 +1,4 @@
-"""Batches on a device: name the device, and hold what its loaders share."""
+"""Batches on a device: its name, and the depot that its loaders share."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def device_name(device: Any) -> str:
 
 @functools.cache
 def depot(name: str) -> _core.Depot:
-    """Return the depot that this process's loaders of a device share; one per device name.
+    """Return the depot of a device, which the process's loaders share; one per device name.
 
     It holds the resident shards: each column of a shard is in the device's memory once, however
     many loaders, trials and views use it. ``depot("cuda:0").limit`` is the most bytes it may hold,
@@ -59,7 +59,7 @@ def depot(name: str) -> _core.Depot:
 
 @functools.cache
 def problem(name: str) -> str:
-    """Return, in one line, why this process makes no batches on a device; empty if it does.
+    """Return, in one line, why this process cannot make batches on a device; empty if it can.
 
     The first call tries the device: in a separate process, unless the verdict is known, and then in
     this one, where the kernels are compiled.
@@ -123,7 +123,7 @@ def _tell_unpinned(loader: Any) -> None:
 
 
 def tell_first_note(loader: Any) -> None:
-    """Log only the first reason that a worker's loaders report: each shard has a different one."""
+    """Log only the first reason of a worker's loaders: each shard has a different one."""
     _tell_unpinned(loader)
     note = getattr(loader, "note", "")
     if note and not _noted:

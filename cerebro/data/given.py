@@ -1,4 +1,4 @@
-"""Rows given instead of a data set: arrays, tables and PyTorch data sets, written as one.
+"""Write rows that are given instead of a data set: arrays, tables and PyTorch datasets.
 
 Training data are written as `shard` writes them, except that 64-bit floats become float32, the
 type that networks compute in. Validation and evaluation data get the training data's types,
@@ -134,7 +134,7 @@ class _Changed(Source):
             yield self.changed(table)
 
     def changed(self, table: Table) -> Table:
-        """Return a chunk as it is to be written."""
+        """Return the changed chunk."""
         raise NotImplementedError
 
     def unpacked_bytes(self, wanted: Sequence[str] | None) -> int | None:
@@ -145,14 +145,14 @@ class _Changed(Source):
 
 
 class _Narrowed(_Changed):
-    """Writes float64 as float32."""
+    """A source whose float64 columns are written as float32."""
 
     def changed(self, table: Table) -> Table:
         return {name: _as_type(name, data, "float32") for name, data in table.items()}
 
 
 class _Like(_Changed):
-    """The columns of the training data only, with their types and classes."""
+    """Only the training data's columns, with their types and classes."""
 
     def __init__(self, source: Source, train: Dataset, what: str) -> None:
         super().__init__(source)

@@ -91,7 +91,7 @@ def lay_out(
     wanted = _as_mapping(table, columns)
     types = {name: dtype_name(dtype) for name, dtype in (dtypes or {}).items()}
     for name in types.keys() - wanted.keys():
-        raise InputError(f"dtypes names no column {name!r}: the columns are {', '.join(wanted)}")
+        raise InputError(f"dtypes has the unknown column {name!r}: there are {', '.join(wanted)}")
     outputs = []
     for name, sources in wanted.items():
         if isinstance(sources, str):

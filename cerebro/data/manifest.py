@@ -57,7 +57,7 @@ _FIELDS = {
 
 
 class MissingFileError(CorruptDataError, FileNotFoundError):
-    """A file of a data set is missing; both a damaged set and a missing file."""
+    """A file of a data set is missing: this counts as damage and as a missing file."""
 
 
 @dataclass(frozen=True)
@@ -330,7 +330,7 @@ def _load_json(content: bytes, path: str) -> dict[str, Any]:
 
 
 def _checksum_of(content: Mapping[str, Any], path: str) -> str:
-    """Return the checksum of parsed content, which may be nested just too deeply to write again."""
+    """Return the checksum of parsed content, which may be too deeply nested to serialize."""
     try:
         return checksum_of(content)
     except (ValueError, RecursionError) as error:

@@ -1,6 +1,6 @@
 """A loader's batches, moved to a device by PyTorch.
 
-Used if the loader cannot make batches on the device itself (a `_core.Loader` with a depot). Each
+Used if the loader cannot make batches on the device (as a `_core.Loader` with a depot does). Each
 tensor goes through pinned memory, which makes the copy asynchronous, and arrives on PyTorch's
 stream.
 """
@@ -74,7 +74,7 @@ def _moved(value: Any, device: Any) -> Any:
 
 
 def _pinned(value: Any) -> Any:
-    """Return the tensor in pinned memory, or unchanged if none can be pinned."""
+    """Return the tensor in pinned memory, or unchanged if memory cannot be pinned."""
     if value.is_pinned():
         return value
     try:

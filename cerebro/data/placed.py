@@ -1,8 +1,8 @@
 """Partial data sets: some of the shards, or only the rows of a view.
 
 On a cluster a node holds some shards of the training data. `PlacedDataset` opens those, and the
-others when they arrive. Evaluation needs all rows of the validation data, which are often a view's:
-a slice of every shard. `write_view` makes a data set of them, so that no node needs the shards.
+others when they arrive. Evaluation needs all rows of the validation data, often a view with a slice
+of every shard. `write_view` writes those rows as a data set, so that no node needs the shards.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from cerebro.machine.environment import version
 
 
 class PlacedDataset(Dataset):
-    """A view of a data set of which some shards are in its folder, whole.
+    """A view of a data set; its folder holds only some of the shards, each complete.
 
     It has the rows and shards of the whole view; only reading a missing shard is an error. A shard
     is opened when it is first checked. Made by `from_spec`.
@@ -58,7 +58,7 @@ class PlacedDataset(Dataset):
         return self._open.generation
 
     def _parts(self) -> list[tuple[_core.ShardReader, Part]]:
-        """Return each shard's reader and rows; a shard that is not here has none.
+        """Return each shard's reader and rows; a shard that is not here has no rows.
 
         It keeps its position, because a shard's number is a key of its row order.
         """
@@ -72,7 +72,7 @@ class PlacedDataset(Dataset):
         ]
 
     def _with_rows(self, rows: Sequence[Part], operation: dict[str, Any]) -> Dataset:
-        """Return a view, such as a fold, of the shards that are here now or later."""
+        """Return a view, such as a fold, that includes shards that arrive later."""
         view: PlacedDataset = object.__new__(PlacedDataset)
         view._open = self._open
         return self._fill(view, rows, operation)
@@ -134,7 +134,7 @@ class _Open:
 def write_view(view: Dataset, folder: Path) -> Dataset:
     """Write the rows of a view as a separate data set; return it with the view's transforms.
 
-    Shards are kept, and so the batches are the view's; shards without rows are left out.
+    Rows stay in their shards, so batches equal the view's; shards without rows are left out.
 
     Parameters
     ----------

@@ -135,8 +135,8 @@ def part_from_json(value: Any, rows: int) -> Part:
         good = False
     if not good:
         raise InputError(
-            "the data set's spec does not fit the data set: it has fewer rows than it had, or its "
-            "rows are damaged in the spec"
+            "the data set's spec does not fit the data set: rows have been lost, or the spec is "
+            "damaged"
         )
     return part
 
@@ -186,7 +186,7 @@ class Rounder:
 
 
 def stratified(labels: Sequence[Array], bounds: Sequence[float], seed: int) -> list[list[Array]]:
-    """Return positions by part and shard, ascending; parts have the classes in proportion.
+    """Return positions by part and shard, ascending; each part has the classes in proportion.
 
     `labels` has the label of each row, by shard. `seed` keys which rows of a class go to which
     part.

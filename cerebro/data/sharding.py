@@ -179,7 +179,7 @@ def _is_there(target: Path) -> bool:
 
 
 def _refuse_existing(target: Path, path: Any, arguments: Mapping[str, Any]) -> NoReturn:
-    """Raise an InputError that names what is at the path, and a cure that the next call accepts."""
+    """Raise InputError, naming what exists at the path and a cure that the next call accepts."""
     try:
         different = _difference(read_manifest(target), arguments)
     except (CerebroError, OSError):
@@ -193,7 +193,7 @@ def _refuse_existing(target: Path, path: Any, arguments: Mapping[str, Any]) -> N
 
 
 def _difference(manifest: Manifest, arguments: Mapping[str, Any]) -> str | None:
-    """Return which argument the existing data set was made with; None if all are the same."""
+    """Describe an argument that differs from the existing data set's; None if all are the same."""
     for name, value in arguments.items():
         if manifest.arguments.get(name) != value:
             return f"was made with {name}={manifest.arguments.get(name)!r}, not {value!r}"

@@ -104,7 +104,7 @@ class _Spooled:
         return self.path.with_suffix(".lengths")
 
     def _note_absent(self, data: ColumnData) -> None:
-        """Note a missing value; it needs floats, which may first come in a later chunk."""
+        """Note a missing value: an error unless this or a later chunk has floats."""
         if self.absent is None:
             self.absent = data.absent
         if data.absent is None and data.dtype.startswith(("float", "bfloat")):

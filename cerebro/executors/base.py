@@ -20,7 +20,7 @@ class Wake(Protocol):
 
 
 class Executor(Protocol):
-    """Runs units on workers, which it numbers.
+    """Run units on workers, which it numbers.
 
     An executor may also have ``cancel(worker)``, which ends the worker's unit at its next batch
     with `UnitFailed` of the kind "cancelled". It may be a `PlacingExecutor`. If its workers have

@@ -14,11 +14,11 @@ import struct
 from collections import deque
 
 SHORT = 2**31
-"""From this length on, a length of -1 comes first, and then the length in eight bytes."""
+"""From this length on, the header is -1 and then the length in eight bytes."""
 LENGTH = struct.Struct("!i")
 LONG = struct.Struct("!Q")
 MAX_ANSWER = 256 << 20
-"""Bytes; an answer has a few kilobytes. A greater length is not one of an answer."""
+"""Bytes; an answer has a few kilobytes. A greater length is not that of an answer."""
 PIECE = 1 << 18
 
 
@@ -27,7 +27,7 @@ class BrokenMessage(Exception):
 
 
 class Channel:
-    """Sends and receives messages over a connected stream socket."""
+    """Send and receive messages over a connected stream socket."""
 
     def __init__(self, ours: socket.socket) -> None:
         ours.setblocking(False)

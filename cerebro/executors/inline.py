@@ -1,4 +1,4 @@
-"""Runs units in this process, one after the other (``workers=0``).
+"""Run units in this process, one after the other (``workers=0``).
 
 For debuggers, notebooks and tests of exactness: the code is the same as a worker's, so the
 states have the same bits. A unit runs inside `wait`, which returns when the unit has ended.
@@ -54,7 +54,7 @@ class InlineExecutor:
 
 
 class _kept_directory:
-    """Restores the working directory after a unit."""
+    """Restore the working directory after a unit."""
 
     def __enter__(self) -> None:
         self._before = os.getcwd()  # noqa: PTH109

@@ -1,4 +1,4 @@
-"""Runs units in processes on this machine.
+"""Run units in processes on this machine.
 
 Each worker is ``python -m cerebro._worker`` at the other end of an inherited socket: there is no
 port, no ``__main__`` guard, and a worker imports from the parent only what its tasks need.
@@ -74,7 +74,7 @@ Source = tuple[Literal["message", "exit", "wake"], int]
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles every module by name, also instances of subclasses such as ``torch.classes``."""
+    """Pickle every module by name, also instances of subclasses such as ``torch.classes``."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType:
@@ -115,9 +115,9 @@ class LocalExecutor:
     fresh
         Whether to start new processes only, instead of using warm workers of an earlier run.
     silence
-        Seconds without a heartbeat after which a busy worker is given up, for example because it
-        was stopped. The process only has to be able to run; `unit_timeout` of `cerebro.search`
-        limits how long a unit takes.
+        Seconds without a heartbeat after which a busy worker counts as lost, for example because it
+        was stopped. A heartbeat only shows that the process can run; `unit_timeout` of
+        `cerebro.search` limits the time of a unit.
     seats
         The GPU of each worker, None for the CPU; default: all on the CPU. A replacement takes the
         seat of the lost worker.
@@ -208,7 +208,7 @@ class LocalExecutor:
         return self._start_worker(self._seat[worker])
 
     def holders(self) -> dict[int, list[int]] | None:
-        """Return the worker with each shard in its GPU's memory; None: all workers read all."""
+        """Return the worker that holds each shard on its GPU; None: every worker reads all."""
         seated = {self._seat[worker]: worker for worker in self._workers}
         return self._places.holders(seated)
 
@@ -345,7 +345,7 @@ class LocalExecutor:
         try:
             event = cloudpickle.loads(message)
         except Exception as error:
-            self._lose(worker, f"the worker process sent what cannot be read ({text_of(error)})")
+            self._lose(worker, f"the worker process sent an unreadable message ({text_of(error)})")
             return
         answers = isinstance(event, (UnitDone, UnitFailed, CheckDone)) and event.worker == worker
         if not answers or worker not in self._busy:
@@ -359,7 +359,7 @@ class LocalExecutor:
             self._events.append(event)
 
     def _look_at_the_busy(self) -> None:
-        """Give up workers that are silent or late; set the time of the next check."""
+        """Kill workers that are silent or late; set the time of the next check."""
         assert self._clock is not None
         patience = self._silence
         for worker, vigil in list(self._busy.items()):

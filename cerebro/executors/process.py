@@ -1,9 +1,9 @@
 """A worker process as its coordinator sees it: start, watch, kill, reap and keep it warm.
 
-Silence is measured in the coordinator's own heartbeats, which a thread like the workers' makes at
-the same rate. On a machine that is suspended, frozen or too busy for these threads both stop, and
-no worker is killed for it. A unit's time is measured by a clock that stops while the machine is
-suspended. `Vigil` is pure logic: the caller passes the numbers.
+Silence is measured in the coordinator's own heartbeats: a thread like the workers' makes them at
+the same rate. If the machine is suspended, frozen or too busy for these threads, both kinds of
+beats stop, and no worker is killed for it. A unit's time is measured by a clock that stops while
+the machine is suspended. `Vigil` is pure logic: the caller passes the numbers.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class WorkerProcess:
     variables: dict[str, str] = field(default_factory=environment.variables)
     """The environment variables at its start that can change the bits of its results."""
     device: Device | None = None
-    """The GPU that it sees; None: it sees what its parent sees."""
+    """The GPU that it sees; None: the same GPUs as its parent."""
 
     def __post_init__(self) -> None:
         open_workers.add(self)
@@ -184,8 +184,8 @@ def _environment(threads: int, device: Device | None) -> dict[str, str]:
 def _exit_descriptor(pid: int) -> int | None:
     """Return a descriptor that becomes readable when a child ends; None if the system has none.
 
-    Without it the socket shows that a worker has ended or, if a process that it started holds a
-    copy of the socket, its silence does.
+    Without it the socket shows that a worker has ended; if a process that the worker started holds
+    a copy of the socket, only the worker's silence does.
     """
     try:
         return os.pidfd_open(pid)
@@ -206,7 +206,7 @@ def exit_reason(returncode: int | None) -> str:
 
 
 def signal_of(returncode: int | None) -> int | None:
-    """Return the signal that ended a process; None if none did."""
+    """Return the signal that ended a process, or None."""
     return -returncode if returncode is not None and returncode < 0 else None
 
 
@@ -295,12 +295,12 @@ START_SILENCE = 120.0
 
 
 class Vigil:
-    """Watches one task of one worker.
+    """Watch one task of one worker.
 
     Parameters
     ----------
     silence
-        Seconds without a beat after which a worker is given up.
+        Seconds without a beat after which a worker counts as lost.
     limit
         Seconds that the task may take; None: no limit.
     """
@@ -314,7 +314,7 @@ class Vigil:
         self._since = 0
 
     def is_silent(self, beats: int, own: int) -> bool:
-        """Whether the worker, now at `beats`, has been silent too long; `own` are our beats."""
+        """Whether the worker, now at `beats`, was silent too long; `own` counts our own beats."""
         if beats != self._beats:
             self._beats, self._since = beats, own
         allowed = self._silent_beats if beats > 0 else self._start_beats

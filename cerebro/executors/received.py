@@ -1,4 +1,4 @@
-"""Unpickles messages from other processes of the same run, such as the user's ``build``.
+"""Unpickle messages from other processes of the same run, such as the user's ``build``.
 
 An object that is pickled by name is imported, and its module may be a script that trains.
 """
@@ -14,10 +14,10 @@ from cerebro.machine.guard import finding
 
 
 class _Unpickler(pickle.Unpickler):
-    """Imports modules for the names that a pickle needs from them."""
+    """Import modules for the names that a pickle needs from them."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Import a name; the import of its module may stop as soon as the name is there."""
+        """Import a name; the import of its module may stop as soon as the name is defined."""
         if module in sys.modules:
             return super().find_class(module, name)
         with finding(name.partition(".")[0], target=module):

@@ -1,4 +1,4 @@
-"""Runs a schedule on a simulated clock: how long would this search take?
+"""Run a schedule on a simulated clock: how long would this search take?
 
 The scheduler is the real one, `cerebro._core.Schedule`; only the clock and the work are
 simulated. `cerebro.plan` is built on this, and so are the tests of the scheduler.
@@ -42,9 +42,9 @@ class Simulation:
     first_result
         When the first trial finished; NaN without trials.
     max_live
-        The largest number of trials that were begun and not finished at one time.
+        The largest number of trials that were live at the same time.
     capacity
-        Seconds that the workers were there, summed, up to the makespan.
+        Seconds for which the workers were available, summed, up to the makespan.
     """
 
     units: tuple[SimulatedUnit, ...]

@@ -147,8 +147,8 @@ class Model(BaseModel):
         for method in ("init", "update"):
             if not callable(getattr(self._optimizer, method, None)):
                 raise InputError(
-                    f"optimizer must have init(params) and update(gradients, state, params), as in "
-                    f"optax, not be {self._optimizer!r}"
+                    "optimizer must have init(params) and update(gradients, state, params), as in "
+                    f"optax; {self._optimizer!r} does not"
                 )
         column_names("inputs", self._inputs)
         column_names("target", self._target)

@@ -58,7 +58,7 @@ def taken(function: Callable[..., Any] | None, filled: int) -> frozenset[str]:
     Parameters
     ----------
     function
-        If its signature is unknown, it takes none of them; nor does None.
+        A function with an unknown signature takes none of them; nor does None.
     filled
         The number of arguments passed by position.
     """

@@ -147,7 +147,7 @@ def visible_alone(index: int, visible: str | None) -> str:
 
 
 def is_gpu(name: str) -> bool:
-    """Whether a device's name is a GPU's."""
+    """Whether a device's name is that of a GPU."""
     return name.startswith("cuda")
 
 
@@ -178,7 +178,7 @@ def choose(devices: Any, found: Found | None = None) -> tuple[str, ...]:
     Raises
     ------
     InputError
-        A name is not a device's, or the device is not here.
+        A name is not a device, or the device is not here.
     """
     wanted = named(devices)
     if wanted == [CPU]:
@@ -207,7 +207,7 @@ def named(devices: Any) -> list[str]:
     Raises
     ------
     InputError
-        A name is not a device's, or occurs twice.
+        A name is not a device, or occurs twice.
     """
     several = isinstance(devices, (list, tuple))
     items = devices if several else ["auto" if devices is None else devices]

@@ -132,8 +132,8 @@ def load_json(content: bytes, path: str | os.PathLike[str]) -> Any:
 
 def _link(path: str | os.PathLike[str]) -> LinkError:
     return LinkError(
-        f"{os.fspath(path)} is a symbolic link, which is not followed here: replace it with what "
-        "it points to"
+        f"{os.fspath(path)} is a symbolic link, which is not followed here: replace it with its "
+        "target"
     )
 
 

@@ -204,7 +204,7 @@ def _is_spawned() -> bool:
 
 
 class _StoppableLoader(SourceFileLoader):
-    """Decides the outcome of an import in which a call was refused."""
+    """Decide the outcome of an import in which a call was refused."""
 
     def exec_module(self, module: ModuleType) -> None:
         """Execute the module up to a refused call."""
@@ -230,7 +230,7 @@ class _StoppableLoader(SourceFileLoader):
 
 
 def _explain_what_is_missing(module: ModuleType, stop: Stopped) -> None:
-    """Make a stopped module explain why an attribute is missing."""
+    """Make a stopped module explain why it lacks an attribute."""
 
     def missing(name: str) -> Any:
         raise AttributeError(f"module {module.__name__!r} has no {name!r}: {stop}; {CURE}")

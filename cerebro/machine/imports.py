@@ -32,7 +32,7 @@ _INSTALLED = tuple(
 )
 
 _GENERATED = ("<frozen ", "<__array_function__")
-"""How the names of code begin that libraries make without a file."""
+"""Beginnings of the names of generated code, which has no file."""
 
 sent_whole: set[str] = set()
 """Modules that workers could not import by name: their code is sent."""
@@ -49,12 +49,12 @@ def import_extra(module: str, extra: str, need: str) -> Any:
     Parameters
     ----------
     need
-        How the message begins, such as ``"pictures need matplotlib"``.
+        The beginning of the message, such as ``"pictures need matplotlib"``.
 
     Raises
     ------
     InputError
-        If the import fails: why, and how to install the extra.
+        If the import fails; the message says why, and how to install the extra.
     """
     try:
         return importlib.import_module(module)
@@ -134,7 +134,7 @@ LIBRARIES = (
     *("cloudpickle", "jax", "matplotlib", "numpy", "optuna", "pandas", "PIL", "pyarrow", "ray"),
     *("optax", "rich", "safetensors", "scipy", "sklearn", "torch", "torchvision"),
 )
-"""All of them are packages: a single file of that name is something else."""
+"""All of them are packages: a single file with that name is not the library."""
 
 
 def refuse_shadow(library: str) -> None:

@@ -102,7 +102,7 @@ def make_searcher(searcher: str | Searcher | type[Searcher]) -> Searcher:
         add_defaults(instance)
     if not isinstance(instance.adaptive, bool):
         raise InputError(
-            f"searcher={instance!r} does not say whether it uses reports: give it an attribute "
+            f"searcher={instance!r} does not declare whether it uses reports: give it an attribute "
             "adaptive, True or False"
         )
     result: Searcher = instance

@@ -12,7 +12,7 @@ from cerebro.searchers.base import Decision, SpaceSearcher, Suggestion
 
 
 class AdaptiveSearcher(SpaceSearcher):
-    """A searcher that decides by reports; its new configurations are random ones.
+    """A searcher that decides by reports; its new configurations are random.
 
     Trial ``t`` is ``space.sample(seed, t)``, points first, as in random search. Subclasses
     define what comes next (:meth:`suggest`) and how a trial proceeds (:meth:`_decide`).
@@ -39,7 +39,7 @@ class AdaptiveSearcher(SpaceSearcher):
         return Suggestion(self._space.complete(point, self._seed, trial), epochs)
 
     def _again(self, trial: int, epochs: int) -> Suggestion:
-        """Return the suggestion to resume a paused trial until `epochs` epochs are done."""
+        """Suggest resuming a paused trial until `epochs` epochs are done."""
         return Suggestion({}, epochs, trial=trial)
 
     def state_dict(self) -> dict[str, Any]:

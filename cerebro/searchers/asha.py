@@ -34,7 +34,7 @@ class _Rung:
         return len(self._ranked)
 
     def add(self, trial: int, value: float, *, moved: bool = False) -> None:
-        """Add a trial that reached the rung; infinity: it is over, but counts."""
+        """Add a trial that reached the rung; infinity: the trial is over, but counts."""
         insort(self._ranked, (value, trial))
         if math.isfinite(value) and not moved:
             heapq.heappush(self._stayed, (value, trial))

@@ -30,11 +30,11 @@ DONE: Final = _Done.DONE
 
 
 class Decision(enum.Enum):
-    """What happens to a trial after an epoch that was reported."""
+    """What happens to a trial after a reported epoch."""
 
-    CONTINUE = "continue"  # trains on, until the epochs that its suggestion named are done
-    PAUSE = "pause"  # waits, at no cost, until it is suggested again; stopped if it never is
-    STOP = "stop"  # ends for good
+    CONTINUE = "continue"  # train on, until the epochs of its suggestion are done
+    PAUSE = "pause"  # wait, at no cost, until it is suggested again; stop if it never is
+    STOP = "stop"  # end for good
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,16 @@ class Suggestion:
     config
         The configuration of a new trial, or of a clone.
     epochs
-        The number of epochs after which the trial stops; None means the search's epochs. It
-        includes those that a resumed trial, or a clone's parent, has done.
+        Train until this many epochs are done, including those of the resumed trial or of a
+        clone's parent; None: the search's epochs.
     trial
-        The number of a paused trial to resume; None starts a new trial.
-        `config` is then ignored.
+        The number of a paused trial to resume; `config` is then ignored. None: start a new
+        trial.
     parent
-        The number of the trial that a new trial is a clone of: it begins with the parent's
-        state after the last epoch that was reported, and continues its epoch numbers.
+        The number of the trial that a new trial is a clone of: the clone begins with the
+        parent's state after its last reported epoch, and continues its epoch numbers.
     parent_epoch
-        An earlier epoch of the parent whose state the clone begins with: one that is in the
+        An earlier epoch of the parent, whose state the clone begins with; it must be in the
         searcher's `pinned`.
     """
 
@@ -67,11 +67,11 @@ class Suggestion:
 
 
 Suggested: TypeAlias = Suggestion | Literal[_Done.DONE] | None
-"""What a searcher returns when it is asked."""
+"""The result of `Searcher.suggest`."""
 
 
 def suggestion_problem(suggestion: Any) -> str | None:
-    """Return what is wrong with a suggestion whatever trials there are; None if it is valid."""
+    """Return why a suggestion is invalid, regardless of the trials; None if it is valid."""
     if not isinstance(suggestion, Suggestion):
         return f"suggests {suggestion!r}: suggest() must return a Suggestion, None or DONE"
     epochs = suggestion.epochs
@@ -88,35 +88,35 @@ def suggestion_problem(suggestion: Any) -> str | None:
 
 
 class Searcher(ABC):
-    """What :func:`cerebro.search` asks of a searcher; subclass it to write your own.
+    """The interface that :func:`cerebro.search` uses; subclass it to write a searcher.
 
     Trials are numbered from 0 in the order in which they are suggested. All state is JSON, so
     that a run can be resumed. A configuration is what ``build`` receives: it need not be inside
     the space, and several trials may have the same one.
 
     A subclass defines `suggest`, `report`, `state_dict` and `load_state_dict`; everything else
-    has a default. An object that has these four methods and is not a subclass is accepted, too:
-    it gets the defaults that it lacks.
+    has a default. An object with these four methods that is not a subclass is accepted too: it
+    gets the defaults that it lacks.
 
     Attributes
     ----------
     adaptive
         Whether decisions depend on reports. Reports to an adaptive searcher come in rounds, so
         that its decisions do not depend on timing: the k-th epoch of every live trial, by number.
-        It is asked for suggestions at the end of a round, as long as fewer trials than ``width``
-        are live; paused ones are not.
+        At the end of a round it is asked for suggestions, while fewer than ``width`` trials are
+        live; paused ones do not count.
     repeatable
         Whether an adaptive searcher depends on its seed and its reports alone. Its state is then
-        not recorded with every answer: when a run is resumed it may receive again what was
-        reported since, and be asked again, and must answer the same; a `suggest` that returned
+        not recorded with every answer: when a run is resumed, it may receive the reports since
+        that state again and be asked again, and must answer the same; a `suggest` that returned
         None or `DONE` is not repeated. False: the state is recorded with every answer.
     exact_metrics
         Whether metrics that are not numbers are reported as they are, and a trial that failed or
         diverged without metrics instead of with the worst.
     expects_failures
-        Whether a run continues although its first trials fail alike.
+        Whether a run continues even if its first trials fail alike.
     cut_short
-        Whether the search ended although there is more to suggest: the run is then stopped, not
+        Whether the search ended while there was more to suggest: the run is then stopped, not
         finished, so that the same call resumes it.
     waits
         Whether the run waits for more suggestions when no trial is live and `suggest` returns
@@ -124,9 +124,9 @@ class Searcher(ABC):
     is_recorded
         Whether the run's store keeps the searcher's state.
     total
-        How many trials there will be, where `setup` knows it; for displays.
+        The number of trials, if `setup` knows it; for displays.
     pinned
-        Pairs (trial, epoch) whose states are kept whatever ``keep`` says, for clones.
+        Pairs (trial, epoch) whose states are kept for clones, regardless of ``keep``.
     """
 
     adaptive: bool = True
@@ -155,10 +155,10 @@ class Searcher(ABC):
         Parameters
         ----------
         n_trials
-            The number of trials, None if the user gave none, ``math.inf`` if
-            something else (a time limit) ends the search.
+            The number of trials; None if the user gave none; ``math.inf`` if something else (a
+            time limit) ends the search.
         metric, mode
-            The metric that trials are compared by, "min" or "max".
+            The metric by which trials are compared; "min" or "max".
         points
             Configurations to try first.
 
@@ -173,7 +173,7 @@ class Searcher(ABC):
     def suggest(self) -> Suggested:
         """Return the next suggestion; None if there is none now, `DONE` if never again.
 
-        After None it is asked again when more has been reported. The search is over when
+        After None, the searcher is asked again after further reports. The search is over when
         no trial is live and there is no suggestion.
         """
 
@@ -181,11 +181,11 @@ class Searcher(ABC):
     def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
         """Receive the metrics of a trial's epoch (from 0) and decide how the trial proceeds.
 
-        A trial that failed or diverged is reported once, with the epoch that it did not
-        finish and only the metric that trials are compared by: ``inf``, or ``-inf``
-        where more is better. It is over, whatever is decided.
+        A trial that failed or diverged is reported once, with its unfinished epoch and only
+        the metric by which trials are compared: ``inf``, or ``-inf`` if more is better. It is
+        over, regardless of the decision.
 
-        A trial that `EarlyStopping` has ended is reported on with its last metrics, epoch by
+        After `EarlyStopping` has ended a trial, its last metrics are reported for each further
         epoch, until it is paused or stopped or its epochs are over.
         """
 
@@ -200,8 +200,8 @@ class Searcher(ABC):
     def dropped(self) -> list[int]:
         """Return, once, the paused trials that will not be resumed.
 
-        They end as stopped, and the states kept for resuming them are freed. Without this
-        method paused trials wait for the end of the run.
+        They end as stopped, and the states kept for resuming them are freed. By default paused
+        trials wait for the end of the run.
         """
         return []
 
@@ -221,7 +221,7 @@ def add_defaults(searcher: Any) -> None:
 
 
 class SpaceSearcher(Searcher):
-    """A searcher that keeps what it was set up with; the base of Cerebro's own."""
+    """A searcher that keeps the arguments of `setup`; the base of Cerebro's own searchers."""
 
     def __init__(self) -> None:
         self._space = Space({})
@@ -233,7 +233,7 @@ class SpaceSearcher(Searcher):
         """1 if less of the metric is better, else -1."""
         self._points: list[Mapping[str, Any]] = []
         self._completed: list[dict[str, Any]] = []
-        """The points as configurations: the dimensions that they lack are drawn."""
+        """The points as configurations: missing dimensions are drawn."""
         self._next = 0
         """Trials suggested so far, which is the number of the next one."""
 
@@ -255,7 +255,7 @@ class SpaceSearcher(Searcher):
         InputError
             If the searcher cannot search this space (naming the dimension) or this long, if a
             point does not fit the space, if `n_trials` is below 1, below the number of points,
-            or missing where the searcher never ends by itself, or if a package is missing.
+            or missing for a searcher that never ends by itself, or if a package is missing.
         """
         check_n_trials(n_trials, points)
         self._space, self._seed, self._epochs = space, seed, epochs
@@ -273,7 +273,7 @@ class SpaceSearcher(Searcher):
 class SequenceSearcher(SpaceSearcher):
     """A searcher whose configurations are known beforehand, one by one.
 
-    Subclasses say how many there are and which; every trial trains to the end.
+    Subclasses define their number and each of them; every trial trains to the end.
     """
 
     adaptive = False
@@ -317,7 +317,7 @@ class SequenceSearcher(SpaceSearcher):
 
 
 def expected_trials(searcher: Searcher, n_trials: int | None) -> int | None:
-    """Return how many trials a search will have, None if that is not known."""
+    """Return the number of trials that a search will have; None if unknown."""
     counts = [n for n in (n_trials, searcher.total) if n is not None]
     return min(counts, default=None)
 
@@ -328,7 +328,7 @@ def needs_end(title: str, n_trials: int | float | None) -> int | float:
     Raises
     ------
     InputError
-        If there is no such number.
+        If `n_trials` is None.
     """
     if n_trials is None:
         raise InputError(

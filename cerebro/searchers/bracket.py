@@ -95,7 +95,7 @@ class Bracket:
         return Decision.PAUSE if math.isfinite(value) else Decision.STOP
 
     def _promote(self) -> None:
-        """Promote the best trials, on a tie the lowest number; trials that are over never."""
+        """Promote the best trials, on a tie the lowest numbers, but never those that are over."""
         self.level += 1
         ranked = sorted((value, trial) for trial, value in self.values.items())
         best = [trial for value, trial in ranked if math.isfinite(value)]
@@ -132,9 +132,9 @@ class Bracket:
 
 
 class Brackets:
-    """Several brackets side by side, in order: who needs a trial first gets the worker.
+    """Several brackets side by side: the first in order that needs a trial gets the worker.
 
-    Those that are over are forgotten.
+    Brackets that are over are forgotten.
     """
 
     def __init__(self, brackets: Sequence[Bracket]) -> None:

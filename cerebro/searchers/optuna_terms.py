@@ -151,11 +151,11 @@ _ADVICE = {
         "another process holds it: end that process, or wait longer with "
         "RDBStorage(url, engine_kwargs={'connect_args': {'timeout': 60}})"
     ),
-    "not a database": "the file is damaged or something else: give another storage=",
+    "not a database": "the file is damaged or of a different format: give another storage=",
     "malformed": "the file is damaged: restore it, or give another storage=",
     "readonly": "make it writable, or give another storage=",
     "unable to open": "its folder must exist and be writable",
-    "no such table": "not an Optuna storage, or its creation was cut off: give another storage=",
+    "no such table": "not an Optuna storage, or only partly created: give another storage=",
     "table schema": "",  # Optuna names the cure
 }
 

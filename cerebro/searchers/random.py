@@ -12,7 +12,7 @@ from cerebro.space import json_value
 
 
 class DrawnSearch(SequenceSearcher):
-    """Draws one configuration after the other and never ends by itself."""
+    """A search that draws one configuration after the other and never ends by itself."""
 
     _title = ""
 
@@ -38,7 +38,7 @@ class RandomSearch(DrawnSearch):
     discarded, until all configurations are used; then they may repeat, each with a different trial
     seed. Points count as used.
 
-    A search with more trials repeats the first ones: configurations depend only on the seed, the
+    A search with more trials begins with the same ones: configurations depend only on the seed, the
     points and the trial's number.
     """
 

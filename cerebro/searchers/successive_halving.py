@@ -25,8 +25,10 @@ class SuccessiveHalving(AdaptiveSearcher):
     reduction_factor
         One in this many trials is promoted, and trains this many times as long.
 
-    Notes ----- The search's ``n_trials`` is the number of configurations; by default, as many as
-    leave one for the last rung. With only a time limit, brackets follow each other.
+    Notes
+    -----
+    The search's ``n_trials`` is the number of configurations; by default, as many as leave one for
+    the last rung. With only a time limit, brackets follow each other.
     """
 
     def __init__(self, min_epochs: int = 1, reduction_factor: int = 3) -> None:

@@ -195,7 +195,9 @@ class Compiler:
                 self.check_possible(found, values, label, item.name)
                 return Condition(path, values)
         known = ", ".join(path_name(node.path) for node in self.nodes) or "nothing"
-        raise InputError(f"{label}: no {item.name!r} beside it or around it (there is {known})")
+        raise InputError(
+            f"{label}: no {item.name!r} in its own or an enclosing mapping (there is {known})"
+        )
 
     @staticmethod
     def check_possible(found: list[Node], values: list[Any], label: str, name: str) -> None:

@@ -136,7 +136,7 @@ def _from_scipy(value: Any, name: str) -> Dimension:
     raise _refuse(
         name,
         f"scipy.stats.{kind}" + (f" with loc={loc}" if loc != 0 else ""),
-        "there are uniform, loguniform, norm and randint",
+        "use uniform, loguniform, norm or randint",
     )
 
 

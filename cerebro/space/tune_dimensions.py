@@ -188,7 +188,7 @@ class Unsettled:
 
 
 class Missing(AttributeError, KeyError):
-    """A function asked for a value that does not exist."""
+    """A function needs a value that does not exist."""
 
 
 class View(dict[str, Any]):
@@ -232,8 +232,8 @@ def settle(
         if len(left) == len(unsettled):
             name, value, _ = left[0]
             raise InputError(
-                f"{name}: {value.dimension!r} asks for {cause.args[0]!r}, which the configuration "
-                "does not have before it"
+                f"{name}: {value.dimension!r} needs {cause.args[0]!r}, which the configuration "
+                "lacks at that point"
             )
         unsettled = left
 

@@ -56,7 +56,7 @@ Values = dict[str, Any]
 
 
 class Recorder(Protocol):
-    """Records work on a device and repeats it: `CudaRecorder`, or a stand-in in tests."""
+    """Record work on a device and repeat it: `CudaRecorder`, or a stand-in in tests."""
 
     def warm(self, work: Callable[[], Any]) -> Any:
         """Do the work where it will be captured, and return its result."""

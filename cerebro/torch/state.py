@@ -194,10 +194,10 @@ _PROGRESS = {
 
 
 def advanced_state(scheduler: Any, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a scheduler's own state, but at another one's position.
+    """Return a scheduler's own state, but at the position of the given one.
 
-    For schedulers that are not torch's, progress and settings cannot be told apart: everything but
-    the base learning rates is taken from the other one.
+    For schedulers that are not torch's, progress cannot be separated from settings: everything but
+    the base learning rates is taken from the given state.
     """
     own = scheduler_state(scheduler)
     if not type(scheduler).__module__.startswith("torch.optim."):

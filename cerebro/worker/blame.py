@@ -1,4 +1,4 @@
-"""Describes a failure of the user's code: the line, the cause and a hint."""
+"""Describe a failure of the user's code: the line, the cause and a hint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a model over batches in order; metrics stay on their device and are read once.
+"""Run a model over batches in order; metrics stay on their device and are read once.
 
 Reading one number waits for all work that was submitted to a GPU, or to XLA on the CPU. So a pass
 keeps the values that its steps return and reads them all with one copy. The same C code sums them
@@ -196,7 +196,7 @@ def whole_metrics(returned: Any) -> dict[str, float]:
 
 
 class CountedBatches:
-    """Yields a loader's batches, counts them and their rows, and checks the cancel flag."""
+    """Yield a loader's batches, count them and their rows, and check the cancel flag."""
 
     def __init__(self, loader: BatchSource, beat: _core.BeatPage | None) -> None:
         self._loader = loader

@@ -1,4 +1,4 @@
-"""Finds trials whose memory grows, before they run out of memory.
+"""Find trials whose memory grows, before they run out of memory.
 
 With every unit a worker reports by how much its private memory (without mapped files) grew during
 the unit. A unit that had to load its model also keeps gradients and the like, so there only growth
@@ -55,7 +55,7 @@ class _Trial:
 
 
 class Growth:
-    """Watches the memory of a run's trials; see the module's text for the rule."""
+    """Watch the memory of a run's trials; see the module's docstring for the rule."""
 
     def __init__(self) -> None:
         self._trials: dict[int, _Trial] = {}

@@ -1,4 +1,4 @@
-"""Runs a worker's jobs: units, checks of a configuration, and imports in advance."""
+"""Run a worker's jobs: units, checks of a configuration, and imports in advance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sends a trial's output to the trial's log.
+"""Send a trial's output to the trial's log.
 
 In a worker process file descriptors 1 and 2 point to the trial's log while its unit runs. The log
 receives the output of ``print``, ``logging``, warnings, C libraries and subprocesses, and the
@@ -104,7 +104,7 @@ def c_library() -> ctypes.CDLL:
 
 
 class SwitchedStream(io.TextIOBase):
-    """Replaces a standard stream: writes to the log of the trial whose unit runs.
+    """Replace a standard stream: write to the log of the trial whose unit runs.
 
     It is one object for all trials, because handlers and libraries keep the stream that they were
     created with. Between units it writes to the stream that it replaces.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cerebro.data.validation import Folds
 
 LIBRARIES = ("jax", "sklearn", "torch")
-"""Libraries that take long to import."""
+"""Libraries that are slow to import."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Task:
     """The units of the trial that were committed before this one."""
     dispatch: int = 0
     """How often the trial was dispatched before. It never decreases, so that slots can refuse
-    a worker that was given up."""
+    an abandoned worker."""
     keep_state: bool = True
     """Whether to write the state at an epoch's end to ``epoch_dir``."""
     clone_of: CloneOf | None = None
@@ -151,7 +151,7 @@ class Task:
 
 @dataclass(frozen=True)
 class CheckTask:
-    """Checks in a worker whether a configuration's state survives a hop.
+    """Check in a worker whether a configuration's state survives a hop.
 
     With ``build_only`` the worker only builds the model, which imports the libraries for
     training. Other workers do so while the first one checks.
@@ -163,7 +163,7 @@ class CheckTask:
 
 @dataclass(frozen=True)
 class WarmTask:
-    """Imports the libraries that units need in a worker that replaces a lost one.
+    """Import the libraries that units need, in a worker that replaces a lost one.
 
     It answers with `CheckDone`. Until then other workers run the units.
     """

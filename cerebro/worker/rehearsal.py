@@ -1,4 +1,4 @@
-"""Checks a hop: trains with and without packing and unpacking in between, and compares."""
+"""Check a hop: train with and without packing and unpacking in between, and compare."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _hop_problems(
     try:
         hopped.load(before)
     except Exception as error:
-        return [f"load_state_dict does not take what state_dict gave: {describe(error)}"], []
+        return [f"load_state_dict rejects the result of state_dict: {describe(error)}"], []
     hopped.train(1)
     metrics = straight.validate()
     problems = differences(straight, hopped, metrics, hopped.validate())
@@ -170,9 +170,9 @@ def differences(
         right = dict(walk(hopped.live.model.state_dict(), "state_dict()"))
         changed = [path for path in left if not same(left[path], right.get(path))]
         named = ", ".join(changed[:3]) or (
-            "a random generator (a model that draws from PyTorch's says framework = 'torch')"
+            "a random generator (a model that uses PyTorch's must set framework = 'torch')"
         )
-        problems.append(f"after a hop training went on differently: {named} differs")
+        problems.append(f"after a hop training continued differently: {named} differs")
     left = dict(walk(straight.live.model, "model"))
     right = dict(walk(hopped.live.model, "model"))
     state = dict(walk(straight.live.model.state_dict(), ""))  # kept alive, so that ids stay unique

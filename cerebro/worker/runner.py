@@ -1,4 +1,4 @@
-"""Runs units: one trial over one shard, from its committed state to the next.
+"""Run units: one trial over one shard, from its committed state to the next.
 
 Every worker process has a `UnitRunner`, and so has the coordinator's process if ``workers=0``. It
 keeps models alive between units: a trial that stays on its worker pays for packing its state, not
@@ -85,7 +85,7 @@ class Diverged(Exception):
 
 
 class TaskClock(Protocol):
-    """Separates a unit's time from other work; see `cerebro._worker`."""
+    """Separate a unit's time from other work; see `cerebro._worker`."""
 
     def built(self) -> None:
         """Note that a model has been built, and its libraries imported."""
@@ -95,7 +95,7 @@ class TaskClock(Protocol):
 
 
 class UnitRunner:
-    """Runs the units of one run; see the module's text.
+    """Run the units of one run; see the module's docstring.
 
     Parameters
     ----------
@@ -175,7 +175,7 @@ class UnitRunner:
         return replace(done, dropped=(*others, *done.dropped))
 
     def is_of_the_trial(self, error: BaseException) -> bool:
-        """Whether an error is the trial's. In the coordinator's process Ctrl-C is the run's."""
+        """Whether an error belongs to the trial. In the coordinator's process Ctrl-C does not."""
         return self._own_process or not isinstance(error, KeyboardInterrupt)
 
     def _failure(self, task: Task, error: BaseException) -> UnitFailed:
@@ -375,9 +375,9 @@ class UnitRunner:
     def _settle(self, task: Task, slots: _core.Slots) -> None:
         """Fence off earlier workers of this unit, and undo a commit that was not reported.
 
-        From now on a worker that was given up cannot commit. If a worker died after its commit
-        but before its answer, the coordinator does not know its state: the unit is run again from
-        the state before.
+        From now on an abandoned worker cannot commit. If a worker died after its commit but before
+        its answer, the coordinator does not know its state: the unit is run again from the state
+        before.
         """
         slots.fence(task.dispatch)
         if task.position == 0 or task.clone_of is not None or task.origin is not None:

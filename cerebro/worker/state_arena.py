@@ -1,4 +1,4 @@
-"""Copies states of models between a GPU and host memory, through memory that stays pinned.
+"""Copy states of models between a GPU and host memory, through memory that stays pinned.
 
 A copy from pageable memory goes through a small buffer of the driver and waits for it; a copy from
 pinned memory is asynchronous and as fast as the bus. Pinning takes longer than copying, so a

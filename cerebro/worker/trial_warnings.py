@@ -38,7 +38,7 @@ _carried: list[Any] = []
 
 
 class Watch:
-    """Collects the warnings of one run's units; see the module's text.
+    """Collect the warnings of one run's units; see the module's docstring.
 
     Parameters
     ----------
@@ -162,7 +162,7 @@ def _names(category: type) -> tuple[str, ...]:
 
 
 class ShownWarnings:
-    """Shows the warnings of trials, each once per run."""
+    """Show the warnings of trials, each once per run."""
 
     def __init__(self) -> None:
         self._texts: dict[Place, set[str]] = {}

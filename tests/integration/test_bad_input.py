@@ -276,7 +276,7 @@ SEARCHES = [
         Bad.load_state_dict = load_state_dict
         build = build_bad
         """,
-        "load_state_dict does not take what state_dict gave: KeyError: 'w'",
+        "load_state_dict rejects the result of state_dict: KeyError: 'w'",
         StateError,
     ),
     (

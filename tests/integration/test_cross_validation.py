@@ -619,7 +619,7 @@ def test_bad_folds_are_found_before_anything_is_made(data, tmp_path):
     for validation, message in (
         (KFold(131), "needs a row for each fold"),
         (KFold(14, groups="group"), "13 groups, fewer than the 14 folds"),
-        (KFold(3, stratify="y"), "cannot tell classes or groups"),
+        (KFold(3, stratify="y"), "cannot define classes or groups"),
     ):
         with pytest.raises(InputError, match=message):
             search(tmp_path / "run", data, validation=validation)

@@ -117,7 +117,7 @@ def forgetful(config, info):
 
 def test_check_finds_what_is_not_in_the_state(data):
     found = cerebro.check(forgetful, resumable_jax.SPACE, cerebro.Dataset(data), batch_size=25)
-    assert "training went on differently: state_dict()['params']" in found.problems[0]
+    assert "training continued differently: state_dict()['params']" in found.problems[0]
     assert "model.offset is lost by a hop: it is not in state_dict()" in found.problems
 
 

@@ -135,7 +135,7 @@ def test_a_searcher_that_says_nonsense(data, tmp_path, capfd, name, workers):
         ),
         (
             "class Mute(RandomSearch):\n    adaptive = None\n\nsettings['searcher'] = Mute",
-            "does not say whether it uses reports: give it an attribute adaptive",
+            "does not declare whether it uses reports: give it an attribute adaptive",
         ),
         ("settings['searcher'] = 'hyperbrand'", "searcher='hyperbrand' is not known; there are"),
         (

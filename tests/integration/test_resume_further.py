@@ -445,7 +445,7 @@ def test_other_data_are_refused(data, tmp_path):
     stop(folder, data)
     x = np.random.default_rng(1).normal(size=(230, 3))
     other = cerebro.shard({"x": x, "y": x.sum(1)}, tmp_path / "other", shards=SHARDS)
-    with pytest.raises(InputError, match=r"is not the data set it was.*with data="):
+    with pytest.raises(InputError, match=r"has changed.*with data="):
         cerebro.resume(folder, data=other)
     assert cerebro.open(folder).status == "stopped"
 

@@ -165,7 +165,10 @@ FAULTS = {
         "os.write(int(sys.orig_argv[-2]), b'hello, world')",
         "sent a message of 1751477356 bytes",
     ),
-    "no pickle": (r"os.write(int(sys.orig_argv[-2]), b'\0\0\0\3abc')", "sent what cannot be read"),
+    "no pickle": (
+        r"os.write(int(sys.orig_argv[-2]), b'\0\0\0\3abc')",
+        "sent an unreadable message",
+    ),
     "truncated": (
         r"os.write(int(sys.orig_argv[-2]), b'\0\0\0\77abc'); os._exit(3)",
         "exited with status 3",

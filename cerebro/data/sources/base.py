@@ -30,21 +30,21 @@ class Source:
         raise NotImplementedError
 
     def unpacked_bytes(self, wanted: Sequence[str] | None) -> int | None:
-        """Return the size of the data to read, if a source can tell that it may be large.
+        """Return the size of the data to read, or None if the source does not know it.
 
         Called before anything is spooled: a compressed file may expand a thousandfold.
         """
         return None
 
     def fingerprint(self) -> str | None:
-        """Return a cheap string that changes when the rows do; None if there is none.
+        """Return a cheap string that changes when the rows do, or None.
 
         Not called for `whole` sources: their columns are hashed.
         """
         return None
 
     def remark(self) -> str | None:
-        """Return a warning about the rows that were read; None if there is none."""
+        """Return a warning about the rows that were read, or None."""
         return None
 
 

@@ -43,7 +43,7 @@ class HuggingFaceSource(Source):
 
     def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
         features = self.dataset.features
-        if features is None:  # a stream that does not know its columns in advance
+        if features is None:  # a stream whose columns are not known in advance
             yield from row_chunks(iter(self.dataset.with_format(None)), wanted)
             return
         names = choose(features, wanted)

@@ -133,7 +133,7 @@ class _Member:
         # Sizes of 0 count as 1, so that the product of any subset fits as well.
         extent = math.prod(max(1, size) for size in shape) * self._dtype.itemsize
         if min(shape) < 0 or extent > MAX_BYTES or shape[0] > MAX_ROWS:
-            raise InputError(f"column {name!r} says it has the shape {shape}, which is impossible")
+            raise InputError(f"column {name!r} has a header with the impossible shape {shape}")
         self.rows: int = shape[0]
         self._shape = shape[1:]
         self.row_bytes = self._dtype.itemsize * math.prod(self._shape)

@@ -71,7 +71,7 @@ class TorchSource(Source):
                 if changed:
                     named = ", ".join(repr(name) for name in changed)
                     self._remark = (
-                        f"sample {index} of the {type(self.dataset).__name__} is not the same when "
+                        f"sample {index} of the {type(self.dataset).__name__} differs when "
                         f"it is read again (column {named}): one draw of a random transform would "
                         "be stored for every epoch. Leave it out of the dataset, and give "
                         "cerebro.transforms.RandomCrop and RandomHorizontalFlip to "

@@ -106,9 +106,9 @@ def test_a_split_is_a_range_of_every_shard(data: Dataset) -> None:
         (("a",), {}, "is not a fraction"),
         ((0.999, 0.001), {}, r"part 2 \(fraction 0.001\) gets none of 203 rows"),
         ((0.5, 0.5), {"stratify": "nothing"}, "no column 'nothing'"),
-        ((0.5, 0.5), {"stratify": "loss"}, "'loss' cannot tell classes"),
-        ((0.5, 0.5), {"stratify": "x"}, "'x' cannot tell classes"),
-        ((0.5, 0.5), {"groups": "tokens"}, "'tokens' cannot tell classes"),
+        ((0.5, 0.5), {"stratify": "loss"}, "'loss' cannot define classes"),
+        ((0.5, 0.5), {"stratify": "x"}, "'x' cannot define classes"),
+        ((0.5, 0.5), {"groups": "tokens"}, "'tokens' cannot define classes"),
         ((0.5, 0.5), {"groups": "kind", "stratify": "kind"}, "not both"),
         ((0.25,) * 4, {"groups": "kind"}, "3 groups cannot be split into 4"),
     ],
@@ -265,7 +265,7 @@ def test_num_classes(tmp_path: Path) -> None:
         ("x", "column 'x' is float32, not class labels: .*dtypes={'x': 'int64'}"),
         ("below", "column 'below' has labels from -1 to 4: number the classes from 0"),
         ("large", "column 'large' has labels from 0 to 500000"),
-        ("pixels", "column 'pixels' cannot tell classes"),
+        ("pixels", "column 'pixels' cannot define classes"),
         ("z", "no column 'z'"),
     ):
         with pytest.raises(InputError, match=message):

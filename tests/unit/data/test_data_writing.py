@@ -205,7 +205,7 @@ def test_dtypes_convert_or_refuse(tmp_path: Path) -> None:
         ({"x": [1, 2]}, {"columns": {"a": []}}, "an empty stack"),
         ({"x": [1, 2]}, {"columns": ["x", "x"]}, "twice"),
         ({"x": [[1], [2, 3]]}, {"columns": {"a": ["x"]}}, "differing length"),
-        ({"x": [1, 2]}, {"dtypes": {"z": "int8"}}, "dtypes names no column 'z'"),
+        ({"x": [1, 2]}, {"dtypes": {"z": "int8"}}, "dtypes has the unknown column 'z'"),
         ({"x": [1, 2]}, {"dtypes": {"x": "int7"}}, "unknown dtype 'int7'"),
         ({"x": [1, 2]}, {"dtypes": "int8"}, "give a mapping"),
         ({"x": ["a", "b"]}, {"dtypes": {"x": "float32"}}, "holds categories"),

@@ -131,10 +131,10 @@ def test_folds_that_are_none(make: Any, message: str) -> None:
         (KFold(15, groups="group"), "has 14 groups, fewer than the 15 folds: use at most 14"),
         (KFold(3, groups="none"), "no column 'none': the data set has n, kind"),
         (KFold(3, stratify="none"), "no column 'none'"),
-        (KFold(3, stratify="ragged"), "column 'ragged' cannot tell classes or groups"),
-        (KFold(3, stratify="wide"), "column 'wide' cannot tell classes or groups"),
-        (KFold(3, stratify="real"), "column 'real' cannot tell classes or groups"),
-        (KFold(3, groups="real"), "column 'real' cannot tell classes or groups"),
+        (KFold(3, stratify="ragged"), "column 'ragged' cannot define classes or groups"),
+        (KFold(3, stratify="wide"), "column 'wide' cannot define classes or groups"),
+        (KFold(3, stratify="real"), "column 'real' cannot define classes or groups"),
+        (KFold(3, groups="real"), "column 'real' cannot define classes or groups"),
     ],
 )
 def test_folds_that_do_not_fit_the_data(data: Dataset, kfold: KFold, message: str) -> None:

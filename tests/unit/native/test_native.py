@@ -227,7 +227,7 @@ PICTURES = np.zeros((2, *SHAPE), np.float32)
         ({"x": PICTURES.astype("u1"), "y": [0, 1]}, r"'x' must be float32, not uint8: .*Scale"),
         ({"x": PICTURES[:, :, 1:], "y": [0, 1]}, r"'x' must have the shape \(rows, 3, 10, 7\)"),
         ({"x": PICTURES[0], "y": [0, 1]}, r"'x' must have the shape .* not \(3, 10, 7\)"),
-        ({"x": PICTURES[:0], "y": []}, "'x' must have the shape .* with rows"),
+        ({"x": PICTURES[:0], "y": []}, "'x' must have the shape .* with at least one row"),
         ({"x": PICTURES, "y": [0.0, 1.0]}, r"'y' must be integers of shape \(rows,\), not float64"),
         ({"x": PICTURES, "y": [[0], [1]]}, "'y' must be integers of shape"),
         ({"x": PICTURES, "y": [0]}, "2 rows of 'x', but 1 of 'y'"),

@@ -178,7 +178,7 @@ def test_sample_from_leaves_the_global_generators_alone() -> None:
 def test_sample_from_that_cannot_be_honoured_is_refused_by_name() -> None:
     tune = pytest.importorskip("ray.tune")
     for function, message in [
-        (lambda spec: spec.config.width, "a.lr: .* asks for 'width', which the configuration"),
+        (lambda spec: spec.config.width, "a.lr: .* needs 'width', which the configuration"),
         (lambda spec: 1 / 0, "a.lr: .* failed: ZeroDivisionError"),
         (lambda spec: object(), "a.lr: .* cannot be stored as JSON"),
     ]:
