@@ -66,8 +66,9 @@ what_is_no_runtime_is_refused(void)
 #ifdef __linux__
     search.path = "libm.so.6";
     CHECK_EQ_INT(cer_cudart_open(&search, &runtime, &err), CER_DEVICE);
-    CHECK(strstr(err.message, "lacks cudaRuntimeGetVersion, so it is no CUDA "
-                              "runtime of 12.0 or later"));
+    CHECK(strstr(err.message,
+                 "lacks cudaRuntimeGetVersion, so it is not a CUDA "
+                 "runtime of 12.0 or later"));
 #endif
     CHECK(setenv("STANDIN_VERSION", "11080", 1) == 0);
     fresh_standin();
@@ -566,8 +567,8 @@ errors_say_what_to_do(void)
     CHECK_EQ_INT(add_ten(&s, &err), CER_DEVICE);
     CHECK_EQ_STR(err.message,
                  "cuda:1: cudaMemcpyAsync: cudaErrorIllegalAddress (700): as "
-                 "the test asked; this process cannot use the device any more, "
-                 "a new one can");
+                 "the test asked; this process can no longer use the device, "
+                 "a new process can");
     CHECK_EQ_INT(standin_thread_error(), 0);
     CHECK_EQ_INT(add_ten(&s, &err), CER_OK); /* the process goes on */
     tear_down(&s);

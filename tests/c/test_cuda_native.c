@@ -291,7 +291,7 @@ what_is_no_cudnn_is_refused(void)
     CHECK(strstr(err.message, "/nonexistent/l.so does not load"));
     CHECK_EQ_INT(cer_native_cuda_new(net, device, STANDIN, &gpu, &err),
                  CER_DEVICE);
-    CHECK(strstr(err.message, "lacks cudnnGetVersion, so it is no cuDNN 9"));
+    CHECK(strstr(err.message, "lacks cudnnGetVersion, so it is not cuDNN 9"));
     CHECK(setenv("STANDIN_CUDNN_VERSION", "8907", 1) == 0);
     CHECK_EQ_INT(cer_native_cuda_new(net, device, CUDNN, &gpu, &err),
                  CER_DEVICE);
