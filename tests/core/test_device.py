@@ -532,7 +532,7 @@ def test_doctor_says_what_does_not_work(cudart_standin: Path, tmp_path: Path) ->
 
 def test_doctor_without_a_runtime(tmp_path: Path) -> None:
     rows = doctor(CEREBRO_CUDART=str(tmp_path / "absent.so"))
-    assert rows["gpu"].startswith(f"none can be used: {tmp_path / 'absent.so'} does not load: ")
+    assert rows["gpu"].startswith(f"not usable: {tmp_path / 'absent.so'} does not load: ")
     assert "cuda" not in rows
 
 

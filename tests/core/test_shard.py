@@ -385,7 +385,7 @@ def test_offsets_out_of_order(
     ("columns", "error", "message"),
     [
         ([], ValueError, "without columns"),
-        ([("x",)], TypeError, "a column is"),
+        ([("x",)], TypeError, "a column must be"),
         ([3], TypeError, "int"),
         ([("x", "float", (), False, {"x.npy": 1})], ValueError, "unknown dtype 'float'"),
         ([("x", "int8", (-1,), False, {"x.npy": 1})], ValueError, "x: a size of -1"),
@@ -400,7 +400,7 @@ def test_offsets_out_of_order(
         ([("x", "int8", (), False, {"x.npy": "1"})], TypeError, "int"),
         ([("x", "int8", (), False, {"a\0b": 1})], ValueError, "null"),
         ([("x", "int8", (), False, {"../x.npy": 1})], ValueError, "leads out"),
-        ([("x", "int8", (), False, ["x.npy"])], TypeError, "a column is"),
+        ([("x", "int8", (), False, ["x.npy"])], TypeError, "a column must be"),
     ],
 )
 def test_impossible_columns(
