@@ -25,7 +25,7 @@ UNITS = TRIALS * EPOCHS * (SHARDS + 1)
 
 
 class Model:
-    """Least squares with its own noise, so that its generators matter; logged by `info`."""
+    """Least squares with its own noise, so that its generators matter; may depend on `info`."""
 
     framework = "numpy"
 
