@@ -213,7 +213,7 @@ def images(bench: harness.Bench, folder: Path, options: Any, n: int) -> None:
         "Cerebro, 2 threads": (work.loader(2, view), work.n),
     }
     bars = {"Cerebro, 0 threads": ">= 4 (the same bits)"}
-    name = f"uint8 to normalised CHW (torch has {torch.get_num_threads()} threads)"
+    name = f"uint8 to normalized CHW (torch has {torch.get_num_threads()} threads)"
     add_candidates(bench, name, candidates, "torch", min(options.rounds, 3), bars)
 
 

@@ -167,7 +167,7 @@ def measure_images(
 
         seconds = alternate({"cerebro": by_cerebro, "torch": by_torch}, rounds)
     bench.add(
-        f"epoch of {rows:,} images, u8 to normalised f32 CHW, batch {batch}",
+        f"epoch of {rows:,} images, u8 to normalized f32 CHW, batch {batch}",
         seconds["cerebro"] * 1e3,
         "ms",
         reference="torch",

@@ -250,7 +250,7 @@ def measure_images(bench: harness.Bench, work: Work, name: str, rounds: int) -> 
             work.consume(x.sub_(on_gpu[0]).div_(on_gpu[1]).contiguous())
         torch.cuda.synchronize()
 
-    reference = "streamed as bytes, normalised by PyTorch"
+    reference = "streamed as bytes, normalized by PyTorch"
     seconds = harness.alternate(
         {
             reference: in_pytorch,
@@ -259,7 +259,7 @@ def measure_images(bench: harness.Bench, work: Work, name: str, rounds: int) -> 
         },
         rounds,
     )
-    add_speeds(bench, f"{name} normalised", work, seconds, reference, "PyTorch's")
+    add_speeds(bench, f"{name} normalized", work, seconds, reference, "PyTorch's")
 
 
 def measure_training(bench: harness.Bench, work: Work, name: str, rounds: int) -> None:
@@ -318,7 +318,7 @@ def main() -> int:
             work = Work(Path(folder), name, x, batch_size, threads)
             measures = {"": measure}
             if len(shape) == 3 and shape[-1] == 3:
-                measures |= {" normalised": measure_images, " cropped": measure_training}
+                measures |= {" normalized": measure_images, " cropped": measure_training}
             for kind, one in measures.items():
                 what = partial(one, bench, work, name, rounds)
                 failed |= not harness.attempt(bench, name + kind, what)

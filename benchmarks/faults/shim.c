@@ -245,7 +245,7 @@ take_room(size_t wanted)
     return wanted;
 }
 
-/* --- what a loss of power leaves ------------------------------------------ */
+/* --- the state after a power loss ----------------------------------------- */
 
 static void
 trouble(void)

@@ -442,7 +442,7 @@ done:
     return status;
 }
 
-/* --- what is offered ------------------------------------------------------ */
+/* --- public functions ----------------------------------------------------- */
 
 cer_status
 cer_cudnn_conv_plan(const cer_cudnn_session *session,

@@ -583,7 +583,7 @@ backward(cer_native_cuda *gpu, const plans *p, size_t rows, cer_error *err)
     return status;
 }
 
-/* --- what is offered ------------------------------------------------------ */
+/* --- public functions ----------------------------------------------------- */
 
 static cer_status
 run_batch(cer_native_cuda *gpu, const float *pictures, const int64_t *labels,
