@@ -41,7 +41,7 @@ def c_sources() -> list[str]:
 
 
 def c_dependencies() -> list[str]:
-    """What is no source but is compiled into the extension: headers and the kernels' PTX."""
+    """The extension's dependencies besides its sources: headers and the kernels' PTX."""
     files = [*sorted(HERE.glob("csrc/**/*.h")), HERE / "csrc/cuda/kernels.ptx"]
     return [str(file.relative_to(HERE)) for file in files]
 
@@ -55,7 +55,7 @@ def write_ptx_source(folder: str) -> str:
 
 
 def compile_side_by_side(compiler: Any) -> None:
-    """Have as many source files compiled at a time as there are processors."""
+    """Compile as many source files in parallel as there are processors."""
     compile_all = compiler.compile
 
     def compile_each(sources: list[str], **options: Any) -> list[str]:
@@ -110,14 +110,14 @@ setup(
                 numpy.get_include(),
             ],
             define_macros=[("_GNU_SOURCE", "1")],
-            # Contraction off: multiply-adds would give other bits than the frameworks.
+            # Contraction off: fused multiply-adds would give different bits than the frameworks.
             extra_compile_args=[
                 "-std=c11",
                 "-O3",
                 "-g",
                 "-fvisibility=hidden",
                 "-ffp-contract=off",
-                # Raw values are read as whole numbers of their size, as Python's headers do.
+                # Raw values are read as integers of their size, as in Python's headers.
                 "-fno-strict-aliasing",
                 *WARNINGS,
             ],

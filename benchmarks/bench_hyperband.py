@@ -1,9 +1,9 @@
-"""Hyperband on handwritten digits, Cerebro and others: ``python -m benchmarks.bench_hyperband``.
+"""Hyperband on handwritten digits, by Cerebro and others: ``python -m benchmarks.bench_hyperband``.
 
 64 configurations of a small convolutional network (`benchmarks.digits`), at most 27 epochs, one in
-three goes on, two workers with one thread each. All train the same configurations in the same
-order, with the same first weights, rows, batch size and optimiser, but Dask-ML, which takes as many
-as Hyperband's table says (49) and draws them from the 64. Every search is a process of its own.
+three is promoted, two workers with one thread each. All train the same configurations in the same
+order, with the same initial weights, rows, batch size and optimizer, except Dask-ML, which draws 49
+of the 64 as in Hyperband's table. Every search runs in a separate process.
 
 - Seconds until a model has been seen with the accuracy `--target`, and until the search is over:
   from the first epoch's start, and with all that comes before (imports, starting workers). For
@@ -28,11 +28,11 @@ from benchmarks.harness import Bench, parser
 
 EPOCHS, FACTOR = 27, 3
 MODULE = "benchmarks.bench_hyperband"
-STUDY = "digits"  # Optuna's brackets depend on a study's name
+STUDY = "digits"  # Optuna's brackets depend on the study's name
 
 
 class Told:
-    """Notes what Cerebro's search is told."""
+    """Records the results that Cerebro's search receives."""
 
     def __init__(self, log: peers.Log) -> None:
         self._log = log
@@ -48,7 +48,7 @@ class Told:
 
 
 def options_of(place: Path, arguments: Any) -> dict[str, Any]:
-    """What all of Cerebro's searches are given alike."""
+    """Arguments shared by all of Cerebro's searches."""
     return {
         "data": cerebro.Dataset(Path(arguments.data, "train")),
         "validation": cerebro.Dataset(Path(arguments.data, "valid")),
@@ -82,7 +82,7 @@ def cerebro_asha(place: Path, arguments: Any) -> None:
 
 
 def cerebro_tune(place: Path, arguments: Any) -> None:
-    """Drive Ray Tune's HyperBand."""
+    """Run Ray Tune's HyperBand."""
     from ray import tune
 
     cerebro.ray.fit(
@@ -113,7 +113,7 @@ def optuna_study(place: Path, arguments: Any) -> Any:
 
 
 def cerebro_optuna(place: Path, arguments: Any) -> None:
-    """Train a study of Optuna's with its Hyperband."""
+    """Train an Optuna study with Optuna's Hyperband."""
     import cerebro.optuna
 
     study = optuna_study(place, arguments)
@@ -129,7 +129,7 @@ def cerebro_optuna(place: Path, arguments: Any) -> None:
 
 
 def optuna_worker(place: Path, arguments: Any) -> None:
-    """Run one process of Optuna's: trials until all have been begun."""
+    """Run one Optuna process: trials until all have been started."""
     import optuna
     from optuna.trial import TrialState
 
@@ -184,7 +184,7 @@ def tune_asha(epochs: int) -> Any:
 
 
 def by_tune(place: Path, arguments: Any, scheduler: Any) -> None:
-    """Search with Ray Tune: one actor per core, used again for the next trial."""
+    """Search with Ray Tune: one actor per core, reused for the next trial."""
     import torch
     from ray import tune
 
@@ -231,7 +231,7 @@ def ray_asha(place: Path, arguments: Any) -> None:
 
 
 def dask_hyperband(place: Path, arguments: Any) -> None:
-    """Search with Dask-ML: the training rows are one chunk, so that a call is an epoch."""
+    """Search with Dask-ML: the training rows are one chunk, so a call is an epoch."""
     from dask_ml.model_selection import HyperbandSearchCV
 
     from benchmarks.dask_estimator import Digits
@@ -263,7 +263,7 @@ CELLS: dict[str, tuple[str, peers.Cell]] = {
 
 
 def described(outcome: peers.Outcome, target: float) -> dict[str, float]:
-    """Give a search's figures: seconds and epochs to the target, and in all."""
+    """Return a search's figures: seconds and epochs to the target, and in total."""
     log = sorted(outcome.record["log"])
     begins = [line[0] for line in log if line[1] == "begin"]
     first = begins[0] if begins else next(line[2] for line in log if line[1] == "first")

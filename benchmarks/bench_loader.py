@@ -1,9 +1,9 @@
-"""How fast batches come: Cerebro's loader against PyTorch's ways and a plain C loop.
+"""Batch throughput: Cerebro's loader compared with PyTorch's methods and a plain C loop.
 
-Every candidate delivers the same shuffled rows, columns ``x`` and ``y``, from memory that is warm.
-Cerebro, ``index_select`` and the C loop take them in the same order (shard by shard, permuted
-within), so that all have the same luck with the cache; a ``DataLoader`` shuffles by itself. The C
-loop copies rows into a buffer for each thread and hands them to nobody.
+Every candidate delivers the same shuffled rows, columns ``x`` and ``y``, from warm memory. Cerebro,
+``index_select`` and the C loop use the same order (shard by shard, permuted within), so that
+caching affects them equally; a ``DataLoader`` does its own shuffling. The C loop copies rows into a
+buffer per thread and does not deliver them.
 
     python -m benchmarks.bench_loader [--quick] [--json FILE]
 """
@@ -28,7 +28,7 @@ from cerebro.data.batches import make_loader
 from cerebro.transforms import Normalize, Scale, ToCHW
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-SHARDS = 8  # what cerebro.data.shard makes of a data set of this size
+SHARDS = 8  # cerebro.data.shard's choice for a data set of this size
 
 
 def c_library(folder: Path) -> ctypes.CDLL:
@@ -42,7 +42,7 @@ def c_library(folder: Path) -> ctypes.CDLL:
 
 
 class Work:
-    """A data set, and its batches' rows in the loader's order of epoch 0."""
+    """A data set, and its batches' rows in the loader's order for epoch 0."""
 
     def __init__(self, folder: Path, name: str, x: Any, batch_size: int) -> None:
         y = np.arange(len(x)) % 10
@@ -101,7 +101,7 @@ def drain(batches: Iterable[Any]) -> None:
 
 
 def index_select(work: Work, x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]:
-    """Into buffers that are used again."""
+    """Into reused buffers."""
     out_x = torch.empty((work.batch_size, *x.shape[1:]), dtype=x.dtype)
     out_y = torch.empty(work.batch_size, dtype=y.dtype)
 
@@ -122,7 +122,7 @@ class Batched(torch.utils.data.TensorDataset):
 
 
 def data_loader(work: Work, x: torch.Tensor, y: torch.Tensor, batched: bool, part: int) -> Any:
-    """A DataLoader over the first 1/part of the rows: the usual one is slow."""
+    """A DataLoader over the first 1/part of the rows, because the usual one is slow."""
     kind = Batched if batched else torch.utils.data.TensorDataset
     n = max(len(x) // part, work.batch_size)
     made = torch.utils.data.DataLoader(
@@ -188,7 +188,7 @@ def plain_rows(
 
 
 def images(bench: harness.Bench, folder: Path, options: Any, n: int) -> None:
-    """uint8 (224, 224, 3) to normalised float32 (3, 224, 224)."""
+    """uint8 (224, 224, 3) to normalized float32 (3, 224, 224)."""
     x = np.random.default_rng(0).integers(0, 256, (n, 224, 224, 3), dtype=np.uint8)
     work = Work(folder, "images", x, 64)
     view = work.data.with_transforms({"x": [ToCHW(), Scale(1 / 255), Normalize(MEAN, STD)]})
@@ -213,7 +213,7 @@ def images(bench: harness.Bench, folder: Path, options: Any, n: int) -> None:
         "Cerebro, 2 threads": (work.loader(2, view), work.n),
     }
     bars = {"Cerebro, 0 threads": ">= 4 (the same bits)"}
-    name = f"uint8 to normalised CHW (torch has {torch.get_num_threads()} threads)"
+    name = f"uint8 to normalized CHW (torch has {torch.get_num_threads()} threads)"
     add_candidates(bench, name, candidates, "torch", min(options.rounds, 3), bars)
 
 
@@ -263,7 +263,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
 
     def rows(full: int, batch_size: int) -> int:
-        """How many rows: in every shard at least one batch."""
+        """The number of rows: at least one batch per shard."""
         return max(full // 20, SHARDS * batch_size) if options.quick else full
 
     if options.quick:

@@ -1,9 +1,9 @@
-"""What training through Cerebro costs: ``python -m benchmarks.bench_overhead``.
+"""The overhead of training through Cerebro: ``python -m benchmarks.bench_overhead``.
 
-1. A small MLP, trained by the inline executor, against the same loop by hand over
-   batches made with ``index_select`` into reused buffers. Bar: at most 1 % more.
-2. A model that does nothing: microseconds per batch and per unit beyond an empty
-   loop over the loader and beyond the state's copy. Bars: 3 us and 0.3 ms.
+1. A small MLP, trained by the inline executor, against the same handwritten loop over batches made
+with ``index_select`` into reused buffers. Bar: at most 1 % more. 2. A model that does nothing:
+microseconds per batch and per unit beyond an empty loop over the loader and beyond the state's
+copy. Bars: 3 us and 0.3 ms.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def build(config: dict[str, object]) -> cerebro.torch.Model:
 
 
 class Nothing:
-    """Costs nothing itself, so that all that is left is ours."""
+    """Costs nothing itself, so the rest is Cerebro's overhead."""
 
     framework = "torch"
 
@@ -82,7 +82,7 @@ def context(build_model: object, data: cerebro.Dataset, folder: str) -> RunConte
 
 
 class Units:
-    """Runs one unit after the other of trial 0, as the inline executor does."""
+    """Runs the units of trial 0 one after the other, as the inline executor does."""
 
     def __init__(self, runner: UnitRunner, shards: int) -> None:
         self.runner = runner
@@ -173,7 +173,7 @@ def loop(loader: _core.Loader, shard: int, step: object = None) -> float:
 
 
 def nothing(bench: Bench, data: cerebro.Dataset, folder: str, rounds: int) -> None:
-    """A model that does nothing: many batches for the one figure, few for the other."""
+    """A model that does nothing: many batches for the first figure, few for the second."""
     loader = make_loader(data, BATCH, seed=0, framework="torch", threads=0)
     batches = -(-data.num_rows // data.num_shards // BATCH)
     step = Nothing().train_batch
@@ -208,7 +208,7 @@ def main() -> None:
             "x": rng.normal(size=(rows, FEATURES)).astype("float32"),
             "y": rng.integers(0, 10, rows),
         }
-        # Whole batches only, so that both sides make the same number of steps.
+        # Whole batches only, so that both sides take the same number of steps.
         shards = 8
         keep = rows // (shards * BATCH) * shards * BATCH
         source = {name: column[:keep] for name, column in source.items()}

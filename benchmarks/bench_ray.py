@@ -1,17 +1,18 @@
-"""Cerebro on Ray, and Ray Tune by itself: ``python -m benchmarks.bench_ray``.
+"""Cerebro on Ray, compared with Ray Tune alone: ``python -m benchmarks.bench_ray``.
 
 16 configurations of the MLP of `benchmarks.bench_search` on 100,000 x 128 rows, 2 epochs, two
-workers with one thread each, every search in a process of its own:
+workers with one thread each, every search in a separate process:
 
 - Cerebro with local workers, on Ray (`cerebro.ray.Executor`), in Ray Tune
   (`cerebro.ray.trainable`), and with Tune's algorithms in one process (`cerebro.ray.fit`);
 - Ray Tune with trials that load the data themselves, and with `tune.with_parameters`.
 
-The makespan, from the first unit or epoch until the last has ended, is given over half of what one
-local worker takes, measured before and after. Then the time from the process's start to the first
-result and to its end, and the memory of the whole tree of processes. Then models that do nothing:
-milliseconds per unit with local workers and on Ray. Last, 4, 16 and 32 of the models on two nodes
-that share nothing, for an epoch: the memory of all, what object stores and caches hold.
+The makespan, from the start of the first unit or epoch to the end of the last, is divided by half
+of one local worker's time, measured before and after. Further figures: the time from the process's
+start to the first result and to its end, and the memory of the whole process tree. Then models that
+do nothing: milliseconds per unit with local workers and on Ray. Last, 4, 16 and 32 of the models on
+two nodes that share nothing, for one epoch: the total memory, and the contents of object stores and
+caches.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ CONFIGURATIONS = _configurations()
 
 
 def build(config: dict[str, Any]) -> cerebro.torch.Model:
-    """Make the model of a configuration that is given by its number."""
+    """Make the model of a configuration, given by number."""
     return bench_search.build(CONFIGURATIONS[config["index"] % TRIALS])
 
 
@@ -68,7 +69,7 @@ def save(folder: Path, rows: int) -> None:
 
 
 class Told:
-    """Notes when the search knew of an epoch."""
+    """Records when the search received each epoch."""
 
     def __init__(self, place: Path) -> None:
         self._log = peers.Log(place)
@@ -84,7 +85,7 @@ def note_makespan(place: Path, result: cerebro.Result, **more: int) -> None:
 
 
 def options_of(place: Path, arguments: Any) -> dict[str, Any]:
-    """What all of Cerebro's searches are given alike."""
+    """Arguments shared by all of Cerebro's searches."""
     return {
         "data": cerebro.Dataset(Path(arguments.data, "data")),
         "validation": HELD_OUT,
@@ -115,7 +116,7 @@ def by_cerebro(place: Path, arguments: Any, *, workers: int, on_ray: bool = Fals
 
 
 def by_fit(place: Path, arguments: Any) -> None:
-    """Let Tune's grid and its FIFO scheduler say what is trained."""
+    """Let Tune's grid and FIFO scheduler choose the training."""
     from ray import tune
 
     result = cerebro.ray.fit(
@@ -131,7 +132,7 @@ def by_fit(place: Path, arguments: Any) -> None:
 
 
 def tuner(place: Path, trainable: Any) -> Any:
-    """A `Tuner` over the configurations, which notes results as they come."""
+    """A `Tuner` over the configurations that records results as they arrive."""
     from ray import tune
 
     log = peers.Log(place)
@@ -149,7 +150,7 @@ def tuner(place: Path, trainable: Any) -> Any:
 
 
 def by_trainable(place: Path, arguments: Any) -> None:
-    """Put Cerebro behind Tune."""
+    """Run Cerebro as Tune's trainable."""
 
     with peers.ray_of(place):
         trainable = cerebro.ray.trainable(
@@ -160,7 +161,7 @@ def by_trainable(place: Path, arguments: Any) -> None:
 
 
 def train(config: dict[str, Any], arrays: Any, epochs: int, place: Path) -> None:
-    """Train a configuration as a user of Ray Tune writes it."""
+    """Train a configuration as a Ray Tune user would."""
     from ray import tune
 
     torch.set_num_threads(1)
@@ -206,7 +207,7 @@ def by_tune(place: Path, arguments: Any, *, shared: bool) -> None:
         train(config, lambda: loaded(folder), epochs, place)
 
     with warnings.catch_warnings(), peers.ray_of(place):
-        warnings.simplefilter("ignore")  # arrays of the object store are not writable
+        warnings.simplefilter("ignore")  # the object store's arrays are read-only
         trainable: Any = by_itself
         if shared:
             x, y = loaded(folder)
@@ -215,7 +216,7 @@ def by_tune(place: Path, arguments: Any, *, shared: bool) -> None:
 
 
 def nothing(place: Path, arguments: Any, *, on_ray: bool) -> None:
-    """Search with models that do nothing: all time is the framework's."""
+    """Search with models that do nothing: all time is overhead."""
     rows = {"x": np.zeros((64 * SHARDS, 2), dtype="float32"), "y": np.zeros(64 * SHARDS)}
     data = cerebro.shard(rows, place / "data", shards=SHARDS, progress=False)
 
@@ -243,7 +244,7 @@ def nothing(place: Path, arguments: Any, *, on_ray: bool) -> None:
 
 
 class Stored:
-    """Looks at the object stores whenever an epoch has ended."""
+    """Samples the object stores after every epoch."""
 
     most = 0
 
@@ -252,7 +253,7 @@ class Stored:
 
 
 def on_two_nodes(place: Path, arguments: Any, *, trials: int) -> None:
-    """Search on a head without processors and two nodes that are sent the data."""
+    """Search on a head without CPUs and two nodes that receive the data."""
     os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="cb-ray-", dir="/tmp")
     Path(place, peers.TEMPORARY).write_text(os.environ["RAY_TMPDIR"])
     os.environ["CEREBRO_CACHE"] = str(place / "coordinator")
@@ -296,7 +297,8 @@ CELLS: dict[str, tuple[str, peers.Cell]] = {
 
 
 def makespan_of(outcome: peers.Outcome) -> float | None:
-    """Seconds from the first unit or epoch to the end of the last; None if it did not end."""
+    """Seconds from the start of the first unit or epoch to the end of the last; None if
+    unfinished."""
     if outcome.why:
         return None
     if "makespan" in outcome.record:
@@ -377,7 +379,7 @@ def main() -> None:
 
 
 def add_units(bench: Bench, outcomes: list[peers.Outcome]) -> None:
-    """Give what a unit costs by each executor, the local one first."""
+    """Measure the cost per unit of each executor, the local one first."""
     costs = [1e3 * (makespan_of(found) or 0.0) / found.record["units"] for found in outcomes]
     for found, cost in zip(outcomes, costs, strict=True):
         first = found is outcomes[0]
@@ -391,7 +393,7 @@ def add_units(bench: Bench, outcomes: list[peers.Outcome]) -> None:
 
 
 def add_memory(bench: Bench, outcomes: list[peers.Outcome]) -> None:
-    """Give what searches of more and more trials hold, over what the first one does."""
+    """Measure the memory of searches of increasing size, relative to the first."""
     for found in outcomes:
         first = outcomes[0]
         figures = {

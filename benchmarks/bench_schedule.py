@@ -1,9 +1,8 @@
 """Events per second of the scheduler, and its memory per trial.
 
-An event is a unit that ended and the commands that follow from it. In C: the
-state machine alone, compiled into a small program. In Python: the same through
-``cerebro._core.Schedule``. The reference, in the same run, is the plainest
-possible scheduler: a Python list of ready trials, first in, first out.
+An event is the end of a unit and the resulting commands. In C: only the state machine, compiled
+into a small program. In Python: the same through ``cerebro._core.Schedule``. The reference, in the
+same run, is the simplest possible scheduler: a Python list of ready trials, first in, first out.
 
     python -m benchmarks.bench_schedule [--quick]
 """
@@ -109,7 +108,7 @@ def main() -> None:
 
 
 def measure(bench: Bench, program: Path, trials: int, epochs: int, mode: str, rounds: int) -> None:
-    """Add the median of some rounds, each of which measures all three in turn."""
+    """Add the medians over rounds, each of which measures all three in turn."""
     figures = []
     for _ in range(rounds):
         fast, size = in_c(program, trials, epochs, mode)

@@ -1,13 +1,13 @@
-"""How well a search fills two workers: ``python -m benchmarks.bench_search``.
+"""How well a search uses two workers: ``python -m benchmarks.bench_search``.
 
-16, 3 and 5 configurations of an MLP on 200,000 x 128 rows, 5 epochs, two workers.
-The reference is the same search by one worker, measured before and after: the
-makespan over half of its time. 1 is perfect; one trial per worker gives 1.33 for
-3 configurations. Bars: 1.03 for 16, 1.05 for 3 and 5.
+16, 3 and 5 configurations of an MLP on 200,000 x 128 rows, 5 epochs, two workers. The figure is the
+makespan divided by half the time of the same search with one worker, measured before and after. 1
+is perfect; one trial per worker gives 1.33 for 3 configurations. Bars: 1.03 for 16, 1.05 for 3 and
+5.
 
-And what durable states cost: the time of 16 configurations with a state made durable after every
-epoch (`keep="best"`) over the same without any, from the first unit's start until the run is
-closed. Bar: 1.02.
+The cost of durable states: the time of 16 configurations with a durable state after every epoch
+(`keep="best"`) over the same without, from the first unit's start until the run is closed. Bar:
+1.02.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def build(config: dict[str, object]) -> cerebro.torch.Model:
 
 
 class Clock:
-    """Notes when a run began and when it was closed."""
+    """Records when a run began and when it was closed."""
 
     def on_run_start(self, run: cerebro.Result) -> None:
         self.began = time.perf_counter()
@@ -57,7 +57,7 @@ class Clock:
 
 @contextlib.contextmanager
 def without_durable_states() -> Iterator[None]:
-    """Tell workers to write no states of epochs."""
+    """Make workers skip writing epoch states."""
     with mock.patch("cerebro.coordinator.coordinator.Task", partial(Task, keep_state=False)):
         yield
 

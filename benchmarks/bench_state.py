@@ -1,16 +1,15 @@
-"""What moving a state costs: ``python -m benchmarks.bench_state``.
+"""The cost of moving a state: ``python -m benchmarks.bench_state``.
 
-States of 45, 135 and 500 MB (ResNet-18, the same with Adam, a wide MLP with Adam)
-are packed into a slot, handed over to another process and loaded into live tensors
-there, against ``memcpy`` of as many bytes between warm buffers, and ``torch.save`` and
-``torch.load`` of the same state in the same folder. A state of 600 small tensors shows
-the cost per tensor.
+States of 45, 135 and 500 MB (ResNet-18, the same with Adam, a wide MLP with Adam) are packed into a
+slot, passed to another process and loaded into live tensors there. References: ``memcpy`` of as
+many bytes between warm buffers, and ``torch.save`` and ``torch.load`` of the same state in the same
+folder. A state of 600 small tensors shows the cost per tensor.
 
 Bars: pack <= 1.1 and load <= 1.3 of memcpy; both <= 0.15 of torch.save and torch.load;
 600 small tensors packed and unpacked in <= 1 ms.
 
-Pack is ``Slots.pack``; load is ``load_into``, what a worker does that still has the
-model; unpack makes new tensors, whose pages the system must clear first.
+Pack is ``Slots.pack``; load is ``load_into``, as in a worker that still has the model; unpack makes
+new tensors, whose pages the system must clear first.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def wide_mlp() -> list[tuple[int, ...]]:
 
 
 def make_state(size: str) -> State:
-    """The state of that size; equal for every call."""
+    """Return the state of that size; equal for every call."""
     generator = torch.Generator().manual_seed(0)
 
     def tensors(shapes: list[tuple[int, ...]]) -> dict[str, torch.Tensor]:
@@ -82,7 +81,7 @@ def make_state(size: str) -> State:
 
 
 class Receiver:
-    """Another process that has the model live and loads what it is told to."""
+    """Another process that has the live model and loads on request."""
 
     def __init__(self, stem: Path, size: str) -> None:
         self.process = subprocess.Popen(
@@ -98,7 +97,7 @@ class Receiver:
             sys.exit("the receiving process died")
 
     def load(self) -> None:
-        """Have the newest state loaded, and wait."""
+        """Request a load of the newest state, and wait."""
         assert self.process.stdin is not None
         self.process.stdin.write(b"load\n")
         self.process.stdin.flush()
@@ -111,7 +110,7 @@ class Receiver:
 
 
 def receive(stem: str, size: str) -> None:
-    """What a Receiver's process runs."""
+    """A Receiver's process."""
     live = make_state(size)
     slots = _core.Slots(stem, False)
     print("done", flush=True)
@@ -131,7 +130,7 @@ def bench_large(bench: Bench, size: str, folder: Path, rounds: int) -> None:
         nonlocal nbytes
         nbytes = slots.pack(state, attempt=0)
 
-    for _ in range(2):  # both slots have their pages
+    for _ in range(2):  # allocate both slots' pages
         pack()
         slots.commit(0)
     source, target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
@@ -150,7 +149,7 @@ def bench_large(bench: Bench, size: str, folder: Path, rounds: int) -> None:
             "load": lambda: _core.load_into(slots.view(), state),
             "hand over (pack, commit, load elsewhere)": hand_over,
             "unpack into new tensors": lambda: _core.unpack_state(slots.view()),
-            "hash, which a commit makes": slots.hash,
+            "hash, part of a commit": slots.hash,
             "torch.save": lambda: torch.save(state, file),
             "torch.load": lambda: torch.load(file),
         },
@@ -178,7 +177,7 @@ def bench_large(bench: Bench, size: str, folder: Path, rounds: int) -> None:
 
 
 def bench_small(bench: Bench, folder: Path, rounds: int) -> None:
-    """Many small tensors: what each costs."""
+    """Many small tensors: the cost of each."""
     state = make_state("600 tensors")
     slots = _core.Slots(folder / "small", True)
     file = folder / "small.pt"

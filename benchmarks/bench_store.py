@@ -1,4 +1,4 @@
-"""What recording a run costs: ``python -m benchmarks.bench_store``.
+"""The cost of recording a run: ``python -m benchmarks.bench_store``.
 
 - Results per second through the store: epochs with six metrics and their unit, committed in
   groups, durable at the end. Reference: a bare sqlite3 loop that inserts the same rows in one
@@ -62,7 +62,7 @@ def build(config: dict[str, Any]) -> Nothing:
 
 
 class NothingExecutor:
-    """An executor that trains nothing: what is left is the search itself."""
+    """An executor that trains nothing: only the search remains."""
 
     def __init__(self) -> None:
         self._task: Task | CheckTask | None = None
@@ -135,7 +135,7 @@ def store_results(folder: Path, count: int) -> None:
 
 
 def bare_results(folder: Path, count: int) -> None:
-    """The same rows by the shortest program."""
+    """The same rows by the simplest program."""
     with contextlib.closing(sqlite3.connect(folder / FILE)) as connection:
         connection.executescript(SCHEMA)
         connection.execute("PRAGMA journal_mode = WAL")
@@ -193,7 +193,7 @@ def seconds_of(
 
 
 class Watch:
-    """Notes time and memory at every fifth of the trials."""
+    """Records time and memory at every fifth of the trials."""
 
     def __init__(self, trials: int) -> None:
         self._every = trials // 5
@@ -207,7 +207,7 @@ class Watch:
 
 
 def memory() -> int:
-    """Bytes of memory that this process has now."""
+    """Bytes of memory that this process uses now."""
     gc.collect()
     try:
         fields = Path("/proc/self/statm").read_text().split()
@@ -266,7 +266,7 @@ def main() -> None:
     made.add_argument("--only", choices=("rows", "nothing", "models", "many"), help="one part")
     arguments = made.parse_args()
     quick = arguments.quick
-    bench = Bench("bench_store: what recording a run costs", arguments.json)
+    bench = Bench("bench_store: the cost of recording a run", arguments.json)
 
     def wanted(part: str) -> bool:
         return arguments.only in (None, part)

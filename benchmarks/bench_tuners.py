@@ -1,16 +1,16 @@
-"""What tuning frameworks cost when nothing is trained: ``python -m benchmarks.bench_tuners``.
+"""The overhead of tuning frameworks without training: ``python -m benchmarks.bench_tuners``.
 
-Searches of 100, 1,000 and 10,000 trials whose models do nothing, every framework in a process of
-its own on two cores. Milliseconds from the first report until the search is over:
+Searches of 100, 1,000 and 10,000 trials whose models do nothing, every framework in a separate
+process on two cores. Milliseconds from the first report to the end of the search:
 
 - without pruning, trials of 1 and of 10 reports: per trial of one report, and per further report;
 - with Hyperband (Dask-ML: successive halving) and ASHA, at most 9 reports: per trial, per report.
 
-Bytes per trial are what the whole tree of processes has grown by from a fifth of the trials on
-(Dask-ML: from the search's beginning), which says little where only 100 were run. Optuna works in
-one process and is compared with Cerebro's search alone (its record on disk, nothing trained); Ray
-Tune and Dask-ML have two processes that train, as Cerebro has in the other comparison. A search is
-stopped after `--limit` seconds: figures are then of what it reached, and larger ones are left out.
+Bytes per trial are the growth of the whole process tree after the first fifth of the trials
+(Dask-ML: from the start), which means little for 100 trials. Optuna works in one process and is
+compared with Cerebro's search alone (its record on disk, nothing trained); Ray Tune and Dask-ML
+have two training processes, as Cerebro has in the other comparison. A search is stopped after
+`--limit` seconds: figures then cover the part it reached, and larger searches are left out.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from benchmarks.harness import Bench, parser
 MODULE = "benchmarks.bench_tuners"
 REPORTS = (1, 10)
 SMALLEST = 100  # trials of the search whose start-up is shown
-MOST, FACTOR = 9, 3  # reports of a trial that is not pruned, and one in how many goes on
+MOST, FACTOR = 9, 3  # reports of an unpruned trial; one in FACTOR is promoted
 END_SECONDS = 60.0
-"""What a search may take beyond its limit, to start and to end."""
+"""Seconds that a search may take beyond its limit, to start and to end."""
 
 
 class Progress:
-    """Counts trials and reports of a search, and looks at the memory between them."""
+    """Counts trials and reports of a search, and samples the memory between them."""
 
     def __init__(self, place: Path, trials: int) -> None:
         self._place, self._wanted = place, trials
@@ -51,24 +51,24 @@ class Progress:
         self._mark: tuple[int, int] | None = None
 
     def report(self, *_: Any, **__: Any) -> None:
-        """Note that a report has come."""
+        """Record a report."""
         self.reports += 1
         if self.reports == 1:
             self._first = time.time()
 
     def trial(self, *_: Any, **__: Any) -> None:
-        """Note that a trial is over."""
+        """Record the end of a trial."""
         self.trials += 1
         if self.trials == max(1, self._wanted // 5):
             self.look()
 
     def look(self) -> None:
-        """Take the memory that there is now for the beginning."""
+        """Use the current memory as the baseline."""
         gc.collect()
         self._mark = self.trials, peers.tree_bytes(os.getpid())
 
     def over(self) -> None:
-        """Write down what was seen."""
+        """Write the record."""
         ended = time.time()
         gc.collect()
         memory, grown = peers.tree_bytes(os.getpid()), None
@@ -200,7 +200,7 @@ def by_tune(place: Path, arguments: Any, scheduler: str = "") -> None:
             progress.report()
 
         def on_trial_complete(self, *, trial: Any, **_: Any) -> None:
-            if trial.last_result.get("training_iteration"):  # else the time was over before it
+            if trial.last_result.get("training_iteration"):  # else the time limit came first
                 progress.trial()
 
     with peers.ray_of(place):
@@ -223,7 +223,7 @@ def by_tune(place: Path, arguments: Any, scheduler: str = "") -> None:
 
 
 def by_dask(place: Path, arguments: Any, *, halving: bool = False) -> None:
-    """Write a record only if it ends: Dask-ML has no callback and no limit."""
+    """Write a record only at the end: Dask-ML has no callback and no limit."""
     import scipy.stats
     from dask_ml.model_selection import IncrementalSearchCV, SuccessiveHalvingSearchCV
 
@@ -252,7 +252,7 @@ def by_dask(place: Path, arguments: Any, *, halving: bool = False) -> None:
 
 @dataclass(frozen=True)
 class Framework:
-    """A search by a framework, and Cerebro's that it is compared with."""
+    """A framework's search, and the Cerebro search it is compared with."""
 
     run: Callable[[Path, Any], None]
     peer: str = ""
@@ -307,7 +307,7 @@ CELLS = {
 
 @dataclass
 class Cost:
-    """What one search cost."""
+    """The cost of one search."""
 
     start_up: float
     seconds: float
@@ -318,9 +318,9 @@ class Cost:
 
     @classmethod
     def of(cls, outcome: peers.Outcome) -> Cost | None:
-        """Read what a cell wrote; None if it came to no report."""
+        """Read a cell's record; None if it has no report."""
         record = outcome.record
-        noted = [line[0] for line in record["log"]]  # Dask-ML's reports, by its models
+        noted = [line[0] for line in record["log"]]  # Dask-ML's reports, from its models
         first = record.get("first") or min(noted, default=0.0)
         if not first:
             return None
@@ -335,14 +335,14 @@ class Cost:
 
 
 class Table:
-    """The lines of all frameworks, and what their ratios refer to."""
+    """The lines of all frameworks, and the references of their ratios."""
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
         self._values: dict[tuple[str, str], float] = {}
 
     def add(self, name: str, like: str, what: str, value: float | None, unit: str) -> None:
-        """Add a figure, with its ratio to Cerebro's of the same search."""
+        """Add a figure, with its ratio to Cerebro's for the same search."""
         if value is None:
             return
         self._values[name, what] = value
@@ -358,14 +358,14 @@ class Table:
 
 
 class Search:
-    """One framework's searches of one kind, smaller ones first."""
+    """One framework's searches of one kind, in order of size."""
 
     def __init__(self, name: str, folder: Path, arguments: Any, bench: Bench) -> None:
         self._name, self._folder, self._arguments, self._bench = name, folder, arguments, bench
         self._over: dict[int, int] = {}
 
     def run(self, trials: int, reports: int) -> Cost | None:
-        """Run one, unless a smaller one has been over the limit."""
+        """Run one, unless a smaller one exceeded the limit."""
         what = f"{self._name}, {trials:,} trials of {reports} reports"
         if reports in self._over:
             self._bench.note(f"{what}: left out, {self._over[reports]:,} were over the limit")
@@ -416,7 +416,7 @@ def add_plain(table: Table, name: str, search: Search, trials: int) -> None:
 
 
 def add_pruned(table: Table, name: str, search: Search, trials: int) -> None:
-    """Give what a search that prunes costs."""
+    """Report the cost of a search that prunes."""
     like, label = CELLS[name].like, f"{trials:,} trials"
     cost = search.run(trials, MOST)
     if cost is None:
@@ -429,7 +429,7 @@ def add_pruned(table: Table, name: str, search: Search, trials: int) -> None:
 
 
 def add_process(table: Table, name: str, label: str, cost: Cost | None) -> None:
-    """Give what a search's processes took."""
+    """Report the memory of a search's processes."""
     if cost is not None:
         like = CELLS[name].like
         if cost.trials <= SMALLEST:

@@ -1,14 +1,13 @@
-"""What feeding costs when every core trains: ``python -m benchmarks.bench_two_workers``.
+"""The cost of feeding when every core trains: ``python -m benchmarks.bench_two_workers``.
 
-Two processes, one compute thread each, train the same small CNN on rows of
-12,288 bytes: from Cerebro's loader (inline, as in workers) and from batches that
-were made beforehand. Both do the same at the same time, in alternating rounds.
+Two processes, one compute thread each, train the same small CNN on rows of 12,288 bytes: from
+Cerebro's loader (inline, as in workers) and from prepared batches. Both do the same at the same
+time, in alternating rounds.
 
-The network takes floats. The step casts what it is given; the loader's rows come as
-they lie in the shard, or as floats (`Cast`), which leaves nothing to cast. Two networks:
-a smaller one of which a step takes some 3 ms, and a larger one, some 4 ms.
-Bar: 0.97 of the steps per second on batches made beforehand, for the larger one: as long
-was the step of which loaders elsewhere left 0.93 to 0.94.
+The network takes floats. The step casts its input; the loader's rows come as stored in the shard,
+or already as floats (`Cast`). Two networks: a smaller one with steps of about 3 ms, and a larger
+one with about 4 ms. Bar: 0.97 of the steps per second with prepared batches, for the larger one; at
+that step length, other loaders reached 0.93 to 0.94.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ FILTERS = {"smaller": 8, "larger": 16}
 
 
 def child(number: int, folder: str, filters: int, rounds: int, barrier: Any, answers: Any) -> None:
-    """Train in alternating rounds; answer with steps per second of each kind."""
+    """Train in alternating rounds; send the steps per second of each kind."""
     import torch
 
     import cerebro
@@ -60,7 +59,7 @@ def child(number: int, folder: str, filters: int, rounds: int, barrier: Any, ans
         optimizer.step()
 
     loaders["bytes"].begin([0], 0)
-    # As many different batches as stay out of the caches, as fresh ones do.
+    # Enough different batches to exceed the caches, like fresh ones.
     ready = [{name: t.clone() for name, t in batch.items()} for batch in loaders["bytes"]]
     speeds: dict[str, list[float]] = {"ready": [], "bytes": [], "floats": []}
     for i in range(rounds + 1):
@@ -80,7 +79,7 @@ def child(number: int, folder: str, filters: int, rounds: int, barrier: Any, ans
 
 
 def measure(folder: str, filters: int, rounds: int) -> list[dict[str, list[float]]]:
-    """Return what every worker answers."""
+    """Return every worker's answer."""
     context = multiprocessing.get_context("spawn")
     barrier, answers = context.Barrier(WORKERS), context.Queue()
     children = [
@@ -117,7 +116,7 @@ def main() -> None:
 
 
 def add(bench: Bench, size: str, speeds: list[dict[str, list[float]]]) -> None:
-    """Note the medians of one network."""
+    """Add the medians of one network."""
     ready = statistics.median(v for s in speeds for v in s["ready"])
     bench.add(f"{size} network, batches made beforehand", ready, "steps/s")
     for kind, what in (("floats", "which makes floats"), ("bytes", "which gives bytes")):

@@ -1,4 +1,4 @@
-"""Estimators as Dask-ML wants them: scikit-learn's conventions with ``partial_fit``."""
+"""Estimators for Dask-ML: scikit-learn's conventions with ``partial_fit``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Digits(BaseEstimator):
         return self.partial_fit(x, y)
 
     def partial_fit(self, x: Any, y: Any) -> Digits:
-        """Train for one epoch, over the rows of `data`, which `x` and `y` are a copy of."""
+        """Train for one epoch over the rows of `data`; `x` and `y` are a copy of them."""
         if not hasattr(self, "model_"):
             from benchmarks import digits  # imports PyTorch, which `Nothing` does not need
 
@@ -39,7 +39,7 @@ class Digits(BaseEstimator):
 
 
 class Nothing(BaseEstimator):
-    """Learns nothing, and notes when it was asked to."""
+    """Learns nothing, but records its calls."""
 
     def __init__(self, lr: float = 0.1, place: str = "") -> None:
         self.lr = lr

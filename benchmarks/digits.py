@@ -1,8 +1,7 @@
-"""What every search of `benchmarks.bench_hyperband` trains: 64 small networks on digits.
+"""The models of `benchmarks.bench_hyperband`: 64 small networks on digits.
 
-The same rows, networks, first weights, optimiser and batch size for Cerebro and for its peers.
-Peers train by the loop that a PyTorch user writes, over rows that each of their processes reads
-once.
+Cerebro and its peers use the same rows, networks, initial weights, optimizer and batch size. Peers
+train with a typical PyTorch loop, over rows that each of their processes reads once.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ SIDE = 8
 
 
 SPACE = {
-    "index": list(range(64)),  # also the seed of the first weights
+    "index": list(range(64)),  # also the seed of the initial weights
     "channels": [4, 6, 8],
     "lr": cerebro.loguniform(10**-4.5, 10**-1.5),
     "dropout": cerebro.uniform(0.0, 0.5),
@@ -30,7 +29,7 @@ SPACE = {
 
 
 def _configurations(count: int) -> list[dict[str, Any]]:
-    """Draw from the space; the first are the same, however many there are."""
+    """Draw from the space; the first ones are the same for every number of draws."""
     rng = np.random.default_rng(20)
     return [
         {
@@ -47,7 +46,7 @@ CONFIGURATIONS = _configurations(64)
 
 
 def save(folder: Path) -> None:
-    """Write the rows for all: as arrays for peers, as shards for Cerebro."""
+    """Write the rows: as arrays for peers, as shards for Cerebro."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -69,7 +68,7 @@ def rows(folder: str, name: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def network(config: dict[str, Any]) -> torch.nn.Module:
-    """Make a network, with the first weights of its configuration."""
+    """Make a network with the initial weights of its configuration."""
     torch.manual_seed(config["index"])
     nn, channels = torch.nn, config["channels"]
     return nn.Sequential(
@@ -106,12 +105,12 @@ def build(config: dict[str, Any]) -> cerebro.torch.Model:
 
 
 def build_numbered(config: dict[str, Any]) -> cerebro.torch.Model:
-    """Make Cerebro's model of a configuration that is given by its number."""
+    """Make Cerebro's model of a configuration, given by number."""
     return build(CONFIGURATIONS[config["index"]])
 
 
 def suggested(trial: Any) -> dict[str, Any]:
-    """Return the configuration that Optuna suggests by its number."""
+    """Return the configuration whose number Optuna suggests."""
     return CONFIGURATIONS[trial.suggest_int("index", 0, len(CONFIGURATIONS) - 1)]
 
 
@@ -121,7 +120,7 @@ def build_suggested(trial: Any) -> cerebro.torch.Model:
 
 
 class ByHand:
-    """A configuration in training, as a PyTorch user writes it."""
+    """A configuration in training, as in typical PyTorch code."""
 
     def __init__(self, config: dict[str, Any], folder: str) -> None:
         torch.set_num_threads(1)

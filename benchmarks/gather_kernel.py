@@ -1,6 +1,6 @@
-"""The kernel that gathers rows, launched by hand: compiled from the core and called through ctypes.
+"""Launch the row-gathering kernel directly: compiled from the core and called through ctypes.
 
-Only benchmarks and tests do that, so the module that is shipped does not carry it.
+Only benchmarks and tests do that, so it is not part of the installed module.
 """
 
 from __future__ import annotations
@@ -45,20 +45,14 @@ def build(folder: Path, optimize: str = "-O2") -> Path:
 class GatherKernel:
     """Copies rows in a device's memory.
 
-    Parameters
-    ----------
-    library
-        What `build` has made.
-    runtime
-        Path of the CUDA runtime that is open; None for the host's memory.
-    index
-        The GPU's number.
+    Parameters ---------- library The result of `build`. runtime Path of the open CUDA runtime; None
+    for host memory. index The GPU's number.
     """
 
     def __init__(self, library: Path, runtime: str | None = None, index: int = 0) -> None:
-        # A library that has been used is never unloaded: the device stays open.
+        # A used library is never unloaded: the device stays open.
         self._library = ctypes.CDLL(str(library))
-        self._ptx = (CSRC / "cuda" / "kernels.ptx").read_bytes()  # kept: it is not copied
+        self._ptx = (CSRC / "cuda" / "kernels.ptx").read_bytes()  # kept alive: it is not copied
         self._device = ctypes.c_void_p()
         self._message = ctypes.create_string_buffer(MESSAGE_BYTES)
         path = None if runtime is None else os.fsencode(runtime)
@@ -72,8 +66,8 @@ class GatherKernel:
     ) -> None:
         """Copy row ``rows[i]`` of `src` to row ``i`` of `dst`, on a stream.
 
-        `dst`, `src` and `rows` (uint32) are addresses of the device's memory and `stream` is a
-        ``cudaStream_t``: nothing is looked at, and all of it has to stay until the stream is done.
+        `dst`, `src` and `rows` (uint32) are addresses in device memory and `stream` is a
+        ``cudaStream_t``. Arguments are not checked and must stay valid until the stream is done.
         """
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
         done = self._library.gather_rows(

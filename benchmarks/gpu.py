@@ -1,10 +1,10 @@
-"""Everything that is measured on a GPU, one part after the other: ``python -m benchmarks.gpu``.
+"""All GPU benchmarks, one after the other: ``python -m benchmarks.gpu``.
 
-Each part is a program of its own (``python -m benchmarks.gpu_search``, ...), so that one that fails
-takes no other with it. ``--parts`` chooses; ``--quick`` and ``--json FILE`` are handed on, the name
-of a part added to the file's.
+Each part is a separate program (``python -m benchmarks.gpu_search``, ...), so a failure does not
+affect the others. ``--parts`` selects parts; ``--quick`` and ``--json FILE`` are passed on, with
+the part's name added to the file's.
 
-Exit status: 0 if all parts ran, 1 if one failed, 3 if there is no GPU here: nothing was measured.
+Exit status: 0 if all parts ran, 1 if one failed, 3 if this machine has no GPU.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Rows gathered in a GPU's memory, against copying as many bytes and against PyTorch.
+"""Gathering rows in GPU memory, compared with copying as many bytes and with PyTorch.
 
     python -m benchmarks.gpu_gather
 
 By row width: the kernel that makes resident batches, `torch.index_select` (with elements as wide as
 the rows allow) and a plain copy from device memory to device memory, in turn. The columns are
-larger than the caches and the rows in random order. Ratios are of speeds, 1 being the reference's.
+larger than the caches and the rows in random order. Ratios compare speeds; the reference is 1.
 
-Then whole epochs of a resident data set of images, made into normalised float32 with channels
-first: `Dataset.batches` against the same by PyTorch's operations.
+Then whole epochs of a resident data set of images, converted to normalized float32 with channels
+first: `Dataset.batches` compared with PyTorch's operations.
 """
 
 from __future__ import annotations
@@ -26,22 +26,16 @@ from cerebro.machine import cuda
 
 WIDTHS = (64, 156, 256, 512, 640, 1024, 4096, 12_288, 150_528)
 BAR_FROM = 512  # bytes; narrower rows have no bar
-REPEATS = 20  # launches that are timed together
+REPEATS = 20  # launches timed together
 MEAN, STD = (0.5, 0.45, 0.4), (0.25, 0.2, 0.3)
 
 
 def measure_gather(bench: Bench, *, quick: bool = False, rounds: int = 5) -> None:
-    """Add the figures of the first GPU to `bench`; a note where there is none.
+    """Add the figures of the first GPU to `bench`, or a note without a GPU.
 
-    Parameters
-    ----------
-    bench
-        Gets two lines for each row width: gigabytes of rows per second of the kernel, with the
-        ratio to a copy's, and its ratio to `index_select`.
-    quick
-        Small columns, to see that it runs.
-    rounds
-        Measurements that each figure is the median of.
+    Parameters ---------- bench Gets two lines for each row width: gigabytes of rows per second of
+    the kernel, with the ratio to a copy's, and its ratio to `index_select`. quick Small columns, to
+    check that it runs. rounds Measurements per figure, which is their median.
     """
     import torch
 
@@ -141,7 +135,7 @@ def measure_images(
 ) -> None:
     """Add the time of an epoch of images of 32 x 32 x 3 bytes, and its ratio to PyTorch's.
 
-    Parameters are those of `measure_gather`; `device` is the one that the data are in.
+    Parameters are those of `measure_gather`; `device` holds the data.
     """
     import torch
 
@@ -173,7 +167,7 @@ def measure_images(
 
         seconds = alternate({"cerebro": by_cerebro, "torch": by_torch}, rounds)
     bench.add(
-        f"epoch of {rows:,} images, u8 to normalised f32 CHW, batch {batch}",
+        f"epoch of {rows:,} images, u8 to normalized f32 CHW, batch {batch}",
         seconds["cerebro"] * 1e3,
         "ms",
         reference="torch",

@@ -1,18 +1,17 @@
-"""How fast streamed batches reach a GPU: against copies of pinned memory, and ``DataLoader``.
+"""How fast streamed batches reach a GPU, compared with pinned copies and ``DataLoader``.
 
-A pass over a data set in host memory, in batches of rows that lie anywhere, to the GPU and no
-further: a kernel that touches one value a batch stands for the consumer. The reference is a copy
-of as many bytes out of pinned memory in pieces of a batch, on one stream: as fast as the bus goes.
-The host has to gather as fast as the bus takes: what its threads can do is measured, too (the CPU's
-loader, as many threads), and where that is less, it and not the bus is what the ratio shows.
+A pass over a data set in host memory, in batches of random rows, to the GPU; the consumer is a
+kernel that touches one value per batch. The reference copies as many bytes from pinned memory in
+batch-sized pieces on one stream, at the speed of the bus. The host must gather as fast as the bus
+transfers. Its threads are measured too (the CPU's loader, with as many threads); if they are
+slower, the ratio shows their speed and not the bus's.
 
-``DataLoader(pin_memory=True)`` gets the rows by whole batches (``sampler=BatchSampler``), its best
-way, with ``non_blocking`` copies. Resident batches are there for comparison.
+``DataLoader(pin_memory=True)`` gets the rows by whole batches (``sampler=BatchSampler``), its
+fastest way, with ``non_blocking`` copies. Resident batches are shown for comparison.
 
-Pictures as they are trained on (random crop and mirroring, normalised floats, channels first) are
-compared with what is usual, a data set that does the same to one picture after the other in the
-processes of a ``DataLoader``, as many as we have threads; and with our own batches of the CPU,
-which cross the bus as floats.
+Typical training images (random crop and flip, normalized floats, channels first) are compared with
+the usual method, a data set that does the same per image in as many ``DataLoader`` processes as we
+have threads; and with Cerebro's CPU batches, which cross the bus as floats.
 
     python -m benchmarks.gpu_loader [--quick] [--json FILE] [--threads N]
 """
@@ -39,7 +38,7 @@ BAR = 0.9
 NO_GPU = 3
 SHARDS = 8
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-PADDING = 8  # of pictures before they are cropped to their size again
+PADDING = 8  # of images before they are cropped to their size again
 # Name, shape and type of a row, batch size, bytes of the data set.
 WORKS: list[tuple[str, tuple[int, ...], Any, int, int]] = [
     ("156 B x 1024", (39,), np.float32, 1024, 128 << 20),
@@ -57,7 +56,7 @@ def rows_of(shape: tuple[int, ...], dtype: Any, nbytes: int) -> np.ndarray[Any, 
 
 
 class Work:
-    """A data set, and ways to bring all of its rows to the GPU once, shuffled."""
+    """A data set, and ways to move all its rows to the GPU once, shuffled."""
 
     def __init__(self, folder: Path, name: str, x: Any, batch_size: int, threads: int) -> None:
         import torch
@@ -99,7 +98,7 @@ class Work:
     def through(
         self, view: cerebro.data.Dataset, device: str, residence: str
     ) -> Callable[[], None]:
-        """A pass over a view; batches of the CPU are copied from pinned memory."""
+        """A pass over a view; CPU batches are copied from pinned memory."""
         batches = view.batches(
             self.batch_size, device=device, residence=residence, threads=self.threads
         )
@@ -156,7 +155,7 @@ class Work:
         return run
 
     def picture_loader(self) -> Callable[[], None]:
-        """``DataLoader`` whose data set crops, mirrors and normalises one picture at a time."""
+        """``DataLoader`` whose data set crops, flips and normalizes one image at a time."""
         from torch.utils.data import DataLoader
 
         loader = DataLoader(
@@ -205,7 +204,7 @@ def _pictures(x: Any) -> Any:
 def that_run(
     bench: harness.Bench, name: str, candidates: dict[str, Callable[[], None]]
 ) -> dict[str, Callable[[], None]]:
-    """Those that do run: processes of a ``DataLoader`` may find no room in /dev/shm."""
+    """Keep the candidates that run: processes of a ``DataLoader`` may lack space in /dev/shm."""
     return {
         label: run
         for label, run in candidates.items()
@@ -237,7 +236,7 @@ def add_ratio(bench: harness.Bench, name: str, reference: str, ratio: float, bar
 
 
 def measure_images(bench: harness.Bench, work: Work, name: str, rounds: int) -> None:
-    """uint8 images to normalised floats, channels first: where that is done."""
+    """uint8 images to normalized floats, channels first: on the CPU, by kernel or by PyTorch."""
     torch = work.torch
     view = work.data.with_transforms({"x": [Scale(1 / 255), Normalize(MEAN, STD), ToCHW()]})
     on_gpu = [torch.tensor(values, device="cuda").view(1, 3, 1, 1) for values in (MEAN, STD)]
@@ -251,7 +250,7 @@ def measure_images(bench: harness.Bench, work: Work, name: str, rounds: int) -> 
             work.consume(x.sub_(on_gpu[0]).div_(on_gpu[1]).contiguous())
         torch.cuda.synchronize()
 
-    reference = "streamed as bytes, normalised by PyTorch"
+    reference = "streamed as bytes, normalized by PyTorch"
     seconds = harness.alternate(
         {
             reference: in_pytorch,
@@ -260,11 +259,11 @@ def measure_images(bench: harness.Bench, work: Work, name: str, rounds: int) -> 
         },
         rounds,
     )
-    add_speeds(bench, f"{name} normalised", work, seconds, reference, "PyTorch's")
+    add_speeds(bench, f"{name} normalized", work, seconds, reference, "PyTorch's")
 
 
 def measure_training(bench: harness.Bench, work: Work, name: str, rounds: int) -> None:
-    """uint8 images, cropped and mirrored at random, to normalised floats, channels first."""
+    """uint8 images, randomly cropped and flipped, to normalized floats, channels first."""
     size = work.x.shape[1:3]
     moves = [RandomCrop(size, padding=PADDING), RandomHorizontalFlip()]
     view = work.data.with_transforms({"x": [*moves, Scale(1 / 255), Normalize(MEAN, STD), ToCHW()]})
@@ -287,7 +286,7 @@ def add_speeds(
     reference: str,
     short: str,
 ) -> None:
-    """Bytes of the data set per second, each beside the reference's."""
+    """Bytes of the data set per second, each with the reference's."""
     for label, theirs in seconds.items():
         known = reference in seconds and label != reference
         ratio = seconds[reference] / theirs if known else None
@@ -319,7 +318,7 @@ def main() -> int:
             work = Work(Path(folder), name, x, batch_size, threads)
             measures = {"": measure}
             if len(shape) == 3 and shape[-1] == 3:
-                measures |= {" normalised": measure_images, " cropped": measure_training}
+                measures |= {" normalized": measure_images, " cropped": measure_training}
             for kind, one in measures.items():
                 what = partial(one, bench, work, name, rounds)
                 failed |= not harness.attempt(bench, name + kind, what)

@@ -1,19 +1,19 @@
 """16 small CNNs on one GPU: ``python -m benchmarks.gpu_search``.
 
 Learning rates, widths, batch sizes and dropouts of a three-layer network on CIFAR-sized images
-(uint8, normalised on the way), 2 epochs. Compared:
+(uint8, normalized in the loader), 2 epochs. Compared:
 
 - Cerebro with 1, 2 and 4 workers on the device, ordinary steps and CUDA graphs;
 - one process for each trial with its own copy of the data on the GPU, 1, 2 and 4 at a time, as
   tuners with fractions of a GPU run them;
 - the trials one after the other in one process, ordinary and under ``torch.compile``.
 
-The three latter gather and normalise on the GPU from data that are there. Of each: seconds from the
-start of the first program to the end of the last trial (start-up included; for Cerebro without
-writing the data set, which is there), of Cerebro also between the first unit's start and the last
-one's end; mean GPU use and peak memory as ``nvidia-smi`` sees them; bytes of data in device memory.
-Ratios are to the ordinary trials one after the other, with which every run begins. All of it takes
-a quarter of an hour, most of it the start of programs and ``torch.compile``; ``--ways`` chooses.
+The last two gather and normalize on the GPU from resident data. Figures: seconds from the start of
+the first program to the end of the last trial (including start-up; Cerebro's data set already
+exists); for Cerebro also from the first unit's start to the last one's end; mean GPU use and peak
+memory from ``nvidia-smi``; bytes of data in device memory. Ratios are to the ordinary sequential
+trials, with which every run begins. The total is a quarter of an hour, mostly starting programs and
+``torch.compile``; ``--ways`` selects.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def images(rows: int) -> tuple[np.ndarray, np.ndarray]:
 def train_by_hand(
     config: dict[str, object], x: torch.Tensor, y: torch.Tensor, compiled: bool
 ) -> None:
-    """Train on data in device memory, gathered and normalised there."""
+    """Train on data in device memory, gathered and normalized there."""
     torch.manual_seed(0)
     net = network(config).cuda()
     called = torch.compile(net) if compiled else net
@@ -125,7 +125,7 @@ def by_hand(numbers: list[int], data: str, compiled: bool) -> None:
 
 
 def run_processes(lists: list[list[int]], data: str, at_a_time: int, compiled: bool) -> int:
-    """Run programs, so many at a time; return bytes of data in device memory at one time."""
+    """Run programs, `at_a_time` in parallel; return bytes of data in device memory at one time."""
     command = [sys.executable, "-m", "benchmarks.gpu_search", "--by-hand", data]
     command += ["--compile"] if compiled else []
 
@@ -147,7 +147,7 @@ def run_processes(lists: list[list[int]], data: str, at_a_time: int, compiled: b
 
 
 class Watch:
-    """What `nvidia-smi` says while something runs: mean use in per cent, peak memory in MB."""
+    """`nvidia-smi`'s figures during a run: mean use in percent, peak memory in MB."""
 
     def __init__(self) -> None:
         self.use: list[float] = []
@@ -159,7 +159,7 @@ class Watch:
         command += ["--format=csv,noheader,nounits", "-lms", "200"]
         try:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        except OSError:  # it is not installed: no figures
+        except OSError:  # not installed: no figures
             yield
             return
         reader = threading.Thread(target=self._read, args=(process,), daemon=True)
@@ -189,8 +189,8 @@ class Watch:
 
 
 def search(folder: Path, data: cerebro.Dataset, graph: bool, workers: int) -> tuple[float, int]:
-    """Search; return seconds from the first unit's start to the last one's end, and how many trials
-    were asked for a graph and had none.
+    """Search; return seconds from the first unit's start to the last one's end, and the number of
+    trials that could not use a requested graph.
     """
     run = folder / f"run-{graph}-{workers}"
     with warnings.catch_warnings():
@@ -206,7 +206,7 @@ def search(folder: Path, data: cerebro.Dataset, graph: bool, workers: int) -> tu
 
 
 def measure(bench: Bench, rows: int, ways: Sequence[str]) -> bool:
-    """Measure these ways, and what they are compared with; return whether none failed."""
+    """Measure these ways and their reference; return whether all succeeded."""
     x, y = images(rows)
     failed = False
     with tempfile.TemporaryDirectory() as temporary:

@@ -1,9 +1,9 @@
 """States between a GPU and their slots: ``python -m benchmarks.gpu_states``.
 
 Weights and moments like those of a ResNet, 45 and 500 MB. Packing (from the GPU through the pinned
-arena into the slot) and loading (from the slot into tensors of the GPU) over one copy of as many
-bytes between the GPU and one pinned block: 1 is the speed of the bus. What hashing adds, once per
-unit, when the state is committed, is measured apart.
+arena into the slot) and loading (from the slot into GPU tensors) are compared with one copy of as
+many bytes between the GPU and a pinned block: 1 is the speed of the bus. Hashing, once per unit at
+the commit, is measured separately.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DEVICE = "cuda:0"
 
 
 def state(nbytes: float, tensors: int) -> dict[str, object]:
-    """Half of the tensors are large, half are small, as weights and norms are."""
+    """Half of the tensors are large, half small, like weights and norms."""
     large = int(nbytes / 4 / (tensors // 2) / 1.002)
     sizes = [large if i % 2 == 0 else max(1, large // 512) for i in range(tensors)]
     return {

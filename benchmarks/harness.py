@@ -1,9 +1,8 @@
-"""What every benchmark shares: alternating measurements and a table of ratios.
+"""Shared by all benchmarks: alternating measurements and a table of ratios.
 
-A figure is the median over rounds; in each round every candidate runs once, so
-that a slow phase of the machine hits all of them alike. Results are printed as
-ratios to a reference measured in the same rounds; absolute times only help to
-see what was measured.
+A figure is the median over rounds. In each round every candidate runs once, so a slow phase of the
+machine affects all equally. Results are printed as ratios to a reference measured in the same
+rounds; absolute times are only for orientation.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pathlib import Path
 
 @dataclass
 class Bench:
-    """One benchmark's results, printed as they come; `report` writes JSON if asked to."""
+    """One benchmark's results, printed as they arrive; `report` writes JSON if requested."""
 
     title: str
     json_path: str | None = None
@@ -59,7 +58,7 @@ class Bench:
         print(f"  {name:<58}{value:12.4g} {unit:<10}{compared}{to_reach}", flush=True)
 
     def note(self, text: str) -> None:
-        """Say what was not measured, and why."""
+        """Note what was not measured, and why."""
         self.notes.append(text)
         print(f"  {text}", flush=True)
 
@@ -88,7 +87,7 @@ def parser(description: str) -> argparse.ArgumentParser:
 def alternate(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Run the candidates in turn, `rounds` times; return median seconds of each."""
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
-    for run in candidates.values():  # nobody pays for cold caches
+    for run in candidates.values():  # warm the caches
         run()
     for _ in range(rounds):
         for name, run in candidates.items():
@@ -99,7 +98,7 @@ def alternate(candidates: Mapping[str, Callable[[], object]], rounds: int) -> di
 
 
 def attempt(bench: Bench, what: str, work: Callable[[], object]) -> bool:
-    """Do a part of a benchmark; if it fails, show why, note it, and let the others go on."""
+    """Run a part of a benchmark; if it fails, show and note the error, and continue."""
     try:
         work()
     except Exception as error:
@@ -114,7 +113,7 @@ def paired_ratio(
 ) -> tuple[float, float, float]:
     """Return median of candidate/reference over rounds, and both median seconds.
 
-    The ratio is taken within each round, which a drifting machine disturbs least.
+    The ratio is taken within each round, which is least sensitive to drift.
     """
     ratios, ours, theirs = [], [], []
     candidate(), reference()
@@ -131,7 +130,7 @@ def paired_ratio(
 
 
 def fail_quietly_without(module: str) -> None:
-    """Say what is missing and leave, where a benchmark's reference is not installed."""
+    """Exit with a message if a benchmark's reference is not installed."""
     try:
         __import__(module)
     except ImportError:

@@ -1,8 +1,9 @@
-"""Other programs beside Cerebro: each measured in a process of its own, with all that it starts.
+"""Other programs besides Cerebro: each is measured in a separate process, including all that it
+starts.
 
 A *cell* is one function of a benchmark module, ``CELLS[name](out, arguments)``. `run_cell` starts
 ``python -m benchmarks.<module> --cell NAME ...`` on two cores with one compute thread, watches the
-memory of the whole tree of processes, and ends what is left of it after the time limit.
+memory of the whole process tree, and kills it after the time limit.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from typing import Any
 
 CORES = 2
 TEMPORARY = "temporary-folder"
-"""A file of a cell's place: which other folder it has."""
+"""A file in a cell's folder that names its other folder."""
 Cell = Callable[[Path, Any], None]
 PACKAGES = {"Ray Tune": "ray.tune", "Optuna": "optuna", "Dask-ML": "dask_ml"}
-"""Peers, and what has to be importable for them."""
+"""Peers, and the packages they need."""
 
 ENVIRONMENT = {
     **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
@@ -51,7 +52,7 @@ def missing(peer: str) -> str | None:
 
 
 def processes_below(root: int) -> list[int]:
-    """Return a process and all that descend from it."""
+    """Return a process and all its descendants."""
     parents: dict[int, list[int]] = {}
     for entry in os.scandir("/proc") if Path("/proc").exists() else ():
         if entry.name.isdigit():
@@ -67,9 +68,9 @@ def processes_below(root: int) -> list[int]:
 
 
 def tree_bytes(root: int) -> int:
-    """Return the memory of a process and its descendants; what they share counts once.
+    """Return the memory of a process and its descendants; shared memory counts once.
 
-    Bytes of the proportional set size, 0 where the system does not say (not Linux).
+    Bytes of the proportional set size, 0 if the system does not report it (not Linux).
     """
     total = 0
     for process in processes_below(root) if Path("/proc/self/smaps_rollup").exists() else ():
@@ -83,22 +84,22 @@ def tree_bytes(root: int) -> int:
 
 @dataclass
 class Outcome:
-    """What became of a cell."""
+    """The outcome of a cell."""
 
     name: str
     seconds: float
     began: float
-    """`time.time` at which its process was started."""
+    """`time.time` when its process was started."""
     peak: int
-    """Bytes of the whole tree of processes at most."""
+    """Peak bytes of the whole process tree."""
     record: dict[str, Any] = field(default_factory=lambda: {"log": []})
-    """What it wrote down."""
+    """Its record."""
     why: str = ""
-    """Why it did not come to its end, if it did not."""
+    """Why it did not finish, if so."""
 
 
 class _Watch(threading.Thread):
-    """Looks at the memory of a tree of processes, and knows who belongs to it."""
+    """Samples the memory of a process tree and tracks its members."""
 
     def __init__(self, root: int, every: float) -> None:
         super().__init__(daemon=True)
@@ -114,7 +115,7 @@ class _Watch(threading.Thread):
             self.peak = max(self.peak, tree_bytes(self._root))
 
     def end(self) -> None:
-        """End the thread and every process of the tree that is still there."""
+        """End the thread and every remaining process of the tree."""
         self._over.set()
         self.join()
         for process in processes_below(self._root):
@@ -126,7 +127,7 @@ class _Watch(threading.Thread):
 
 
 def _birth(process: int) -> str:
-    """When a process was started, in ticks: numbers are used again."""
+    """A process's start time in ticks, because process ids are reused."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
@@ -141,9 +142,9 @@ def run_cell(
     options: Sequence[str] = (),
     peer: str = "",
 ) -> Outcome:
-    """Run one cell in a process of its own, for at most `limit` seconds.
+    """Run one cell in a separate process for at most `limit` seconds.
 
-    `peer`, one of `PACKAGES`, has to be installed for it.
+    It needs `peer`, one of `PACKAGES`, to be installed.
     """
     lacking = missing(peer)
     if lacking:
@@ -180,7 +181,7 @@ def run_cell(
     if record.exists():
         outcome.record = json.loads(record.read_text(encoding="utf-8"))
     outcome.record["log"] = _log(place)
-    with contextlib.suppress(OSError):  # of a Ray that was killed
+    with contextlib.suppress(OSError):  # left by a killed Ray
         shutil.rmtree((place / TEMPORARY).read_text(), ignore_errors=True)
     shutil.rmtree(place, ignore_errors=True)
     return outcome
@@ -205,13 +206,13 @@ def _log(place: Path) -> list[list[Any]]:
 
 
 class Log:
-    """A file to which all processes of a cell write lines, whole ones, without waiting."""
+    """A file to which all processes of a cell append whole lines without blocking."""
 
     def __init__(self, place: str | Path) -> None:
         self.path = Path(place, "log")
 
     def write(self, *words: Any) -> None:
-        """Add a line: the time, and what is to be said."""
+        """Add a line: the time and the message."""
         line = json.dumps([time.time(), *words]) + "\n"
         file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
@@ -221,16 +222,16 @@ class Log:
 
 
 def write_record(place: str | Path, **record: Any) -> None:
-    """Keep what a cell found, for the process that started it."""
+    """Save a cell's result for the process that started it."""
     Path(place, "record.json").write_text(json.dumps(record), encoding="utf-8")
 
 
 @contextlib.contextmanager
 def ray_of(place: str | Path, cores: int = CORES) -> Iterator[Any]:
-    """A small Ray of our own: no dashboard, no statistics, gone at the end."""
+    """A small private Ray: no dashboard, no statistics, shut down at the end."""
     import ray
 
-    # Sockets' paths may have 107 characters, so it is not in the place itself.
+    # Socket paths are limited to 107 characters, so it is not in the cell's folder.
     temporary = tempfile.mkdtemp(prefix="cb-ray-", dir="/tmp")
     Path(place, TEMPORARY).write_text(temporary)
     ray.init(
@@ -250,7 +251,7 @@ def ray_of(place: str | Path, cores: int = CORES) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def dask_of(place: str | Path, workers: int = CORES) -> Iterator[Any]:
-    """A Dask cluster of this machine: processes with one thread each, no dashboard."""
+    """A Dask cluster on this machine: processes with one thread each, no dashboard."""
     from distributed import Client, LocalCluster
 
     with (
@@ -269,7 +270,7 @@ def dask_of(place: str | Path, workers: int = CORES) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """A folder that is gone at the end."""
+    """A folder that is deleted at the end."""
     folder = Path(tempfile.mkdtemp(prefix="cerebro-bench-"))
     try:
         yield folder

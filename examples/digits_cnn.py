@@ -1,10 +1,9 @@
-"""A CNN on handwritten digits: augmentation, a learning-rate schedule for each batch.
+"""A CNN on handwritten digits, with augmentation and a per-batch learning-rate schedule.
 
     python examples/digits_cnn.py
 
-Pictures are shifted by up to one pixel while their batches are gathered, in C. The
-shift depends on the seed, the epoch and the picture alone, so results do not
-depend on how many workers there are.
+Images are shifted by up to one pixel while C gathers their batches. The shift depends only on the
+seed, the epoch and the image, so results do not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from cerebro.transforms import RandomCrop, Scale, ToCHW
 
 
 def make_data(folder: str) -> cerebro.Dataset:
-    """Write 1,797 grey pictures of 8 x 8 pixels, 0 to 16, as height x width x channels."""
+    """Write 1,797 gray images of 8 x 8 pixels, 0 to 16, as height x width x channels."""
     digits = load_digits()
     pictures = digits.images.astype("uint8")[..., None]
     arrays = {"x": pictures, "y": digits.target.astype("int64")}

@@ -1,9 +1,9 @@
-"""A JAX model with dropout, by optax: handwritten digits.
+"""A JAX model with dropout, trained by optax on handwritten digits.
 
     python examples/jax_digits.py
 
-A model that hops to another worker is compiled there again. JAX's own cache on the disk spares
-most of it, and with `optax.inject_hyperparams` all learning rates are one program.
+A model that moves to another worker is compiled again there. JAX's disk cache avoids most of that
+cost, and with `optax.inject_hyperparams` all learning rates share one program.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int)
     options = parser.parse_args()
 
-    # Workers are started with these.
+    # Workers inherit these.
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(options.cache).absolute())
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     data = make_data(options.data).with_transforms({"x": [Scale(1 / 16)]})
@@ -88,7 +88,7 @@ def main() -> None:
         n_trials=options.trials,
         metric="accuracy",
         batch_size=32,
-        drop_last=True,  # a shorter batch would be compiled once more
+        drop_last=True,  # a shorter batch would be compiled separately
         workers=options.workers,
         run=options.run,
     )

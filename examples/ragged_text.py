@@ -1,10 +1,10 @@
-"""Sequences of different lengths: which part of Python's library is a sentence about?
+"""Sequences of different lengths: which part of Python's library does a sentence describe?
 
     python examples/ragged_text.py
 
-The sentences are the documentation of Python's own functions and classes, as bytes. A
-list of arrays of different lengths becomes a ragged column; its batches arrive
-padded, with a mask, and the network leaves the padding out.
+The sentences document Python's own functions and classes, as bytes. A list of arrays of different
+lengths becomes a ragged column. Its batches are padded, with a mask, and the network ignores the
+padding.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LONGEST = 160  # bytes
 
 
 def documentation(package: str) -> list[str]:
-    """The first paragraph of what a package's functions and classes say about themselves."""
+    """Yield the first docstring paragraph of a package's functions and classes."""
     found = set()
     root = importlib.import_module(package)
     names = [m.name for m in pkgutil.walk_packages(root.__path__, package + ".")]
@@ -35,7 +35,7 @@ def documentation(package: str) -> list[str]:
             continue
         try:
             module = importlib.import_module(name)
-        except ImportError:  # made for another system
+        except ImportError:  # for a different system
             continue
         for _, thing in inspect.getmembers(module):
             members = inspect.getmembers(thing) if inspect.isclass(thing) else []
@@ -52,7 +52,7 @@ def make_data(folder: str) -> cerebro.Dataset:
     texts, labels = [], []
     for package in PACKAGES:
         for text in documentation(package):
-            # The names of the packages themselves would give it away.
+            # The packages' own names would reveal the answer.
             clean = text.lower().replace(package.rstrip("s"), "*")
             texts.append(np.frombuffer(clean.encode()[:LONGEST], dtype=np.uint8))
             labels.append(package)
@@ -62,7 +62,7 @@ def make_data(folder: str) -> cerebro.Dataset:
 
 
 class Reader(nn.Module):
-    """Embeds bytes, looks at neighbours, and averages over what is there."""
+    """Embeds bytes, convolves over neighbors and averages over the valid ones."""
 
     def __init__(self, width: int, classes: int, dropout: float) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Reader(nn.Module):
         self.classify = nn.Linear(2 * width, classes)
 
     def forward(self, text: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Take bytes and mask of shape (rows, longest); give scores (rows, classes)."""
+        """Take bytes and mask of shape (rows, longest); return scores (rows, classes)."""
         hidden = self.embed(text.int()) * mask.unsqueeze(2)
         hidden = self.convolve(hidden.transpose(1, 2)).relu()  # (rows, 2 width, longest)
         hidden = hidden.masked_fill(~mask.unsqueeze(1), 0.0).amax(2)

@@ -1,9 +1,8 @@
-"""scikit-learn models that learn in pieces: `partial_fit` on handwritten digits.
+"""Incremental scikit-learn models: `partial_fit` on handwritten digits.
 
     python examples/sklearn_partial_fit.py
 
-No PyTorch is needed. The estimator's arrays hop from worker to worker like any
-other state.
+PyTorch is not needed. The estimator's arrays move between workers like any other state.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A table: class weights against imbalance, and models ranked by the area under the ROC curve.
+"""A table: class weights for imbalanced data, and models ranked by the area under the ROC curve.
 
     python examples/tabular.py
 
-569 tumours with 30 measurements each, 63 % of them benign (scikit-learn's breast
-cancer data). A mean over batches is no AUC, so it is an `epoch_metric`: it
-sees all outputs of the validation data at once.
+569 tumors with 30 measurements each, 63 % of them benign (scikit-learn's breast cancer data). The
+AUC is not a mean over batches, so it is an `epoch_metric`: it receives all outputs of the
+validation data at once.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def build(config, info):
         width = config["hidden"]
     net = nn.Sequential(*layers, nn.Linear(width, info.num_classes("y")))
 
-    # The rarer a class, the more each of its rows counts.
+    # Rows of rarer classes count more.
     counts = info.data.stats("y").counts
     total = sum(counts.values())
     weights = torch.tensor([total / (len(counts) * n) for n in counts.values()])

@@ -1,4 +1,4 @@
-"""For all tests: processes that they start import the same cerebro as they do."""
+"""Shared by all tests: processes that they start import the same cerebro."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _PARENT = str(Path(cerebro.__file__).parent.parent)
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [_PARENT, *filter(None, [os.environ.get("PYTHONPATH", "")])]
 )
-# No verdict on a GPU is the user's, and none outlives the tests.
+# Do not read the user's stored verdicts on GPUs, and leave no new ones.
 _VERDICTS = tempfile.TemporaryDirectory(prefix="cerebro-tests-")
 os.environ["CEREBRO_CACHE"] = _VERDICTS.name
-# A shell's background jobs ignore Ctrl-C, and so would every process started from here.
+# A shell's background jobs ignore Ctrl-C, and the processes started here would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """On several cores, keep the order of the files.
+    """On several cores, run the files in their usual order.
 
-    Those that take minutes have few tests, and would come last, with the other cores idle.
+    The slowest files have few tests; otherwise they would run last, with the other cores idle.
     """
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
@@ -38,9 +38,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _same_signals() -> Iterator[None]:
-    """Give every file of tests the handlers that it finds in a process of its own.
+    """Give every test file the signal handlers of a new process.
 
-    Ray sets one for SIGTERM and leaves it behind.
+    Ray installs one for SIGTERM and does not remove it.
     """
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
@@ -63,9 +63,9 @@ STANDIN_FLAGS = (
 
 @pytest.fixture(scope="session")
 def disk_shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library for LD_PRELOAD that watches what reaches the disk; see its source."""
+    """A library for LD_PRELOAD that records disk writes; see its source."""
     if sys.platform != "linux" or shutil.which("cc") is None:
-        pytest.skip("needs Linux and a C compiler to stand between a process and its disk")
+        pytest.skip("needs Linux and a C compiler to intercept disk calls")
     source = Path(__file__).parent / "shims" / "disk.c"
     return _shared_library(tmp_path_factory.mktemp("shim") / "disk.so", "-O1", source, "-ldl")
 
@@ -76,7 +76,7 @@ def cudart_standin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = Path(__file__).parent.parent
     core = sorted((root / "csrc" / "core").glob("*.c"))
     if not core or shutil.which("cc") is None:
-        pytest.skip("needs the C sources and a C compiler to stand in for the CUDA runtime")
+        pytest.skip("needs the C sources and a C compiler to build a CUDA runtime")
     library = tmp_path_factory.mktemp("standin") / "libcudart_standin.so"
     folders = [f"-I{root / 'csrc' / folder}" for folder in ("core", "third_party")]
     source = Path(__file__).parent / "standin" / "cudart.c"
@@ -88,7 +88,7 @@ def cudart_standin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cudnn_standin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cuDNN in host memory, for CEREBRO_CUDNN; see tests/standin/standin_cudnn.h."""
     if shutil.which("cc") is None:
-        pytest.skip("needs a C compiler to stand in for cuDNN")
+        pytest.skip("needs a C compiler to build a cuDNN")
     library = tmp_path_factory.mktemp("standin") / "libcudnn_standin.so"
     return _shared_library(
         library, "-O2", *STANDIN_FLAGS, Path(__file__).parent / "standin" / "cudnn.c"

@@ -1,4 +1,4 @@
-"""Chains of transforms that the tests of batches on devices compare with the CPU's."""
+"""Chains of transforms for the tests that compare device batches with CPU batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from cerebro.transforms import Cast, Normalize, Pad, RandomCrop, RandomHorizonta
 def chains(
     *, moved: tuple[int, int], last: int, trained: tuple[int, int]
 ) -> dict[str, dict[str, Any]]:
-    """Return them by name; `moved`, `last` and `trained`: sizes of the crops of three of them."""
+    """Return the chains by name; `moved`, `last` and `trained` are the crop sizes of three of
+    them."""
     return {
         "plain": {},
         "images": {

@@ -1,4 +1,4 @@
-"""DLPack's structs, as its header has them, for ctypes: what a capsule says and what it may say."""
+"""DLPack's structs, as in its header, for ctypes: to read capsules and to make them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Versioned(ctypes.Structure):
 
 
 def describe(capsule: object) -> tuple[Any, DLTensor]:
-    """Return the managed tensor of a capsule and its tensor; good as long as the capsule is."""
+    """Return a capsule's managed tensor and its tensor, valid while the capsule lives."""
     name = capsule_name(capsule)
     kind = Legacy if name == b"dltensor" else Versioned
     managed = ctypes.cast(capsule_pointer(capsule, name), ctypes.POINTER(kind)).contents

@@ -1,4 +1,4 @@
-"""All that a store knows about a run, for tests of the store."""
+"""A run's complete stored data, for tests of the store."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from cerebro.run.store import read_meta, read_trials, reader
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run as it was at one moment."""
+    """A snapshot of a run."""
 
     meta: dict[str, Any]
     trials: list[TrialRecord]
     """By number, with their epochs."""
     units: int
-    """How many units have been recorded."""
+    """The number of recorded units."""
 
 
 def read_run(folder: Path) -> StoredRun:

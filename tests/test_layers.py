@@ -1,7 +1,7 @@
-"""The sources' structure: includes and imports point one way, and the core keeps its manners.
+"""The sources' structure: includes and imports point one way, and the core follows its rules.
 
-Reads the files; nothing is built or imported. A new file takes its place in
-the tables below, the lowest layer first, and in csrc/README.md.
+Reads the files; builds and imports nothing. Add a new file to the tables below, lowest layer first,
+and to csrc/README.md.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ C_LAYERS = [
     ["device_loader"],
 ]
 
-# Folders and files at the top of the package, from the ground up. A file may import what stands in
-# rows above its own, and its own folder: at the top of the file, inside functions and for types.
-# docs/design/README.md says what lives where.
+# Folders and files at the top of the package, from the lowest layer up. A file may import from the
+# rows above its own, and from its own folder: at the top of the file, inside functions and for
+# types. docs/design/README.md describes them.
 PYTHON_ROWS = [
     ["errors"],
     ["machine"],
@@ -62,12 +62,12 @@ PYTHON_ROWS = [
     ["__main__"],
 ]
 
-# The only ones that may import `cerebro` itself, which gathers the public names.
+# Only these may import `cerebro` itself, which collects the public names.
 USE_PUBLIC_NAMES = {"cli", "__main__"}
 
-# Modules that may use the C core: those that touch data, states or files, and what is random.
+# Modules that may use the C core: those for data, states, files and random numbers.
 USE_CORE = {
-    "",  # cerebro itself passes trial_seed and visit_order on
+    "",  # cerebro itself exports trial_seed and visit_order
     "_worker",
     "api.plan",
     "api.replay",
@@ -114,7 +114,7 @@ USE_CORE = {
     "worker.runner",
 }
 
-# Imported only inside the functions that need them, except in the folder or file made for them.
+# Imported only inside the functions that need them, except in the folder or file dedicated to them.
 OPTIONAL = {
     "torch": {"torch"},
     "sklearn": {"sklearn"},
@@ -140,7 +140,7 @@ def c_files(folder: Path) -> list[Path]:
 
 
 def family(stem: str) -> str | None:
-    """The family a file belongs to: the longest listed name that it begins with."""
+    """Return a file's family: the longest listed name that it begins with."""
     names = [name for layer in C_LAYERS for name in layer]
     own = [name for name in names if stem == name or stem.startswith(name + "_")]
     return max(own, key=len, default=None)
@@ -157,7 +157,7 @@ def includes(file: Path) -> list[str]:
 
 
 def without_comments(source: str) -> str:
-    """Blank comments, and what strings contain; lines stay where they were."""
+    """Blank comments and the contents of strings; keep line numbers."""
     pattern = re.compile(
         r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL
     )
@@ -187,13 +187,13 @@ def test_core_includes_point_down() -> None:
 
 
 def defined(source: str) -> set[str]:
-    """The functions that a file defines for others; clang-format puts a name at a line's start."""
+    """The functions that a file exports; clang-format puts their names at the start of a line."""
     pattern = re.compile(r"^(?!static\b)[^\n;]*\n(\w+)\([^;{}]*\)\n\{", re.MULTILINE)
     return set(pattern.findall(without_comments(source)))
 
 
 def call_graph(sources: dict[str, str]) -> dict[str, set[str]]:
-    """Which files use functions of which others."""
+    """Map each file to the files whose functions it uses."""
     owner = {name: stem for stem, source in sources.items() for name in defined(source)}
     used = {
         stem: {owner.get(name) for name in re.findall(r"\b\w+\b", without_comments(source))}
@@ -212,7 +212,7 @@ def call_circle(sources: dict[str, str]) -> list[str]:
 
 @pytest.mark.parametrize("folders", [(CORE, CUDA), (BINDING,)], ids=["core", "binding"])
 def test_c_files_call_in_one_direction(folders: tuple[Path, ...]) -> None:
-    """`module` is left out: it registers what every other file of the binding defines."""
+    """`module` is left out: it registers the functions and types of every file of the binding."""
     files = [file for folder in folders for file in folder.glob("*.c") if file.stem != "module"]
     sources = {file.stem: file.read_text(encoding="utf-8") for file in files}
     assert sum(len(users) for users in call_graph(sources).values()) > 10
@@ -231,7 +231,7 @@ def test_a_circle_of_calls_is_found() -> None:
 
 
 def test_core_needs_a_little_endian_machine() -> None:
-    """Where numbers lie the other way round, files would be written that no other machine reads."""
+    """On a big-endian machine, the build would write files that other machines cannot read."""
     compiler = shutil.which("gcc") or shutil.which("clang-14") or shutil.which("clang")
     if compiler is None:
         pytest.skip("no C compiler here")
@@ -243,7 +243,7 @@ def test_core_needs_a_little_endian_machine() -> None:
 
 
 def test_core_knows_no_cuda() -> None:
-    """The core reaches a GPU through device.h; no file needs CUDA's own headers."""
+    """The core uses a GPU through device.h; no file needs CUDA's own headers."""
     names = {file.name for file in c_files(CUDA)}
     problems = [f"{f.name}: {n}" for f in c_files(CORE) for n in includes(f) if n in names]
     foreign = re.compile(r"(cuda|cudnn|driver_types|nv)\w*\.h")
@@ -289,7 +289,7 @@ def test_core_allocates_through_its_seam() -> None:
 
 
 def file_scope(source: str) -> list[str]:
-    """The declarations of a file that are in no braces, each on one line."""
+    """The declarations of a file outside braces, each on one line."""
     source = re.sub(r"^\s*#(?:[^\n]*\\\n)*[^\n]*", "", without_comments(source), flags=re.MULTILINE)
     depth, text = 0, []
     for character in source:
@@ -308,7 +308,7 @@ def mutable_globals(source: str) -> list[str]:
             continue
         is_function = re.match(r"[^(]*\((?!\s*\*)", head)
         is_bare = re.fullmatch(r"[A-Z_0-9]+|\w+", head)
-        # `const` has to be of the object itself, not only of what it points to.
+        # The object itself must be `const`, not only its target.
         pointer = head.rsplit("*", 1)[-1] if "*" in head else head
         if not is_function and not is_bare and not re.search(r"\bconst\b", pointer):
             found.append(declaration)
@@ -324,7 +324,7 @@ def test_core_has_no_mutable_globals() -> None:
 
 
 def test_binding_has_no_static_objects() -> None:
-    """Objects live in the module's state, types are made from specs."""
+    """Objects are in the module's state; types are made from specs."""
     pattern = re.compile(r"^static\s+(?:PyObject\s*\*|PyTypeObject\b)[^;({]*[;=]", re.MULTILINE)
     found = {
         f.name: pattern.findall(without_comments(f.read_text(encoding="utf-8")))
@@ -334,7 +334,7 @@ def test_binding_has_no_static_objects() -> None:
 
 
 def test_functions_are_called_as_what_they_are() -> None:
-    """Methods take PyObjects; only what also takes keywords is cast, and through void (*)(void)."""
+    """Methods take PyObjects; only methods with keywords are cast, through void (*)(void)."""
     problems = []
     for file in c_files(BINDING):
         source = without_comments(file.read_text(encoding="utf-8"))
@@ -348,7 +348,7 @@ def test_functions_are_called_as_what_they_are() -> None:
 
 
 def test_c_files_say_what_they_are() -> None:
-    """A pair says it in its header."""
+    """For a pair, only the header has it."""
     files = c_files(CORE) + c_files(CUDA) + c_files(BINDING)
     heads = [file for file in files if file.suffix == ".h" or not file.with_suffix(".h").exists()]
     assert [
@@ -397,10 +397,10 @@ def modules(package: Path = PACKAGE) -> dict[str, Path]:
 
 
 def imported(file: Path, *, top_level_only: bool = False) -> Iterator[str]:
-    """The full names that a file imports.
+    """Return the full names that a file imports.
 
-    With `top_level_only` those that are imported as soon as the file is: not what stands in
-    functions and under `if TYPE_CHECKING`.
+    With `top_level_only`, only imports that run with the file's own: not those in functions or
+    under `if TYPE_CHECKING`.
     """
     body = ast.parse(file.read_text(encoding="utf-8")).body
     nodes = _at_once(body) if top_level_only else (n for node in body for n in ast.walk(node))
@@ -428,7 +428,7 @@ def _at_once(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def arrows(package: Path = PACKAGE) -> set[tuple[str, str]]:
-    """Which file of a package imports which; the C core is not a file of it."""
+    """Map each file of a package to the files it imports, without the C core."""
     named, found = modules(package), set()
     for module, file in named.items():
         for name in imported(file):
@@ -443,13 +443,13 @@ def arrows(package: Path = PACKAGE) -> set[tuple[str, str]]:
 
 
 def row_of(module: str) -> int:
-    """The row of PYTHON_ROWS that a module stands in."""
+    """Return a module's row in PYTHON_ROWS."""
     top = module.partition(".")[0]
     return next(i for i, row in enumerate(PYTHON_ROWS) if top in row)
 
 
 def upward(package: Path = PACKAGE) -> list[str]:
-    """Imports of what is not in a row above."""
+    """Imports of modules that are not in a row above."""
     problems = []
     for module, other in sorted(arrows(package)):
         top, other_top = module.partition(".")[0], other.partition(".")[0]
@@ -461,7 +461,7 @@ def upward(package: Path = PACKAGE) -> list[str]:
 
 
 def circles(package: Path = PACKAGE) -> list[set[str]]:
-    """Groups of files that import each other, whichever way round."""
+    """Groups of files that import each other, directly or indirectly."""
     reached: dict[str, set[str]] = {}
     direct: dict[str, set[str]] = {}
     for module, other in arrows(package):
@@ -496,7 +496,7 @@ def test_no_files_import_each_other() -> None:
 
 
 def test_the_top_of_the_package_is_small() -> None:
-    """A file at the top is a chapter; all others stand in the folder of theirs."""
+    """Only the listed files are at the top; all others are in a folder."""
     files = [file.name for file in PACKAGE.glob("*.py")]
     folders = [f.name for f in PACKAGE.iterdir() if f.is_dir() and (f / "__init__.py").exists()]
     assert (len(files), len(folders)) <= (11, 16)
@@ -539,7 +539,7 @@ def test_a_planted_import_is_found(tmp_path: Path, file: str, source: str, fault
 
 
 def test_the_core_is_imported_by_its_full_name() -> None:
-    """`from cerebro import _core` would draw an arrow to the file that imports everything."""
+    """`from cerebro import _core` would count as an import of the file that imports everything."""
     problems = [
         module
         for module, file in modules().items()

@@ -1,8 +1,8 @@
-"""Nothing that is read from disk is unpickled, nor run in any other way.
+"""Data read from disk is never unpickled or executed.
 
-Unpickling runs code that the file chooses. So the sources are read here: of all modules only the
-two ends of the pipe between a process and its own workers import an unpickler, and those read no
-files. Then files that hold pickles are opened while every unpickler is a trap.
+Unpickling runs code that the file chooses. The first tests read the sources: only the two ends of
+the pipe between a process and its own workers import an unpickler, and they read no files. Then
+files with pickles are opened while every unpickler is a trap.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ UNPICKLERS = {
     *("jsonpickle", "hickle", "klepto"),
 }
 
-# Why these may: their pickles come from a socket to a process that this one has started, and
-# carry the user's own functions.
+# Allowed because their pickles come from a socket to a process that this one has started, and carry
+# the user's own functions.
 ALLOWED = {
     "executors/local.py": "packs a search for its own workers and reads their answers",
     "executors/process.py": "sends messages to one of them",
@@ -36,16 +36,16 @@ ALLOWED = {
     "executors/received.py": "opens what such a process sends, with searches refused",
 }
 
-# Where such bytes come from: straight out of a connection, or under these names.
+# Sources of these bytes: a connection directly, or these names.
 RECEIVED = {"recv_bytes", "message", "messages", "context"}
 
-# No files of users: text about a process; bytes that have come.
+# Not users' files: text about a process; received bytes.
 READS_FILES_OF_THE_SYSTEM = {
     "executors/process.py": "/proc/",
     "executors/received.py": "BytesIO(message)",
 }
 
-# Functions that unpickle unless told otherwise, and the argument that tells them.
+# Functions that unpickle by default, and the argument that prevents it.
 GUARDED = {"load": {"np", "numpy", "torch"}, "load_state_dict_from_url": {"torch", "hub"}}
 SAFE = {"np": "allow_pickle", "numpy": "allow_pickle", "torch": "weights_only"}
 FORBIDDEN_CALLS = {"read_pickle", "read_array", "unsafe_load", "unsafe_load_all"}
@@ -63,7 +63,7 @@ def name_of(file: Path) -> str:
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
-    """Every module imported anywhere in a file, also within functions and by name."""
+    """Return every module imported in a file, including in functions and by name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -75,7 +75,7 @@ def imported(tree: ast.AST) -> Iterator[str]:
 
 
 def called(node: ast.Call) -> str:
-    """The last name of what is called: ``load`` of ``np.load(...)``."""
+    """Return the last name of a called function: ``load`` of ``np.load(...)``."""
     function = node.func
     if isinstance(function, ast.Attribute):
         return function.attr
@@ -91,7 +91,7 @@ def at(file: Path, call: ast.Call) -> str:
 
 
 def owner(node: ast.Call) -> str:
-    """``np`` of ``np.load(...)``; "" of a plain function."""
+    """Return ``np`` for ``np.load(...)``, "" for a plain function."""
     function = node.func
     while isinstance(function, ast.Attribute):
         function = function.value
@@ -158,7 +158,7 @@ def test_the_binding_imports_no_unpickler() -> None:
 
 # --- with traps ---------------------------------------------------------------
 
-# Every unpickler of the process ends it with a status of its own.
+# Every unpickler ends the process with a distinct status.
 TRAPS = """
 import os, sys
 
@@ -180,7 +180,7 @@ def hook(event, args):
 sys.addaudithook(hook)
 """
 
-# What a pickle would run: it leaves a file.
+# The pickle's code: it creates a file.
 PAYLOAD = """
 class Payload:
     def __reduce__(self):

@@ -2,8 +2,8 @@
  *
  *     bench_schedule TRIALS WORKERS EPOCHS SHARDS MODE
  *
- * MODE is shared, two-open or exclusive. An event is a unit that ended and the
- * commands that follow from it. Prints events, seconds and bytes per trial. */
+ * MODE is shared, two-open or exclusive. An event is the end of a unit and the
+ * resulting commands. Prints events, seconds and bytes per trial. */
 #include "rng.h"
 #include "schedule.h"
 
@@ -21,7 +21,8 @@ seconds(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Units of 1 second or so, the costs spread twofold; workers end in turn. */
+/* Units of about 1 second, with costs varying twofold; workers finish in turn.
+ */
 static unsigned long
 run(cer_schedule *s, uint32_t workers, uint32_t *queue)
 {

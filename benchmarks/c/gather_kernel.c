@@ -1,6 +1,6 @@
-/* gather_kernel.c -- one kernel by hand: rows of a device's memory gathered,
- * for benchmarks.gather_kernel, which calls this through ctypes. Loaders launch
- * theirs from C. Each returns 0, or a status and its message. */
+/* gather_kernel.c -- launches one kernel, which gathers rows in device memory,
+ * for benchmarks.gather_kernel through ctypes. Loaders launch theirs from C.
+ * Each function returns 0, or a status with a message. */
 #include <stdio.h>
 
 #include "device_cuda.h"
@@ -22,8 +22,8 @@ int gather_rows(cer_device *device, void *dst, const void *src,
                 size_t row_bytes, const uint32_t *rows, size_t n_rows,
                 void *stream, char *message);
 
-/* Opens device `index` of a CUDA runtime, given by its path; with NULL the
- * host. `ptx` stays. The device stays open until the process ends. */
+/* Opens device `index` of the CUDA runtime at a path; NULL is the host. `ptx`
+ * must stay valid. The device stays open until the process ends. */
 int
 gather_open(const char *runtime, int index, const char *ptx, cer_device **out,
             char *message)
@@ -42,8 +42,8 @@ gather_open(const char *runtime, int index, const char *ptx, cer_device **out,
     return result(status, &err, message);
 }
 
-/* Copies row rows[i] of `src` to row i of `dst`, on a stream. Nothing is looked
- * at, and all of it has to stay until the stream is done. */
+/* Copies row rows[i] of `src` to row i of `dst`, on a stream. Arguments are not
+ * checked and must stay valid until the stream is done. */
 int
 gather_rows(cer_device *device, void *dst, const void *src, size_t row_bytes,
             const uint32_t *rows, size_t n_rows, void *stream, char *message)

@@ -1,8 +1,8 @@
 /* gather_loop.c -- the plain C loops that bench_loader compares with.
  *
- * Each thread gathers every n-th batch into a buffer of its own, used again for
- * every batch: memcpy row by row, nothing else. This is what a loader cannot
- * beat by much; it delivers nothing to anybody. */
+ * Each thread gathers every n-th batch into a private, reused buffer by memcpy
+ * per row, and nothing else. A loader cannot be much faster; the batches are
+ * not delivered. */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,1 +1,1 @@
-"""Searches on a cluster of Ray, struck at random: see docs/design/ray.md, "The soak"."""
+"""Searches on a Ray cluster with random faults: see docs/design/ray.md, "The soak"."""

@@ -14,11 +14,11 @@ from cerebro.machine.installation import install_hint
 def main() -> int:
     parser = argparse.ArgumentParser(
         "python -m benchmarks.cluster_soak",
-        description="Searches on a cluster of Ray, struck at random.",
+        description="Searches on a Ray cluster with random faults.",
     )
-    parser.add_argument("--runs", type=int, default=20, help="how many runs (20)")
+    parser.add_argument("--runs", type=int, default=20, help="number of runs (20)")
     parser.add_argument("--seed", type=int, default=1, help="the first run's seed, times 10000")
-    parser.add_argument("--only", type=int, metavar="SEED", help="repeat one run, and tell all")
+    parser.add_argument("--only", type=int, metavar="SEED", help="repeat one run, in detail")
     options = parser.parse_args()
     cause = unsupported()
     if cause is not None:
@@ -44,7 +44,7 @@ def main() -> int:
 def unsupported() -> str | None:
     """Why the soak cannot run here, or None."""
     if not sys.platform.startswith("linux"):
-        return "the soak needs Linux: it looks into /proc"
+        return "the soak needs Linux: it reads /proc"
     try:
         import ray.cluster_utils  # noqa: F401
     except ImportError as error:

@@ -1,6 +1,6 @@
-"""The program that the soak disturbs: ``python -m benchmarks.cluster_soak.job SPEC``.
+"""The program under test in the soak: ``python -m benchmarks.cluster_soak.job SPEC``.
 
-SPEC is JSON: the problem, ``data``, ``run``, ``address`` (null: inline, nothing disturbs it),
+SPEC is JSON: the problem, ``data``, ``run``, ``address`` (null: inline, without faults),
 ``resume``, ``apart``, ``replicas`` and ``shared``.
 """
 
@@ -25,13 +25,13 @@ from cerebro.ray.cluster import hiring
 from cerebro.worker.messages import News, Note, WorkerJoined
 
 ROWS = [300, 6000]
-"""Of 32 bytes each in a model's state: below and above what Ray carries in its messages."""
+"""Of 32 bytes each in a model's state: below and above Ray's limit for inline messages."""
 LOOK_SECONDS = 1.0
-"""How often the coordinator looks for new nodes: runs are shorter than its usual period."""
+"""How often the coordinator checks for new nodes: runs are shorter than its usual period."""
 
 
 class Executor(module.Executor):
-    """Tells the soak which workers join."""
+    """Reports joining workers to the soak."""
 
     def wait(self, *arguments: Any, **options: Any) -> Sequence[News]:
         news = super().wait(*arguments, **options)
@@ -45,7 +45,7 @@ class Executor(module.Executor):
 
 @contextlib.contextmanager
 def no_token(context: Any) -> Iterator[tuple[str, str]]:
-    """What a node looks for that does not see the run's folder."""
+    """A path sought by a node that does not see the run's folder."""
     yield "/nowhere", "nothing"
 
 
@@ -59,7 +59,7 @@ def executor(spec: dict[str, Any]) -> Executor:
 
 def main(text: str) -> None:
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)  # asked where it is when it hangs
+    faulthandler.register(signal.SIGUSR1)  # to dump its stack when it hangs
     spec = json.loads(text)
     how: dict[str, Any] = {"workers": 0}
     if spec["address"] is not None:

@@ -1,4 +1,4 @@
-"""What is trained: a model whose states are too large for Ray's messages, and that can be held."""
+"""The model: its states are too large for Ray's messages, and it can be paused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.faults.models import EVENTS, Counted, LeastSquares
 
 HELD = ".held"
-"""While a file named like the pipe and so is there, no training goes on."""
+"""Training pauses while a file exists with the pipe's name and this suffix."""
 HELD_SECONDS = 60.0
 
 
@@ -22,7 +22,7 @@ def wait_while_held() -> None:
 
 
 class Held(Counted):
-    """Begins its unit and then waits while it is held."""
+    """Begins its unit, then waits while paused."""
 
     def train_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
         metrics = super().train_batch(batch)

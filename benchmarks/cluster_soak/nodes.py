@@ -1,7 +1,6 @@
-"""The cluster: a head without processors and a few nodes with one each, on this machine.
+"""The cluster: a head without CPUs and a few nodes with one each, on this machine.
 
-It outlives runs; nodes that were removed are replaced, for starting one takes longer than a
-short search.
+It outlives runs, because starting one takes longer than a short search; removed nodes are replaced.
 """
 
 from __future__ import annotations
@@ -20,12 +19,8 @@ STORE_BYTES = 80_000_000
 class Nodes:
     """A running cluster.
 
-    Parameters
-    ----------
-    folder
-        For the nodes' caches, one each: they share nothing.
-    mark, pipe
-        Inherited by all processes of the cluster.
+    Parameters ---------- folder For the nodes' caches, one per node, not shared. mark, pipe
+    Inherited by all processes of the cluster.
     """
 
     def __init__(self, folder: Path, mark: str, pipe: Path) -> None:
@@ -57,7 +52,7 @@ class Nodes:
         return str(self._cluster.address)
 
     def restore(self) -> None:
-        """Have as many nodes as in the beginning."""
+        """Restore the initial number of nodes."""
         while len(self.nodes) < NODES:
             self.add()
         while len(self.nodes) > NODES:
@@ -68,12 +63,12 @@ class Nodes:
         self.nodes.append(self._cluster.add_node(num_cpus=1, **self._options(name)))
 
     def remove(self, node: Any) -> None:
-        """End a node's processes at once, as a loss of power does."""
+        """Kill a node's processes, as in a power loss."""
         self.nodes.remove(node)
         self._cluster.remove_node(node, allow_graceful=False)
 
     def of(self, actor: int) -> Any | None:
-        """The node that an actor's process is on; None: it is gone."""
+        """The node of an actor's process; None: it is gone."""
         raylet = parent(actor)
         for node in self.nodes:
             if node.all_processes["raylet"][0].process.pid == raylet:
@@ -81,7 +76,7 @@ class Nodes:
         return None
 
     def actors(self) -> dict[int, str]:
-        """The processes of actors that the cluster counts as living, and their states."""
+        """The processes of actors that the cluster considers alive, and their states."""
         actors = self._cluster.global_state.actor_table(None).values()
         living = [actor for actor in actors if actor["State"] != "DEAD"]
         return {actor["Pid"]: actor["State"] for actor in living}
@@ -91,7 +86,7 @@ class Nodes:
 
 
 def parent(pid: int) -> int:
-    """The process that started another; 0 if that is gone."""
+    """A process's parent; 0 if the process is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -100,7 +95,7 @@ def parent(pid: int) -> int:
 
 
 def is_actor(pid: int) -> bool:
-    """Whether a process is one of our actors; Ray writes its class where arguments were."""
+    """Whether a process is one of our actors; Ray replaces its command line with the class."""
     try:
         return b"WorkerActor" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -113,9 +108,9 @@ def worker_processes(mark: str) -> list[int]:
 
 
 def store_bytes() -> int:
-    """What the object stores of this process's cluster held a moment ago, all nodes together.
+    """Recent contents of the cluster's object stores, over all nodes.
 
-    Without copies that other nodes have fetched, which go when there is no room.
+    Without copies fetched by other nodes, which are evicted when space is short.
     """
     import ray
 
@@ -124,5 +119,5 @@ def store_bytes() -> int:
 
 
 def cached_bytes(folder: Path) -> int:
-    """What the caches of nodes below a folder hold of data."""
+    """The data in the nodes' caches below a folder."""
     return sum(f.stat().st_size for f in folder.glob("node-*/data/*/shard-*/*"))

@@ -1,4 +1,4 @@
-"""What happens to a run: drawn from a seed, before anything starts."""
+"""A run's faults, drawn from a seed before anything starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS = {ACTOR: 3, PROCESS: 2, REMOVED: 3, ADDED: 2, COORDINATOR: 3}
 
 @dataclass(frozen=True)
 class Strike:
-    """A fault, and its moment: the `count`-th unit of the leg begins, or is done."""
+    """A fault and its time: when the `count`-th unit of the leg begins or is done."""
 
     kind: str
     event: str
@@ -30,7 +30,7 @@ class Leg:
     """A process that searches or resumes."""
 
     before: str | None
-    """What happens to the cluster before it starts: `REMOVED`, `ADDED` or None."""
+    """A change of the cluster before it starts: `REMOVED`, `ADDED` or None."""
     strikes: tuple[Strike, ...]
 
 
@@ -39,17 +39,17 @@ class Plan:
     seed: int
     problem: Problem
     apart: bool
-    """Whether nodes do not see the run's folder, as if they were other machines."""
+    """Whether the run's folder is hidden from nodes, as on separate machines."""
     replicas: int
     shared: bool
-    """Whether nodes read the data where they are."""
+    """Whether nodes read the data in place."""
     legs: tuple[Leg, ...]
 
 
 def draw(seed: int) -> Plan:
     """Draw the run of a seed.
 
-    A leg loses one node at most, so that one with a processor is left of two.
+    A leg loses at most one node, so that one of two with a CPU remains.
     """
     rng = random.Random(f"cluster-soak-{seed}")
     problem = Problem(
@@ -86,5 +86,5 @@ def _legs(rng: random.Random, units: int) -> tuple[Leg, ...]:
 
 
 def _leg(before: str | None, strikes: list[Strike]) -> Leg:
-    """Strikes in their order, the one that ends the leg last."""
+    """The faults in order; one that ends the leg comes last."""
     return Leg(before, tuple(sorted(strikes, key=lambda s: (s.kind == COORDINATOR, s.count))))

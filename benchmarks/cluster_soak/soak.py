@@ -1,4 +1,4 @@
-"""One run from its first leg to the end, and the judgement of what came of it."""
+"""One run from its first leg to the end, and the check of its result."""
 
 from __future__ import annotations
 
@@ -38,31 +38,31 @@ from benchmarks.faults.oracle import Outcome
 from benchmarks.faults.problem import Problem
 
 LEG_SECONDS = 120.0
-"""A leg that takes longer hangs."""
+"""A leg that takes longer counts as hanging."""
 GONE_SECONDS = 20.0
-"""Within which actors and their processes are gone after the coordinator is."""
+"""Time limit for actors and their processes to end after the coordinator."""
 
 
 @dataclass
 class Report:
-    """What came of one run."""
+    """The report of one run."""
 
     seed: int
     struck: Counter[str] = field(default_factory=Counter)
     missed: Counter[str] = field(default_factory=Counter)
-    """Faults whose moment did not come: the leg was over before."""
+    """Faults that did not happen because the leg ended first."""
     problems: list[str] = field(default_factory=list)
     legs: int = 0
     epochs: int = 0
-    """Results compared with the undisturbed run."""
+    """Results compared with the fault-free run."""
     repeated: int = 0
     """Units that began more than once."""
     joined: int = 0
-    """Workers on nodes that came while a run went on."""
+    """Workers on nodes that joined during a run."""
     seconds: float = 0.0
     began: float = field(default_factory=time.monotonic)
     gone: list[float] = field(default_factory=list)
-    """How long actors outlived a coordinator that was killed, in seconds."""
+    """How long actors outlived a killed coordinator, in seconds."""
     story: list[str] = field(default_factory=list)
 
     def blame(self, text: str) -> None:
@@ -74,7 +74,7 @@ class Report:
 
 
 class Oracles(oracle.Oracles):
-    """Undisturbed outcomes, trained inline."""
+    """Fault-free results, trained inline."""
 
     def _train(self, problem: Problem, data: Path) -> Outcome:
         run = data.parent / f"oracle-{problem.name()}"
@@ -85,7 +85,7 @@ class Oracles(oracle.Oracles):
 def command(
     plan: Plan, data: Path, run: Path, address: str | None, *, resume: bool = False
 ) -> list[str]:
-    """The command of a leg; without an address the one of an undisturbed run."""
+    """The command of a leg; without an address, that of a fault-free run."""
     spec = {
         "problem": asdict(plan.problem),
         "data": str(data),
@@ -100,7 +100,7 @@ def command(
 
 
 class Soak:
-    """Carries out runs by their seeds, in a temporary folder, on one cluster."""
+    """Runs seeds in a temporary folder on one cluster."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="cerebro-soak-"))
@@ -111,13 +111,13 @@ class Soak:
         os.mkfifo(self._pipe)
         self._events = os.open(self._pipe, os.O_RDWR | os.O_NONBLOCK)
         self._rest = b""
-        # Inherited by nodes and coordinators: the checkout, one compute thread.
+        # Nodes and coordinators inherit the checkout and one compute thread.
         os.environ.update(oracle.environment())
         self._oracles = Oracles(self._folder)
         self._nodes: Nodes | None = None
 
     def run(self, seed: int) -> Report:
-        """Carry out the run of a seed; what goes wrong is in the report."""
+        """Run a seed; the report has the problems."""
         report = Report(seed)
         try:
             if self._nodes is None:
@@ -128,7 +128,7 @@ class Soak:
             Run(self, plan, report, self._nodes).go()
         except Exception:
             report.blame(f"broken: {traceback.format_exc()}")
-        if report.problems:  # the next run is not to suffer from what is left of this one
+        if report.problems:  # leftovers of this run must not affect the next one
             self._end_cluster()
         report.seconds = time.monotonic() - report.began
         return report
@@ -144,10 +144,10 @@ class Soak:
         os.close(self._events)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    # --- what runs use -------------------------------------------------------
+    # --- used by runs --------------------------------------------------------
 
     def lines(self, seconds: float, process: int) -> list[str]:
-        """What was told, as soon as there is something or a process has ended."""
+        """Wait for messages or the end of a process; return the messages."""
         poll = select.poll()
         poll.register(self._events, select.POLLIN)
         poll.register(process, select.POLLIN)
@@ -155,7 +155,7 @@ class Soak:
         return self.lines_now()
 
     def lines_now(self) -> list[str]:
-        """What was told and not heard yet."""
+        """Return the unread messages."""
         try:
             self._rest += os.read(self._events, 1 << 16)
         except BlockingIOError:
@@ -184,13 +184,13 @@ class Soak:
         return self._oracles.of(problem)
 
     def folder(self, seed: int) -> Path:
-        """Where a run of a seed goes; empty."""
+        """Return an empty folder for the run of a seed."""
         folder = self._folder / f"run-{seed}"
         shutil.rmtree(folder, ignore_errors=True)
         return folder
 
     def hold(self, held: bool) -> None:
-        """Have the workers wait in their units, or go on."""
+        """Pause the workers in their units, or let them continue."""
         if held:
             self._held.touch()
         else:
@@ -201,7 +201,7 @@ class Soak:
         return worker_processes(self._mark)
 
     def left_in_cache(self) -> list[str]:
-        """What the coordinators have left in their cache that is no data."""
+        """Leftovers in the coordinators' cache other than data."""
         cache = self._coordinator_cache
         known = {"data", "scratch", "place"}
         found = [path for path in cache.glob("*") if path.name not in known]
@@ -209,7 +209,7 @@ class Soak:
 
 
 class Run:
-    """One run: its legs, its strikes, and whether all is as it must be."""
+    """One run: its legs, its faults and its checks."""
 
     def __init__(self, soak: Soak, plan: Plan, report: Report, nodes: Nodes) -> None:
         self._soak = soak
@@ -217,7 +217,7 @@ class Run:
         self._report = report
         self._nodes = nodes
         self._run = soak.folder(plan.seed)
-        self._actors: set[int] = set()  # processes that were actors of ours
+        self._actors: set[int] = set()  # processes that were our actors
         self._begun: Counter[tuple[str, str]] = Counter()
         self._last = 0  # the process whose unit began last
         self._killed = False
@@ -240,7 +240,7 @@ class Run:
         self._judge(wanted)
 
     def _change(self, kind: str) -> None:
-        """Let the cluster have another number of nodes before a leg."""
+        """Change the number of nodes before a leg."""
         self._report.tell(f"{kind} before the next leg")
         self._report.struck[f"{kind} before a resume"] += 1
         if kind == ADDED:
@@ -251,7 +251,7 @@ class Run:
     # --- a leg -----------------------------------------------------------------
 
     def _leg(self, leg: Leg, *, resume: bool) -> bool:
-        """Carry out a leg; return whether the run has come to its end."""
+        """Run a leg; return whether the run has finished."""
         self._report.legs += 1
         self._report.tell(f"leg {'resumes' if resume else 'searches'}")
         with tempfile.TemporaryFile() as output:
@@ -276,7 +276,7 @@ class Run:
         return status == 0
 
     def _watch(self, process: subprocess.Popen[bytes], left: list[Strike]) -> bool:
-        """Strike when it is time until the process has ended; False: it hangs."""
+        """Inject faults on time until the process ends; False: it hangs."""
         self._killed = False
         counts: Counter[str] = Counter()
         end = time.monotonic() + LEG_SECONDS
@@ -294,7 +294,7 @@ class Run:
                     break
                 if time.monotonic() > end:
                     process.send_signal(signal.SIGUSR1)
-                    time.sleep(1.0)  # for it to say where it is
+                    time.sleep(1.0)  # for its stack dump
                     return False
         finally:
             os.close(handle)
@@ -318,7 +318,7 @@ class Run:
             self._soak.hold(False)
 
     def _strike(self, strike: Strike, process: subprocess.Popen[bytes]) -> None:
-        """Strike the worker whose unit began last, or another if it is gone."""
+        """Strike the worker whose unit began last, or a different one if it is gone."""
         kind = strike.kind
         self._actors.update(self._nodes.actors())
         struck = self._strike_now(kind, process)
@@ -355,14 +355,14 @@ class Run:
     # --- judging ---------------------------------------------------------------
 
     def _expect_nobody(self, was_killed: bool) -> None:
-        """Blame what is left of a coordinator's actors and their processes."""
+        """Report leftover actors of a coordinator and their processes."""
         began = time.monotonic()
         if not wait_until(lambda: not self._left(), GONE_SECONDS):
             for text in self._left():
                 self._report.blame(text)
         elif was_killed:
             self._report.gone.append(time.monotonic() - began)
-        for line in self._soak.lines_now():  # those who are gone now; the next leg counts its own
+        for line in self._soak.lines_now():  # drop ended ones; the next leg counts its own
             what, *words = line.split()
             self._hear(what, words)
 
@@ -387,7 +387,7 @@ class Run:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Look again and again at what other processes do; False: not within so many seconds."""
+    """Poll until a condition holds; False: not within this many seconds."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:

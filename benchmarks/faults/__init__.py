@@ -1,4 +1,4 @@
-"""The fault campaign: real searches that are killed, starved and cut off at random moments.
+"""The fault campaign: real searches that are killed, starved and cut off at random times.
 
-``python -m benchmarks.faults --runs 200 --seed 1``; docs/design/faults.md says how it works.
+``python -m benchmarks.faults --runs 200 --seed 1``; docs/design/faults.md describes it.
 """

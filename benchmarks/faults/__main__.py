@@ -8,7 +8,7 @@ import time
 
 from benchmarks.faults.disks import enter_namespace
 
-NO_MOUNTS = enter_namespace()  # before NumPy is imported: a process with threads may not
+NO_MOUNTS = enter_namespace()  # before NumPy is imported: fails in a process with threads
 
 from benchmarks.faults.campaign import Campaign, default_jobs, summary, supported  # noqa: E402
 from benchmarks.faults.plan import calm  # noqa: E402
@@ -20,11 +20,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         "python -m benchmarks.faults", description="The fault campaign."
     )
-    parser.add_argument("--runs", type=int, default=200, help="how many runs (200)")
+    parser.add_argument("--runs", type=int, default=200, help="number of runs (200)")
     parser.add_argument("--seed", type=int, default=1, help="the first run's seed, times 10000")
-    parser.add_argument("--only", type=int, metavar="SEED", help="repeat one run, and tell all")
-    parser.add_argument("--jobs", type=int, default=default_jobs(), help="runs at a time")
-    parser.add_argument("--self-test", action="store_true", help="spoil runs: is it noticed?")
+    parser.add_argument("--only", type=int, metavar="SEED", help="repeat one run, in detail")
+    parser.add_argument("--jobs", type=int, default=default_jobs(), help="runs in parallel")
+    parser.add_argument("--self-test", action="store_true", help="corrupt runs: is it detected?")
     parser.add_argument("--keep-failed", action="store_true", help="keep folders of failed runs")
     options = parser.parse_args()
     cause = supported()
@@ -56,7 +56,8 @@ def tell(report: Report) -> None:
 
 
 def self_test(campaign: Campaign) -> int:
-    """Spoil a calm run in every way: each must be found, and nothing in one that is not spoilt."""
+    """Corrupt a fault-free run in every way: each must be detected, without false alarms on an
+    intact run."""
     missed = 0
     for number, (what, word) in enumerate([("nothing", ""), *CAUGHT_AS.items()]):
         report = campaign.carry_out(calm(number), sabotage=what if word else None)
@@ -65,7 +66,7 @@ def self_test(campaign: Campaign) -> int:
         missed += not right
         said = found[0].splitlines()[0] if found else "no problem"
         print(f"{what}: {'' if right else 'WRONGLY '}{said}")
-    print(f"{len(CAUGHT_AS)} ways to spoil a run, {missed} not told apart")
+    print(f"{len(CAUGHT_AS)} ways to corrupt a run, {missed} not detected")
     return 1 if missed else 0
 
 

@@ -1,4 +1,4 @@
-"""Many runs, a few at a time, and the report."""
+"""Many runs, several in parallel, and the report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from benchmarks.faults.shim import CannotCompile, compile_shim
 
 @dataclass
 class Means:
-    """What faults can be had on this machine, and why others cannot."""
+    """The faults that this machine supports, and why it lacks others."""
 
     kinds: frozenset[str]
     library: Path | None
@@ -33,7 +33,7 @@ class Means:
 
 
 def find_means(folder: Path, no_mounts: str | None) -> Means:
-    """Compile the shim and see what there is; `no_mounts` says why disks cannot be mounted."""
+    """Compile the shim and probe the machine; `no_mounts` is why disks cannot be mounted."""
     kinds = set(ALL)
     notes = []
     library = None
@@ -41,9 +41,9 @@ def find_means(folder: Path, no_mounts: str | None) -> Means:
         library = compile_shim(folder)
     except CannotCompile as error:
         kinds -= SHIMMED
-        notes.append(f"no failing disks and no loss of power: {error}")
+        notes.append(f"no failing disks and no power loss: {error}")
     if no_mounts is not None:
-        notes.append(f"the shim stands in for a small disk: {no_mounts}")
+        notes.append(f"the shim replaces a small disk: {no_mounts}")
         if library is None:
             kinds -= set(SMALL_DISK)
     if not hasattr(cerebro, "resume"):
@@ -54,14 +54,10 @@ def find_means(folder: Path, no_mounts: str | None) -> Means:
 
 
 class Campaign:
-    """Carries out runs by their seeds, in a temporary folder.
+    """Runs seeds in a temporary folder.
 
-    Parameters
-    ----------
-    no_mounts
-        Why `disks.enter_namespace` failed, None if it did not.
-    keep_failed
-        Leave the folders of runs that fail.
+    Parameters ---------- no_mounts Why `disks.enter_namespace` failed, or None. keep_failed Keep
+    the folders of failed runs.
     """
 
     def __init__(self, no_mounts: str | None, *, keep_failed: bool = False) -> None:
@@ -72,11 +68,11 @@ class Campaign:
         self._oracles = Oracles(self._folder / "oracles")
 
     def run(self, seed: int) -> Report:
-        """Carry out the run of a seed."""
+        """Run a seed."""
         return self.carry_out(draw(seed, self.means.kinds))
 
     def carry_out(self, plan: Plan, sabotage: str | None = None) -> Report:
-        """Carry out a plan; what goes wrong is in the report."""
+        """Run a plan; the report has the problems."""
         folder = self._folder / f"run-{plan.seed}"
         try:
             disturbed = Disturbed(
@@ -101,7 +97,7 @@ class Campaign:
     def run_all(
         self, seeds: Iterable[int], jobs: int, tell: Callable[[Report], None]
     ) -> list[Report]:
-        """Carry out many runs, `jobs` at a time; `tell` hears of each."""
+        """Run many seeds, `jobs` in parallel; `tell` receives each report."""
         reports = []
         with ThreadPoolExecutor(jobs) as pool:
             futures = [pool.submit(self.run, seed) for seed in seeds]
@@ -177,14 +173,14 @@ def summary(reports: list[Report], notes: list[str], seconds: float) -> str:
 
 
 def default_jobs() -> int:
-    """Runs at a time: one more than there are cores, for some wait for what is silent."""
+    """Runs in parallel: one more than the cores, because some wait for silent processes."""
     return len(os.sched_getaffinity(0)) + 1
 
 
 def supported() -> str | None:
     """Why the campaign cannot run on this system, or None."""
     if not sys.platform.startswith("linux"):
-        return "the fault campaign needs Linux: it looks into /proc"
+        return "the fault campaign needs Linux: it reads /proc"
     if not hasattr(os, "pidfd_open"):
         return "the fault campaign needs pidfd_open (Linux 5.3)"
     return None

@@ -1,4 +1,4 @@
-"""Small disks that can run full or become read-only, in a mount namespace of our own."""
+"""Small disks that can fill up or become read-only, in a private mount namespace."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def enter_namespace() -> str | None:
-    """Give this process mounts of its own; return why that cannot be, or None.
+    """Give this process private mounts; return why that is impossible, or None.
 
-    Root does so directly, others as root of a user namespace of their own. What is
-    mounted afterwards goes away with the processes.
+    Root does so directly, others as root of a new user namespace. Later mounts end with the
+    processes.
     """
     if not sys.platform.startswith("linux"):
         return "not on this system"
@@ -50,7 +50,7 @@ def _mount(source: str, target: str, kind: str | None, flags: int, options: str 
 
 
 class SmallDisk:
-    """A memory file system of a few megabytes at a folder."""
+    """A memory file system of a few megabytes, mounted at a folder."""
 
     def __init__(self, folder: Path, nbytes: int) -> None:
         self.folder = folder
@@ -58,30 +58,29 @@ class SmallDisk:
         _mount("cerebro-faults", str(folder), "tmpfs", 0, f"size={nbytes},mode=0755")
 
     def fill(self, leave: int) -> None:
-        """Take all of the room but about `leave` bytes; others may be writing."""
+        """Fill all but about `leave` bytes; others may be writing."""
         with (self.folder / ".ballast").open("wb") as file:
             while True:
                 info = os.statvfs(self.folder)
                 nbytes = info.f_bavail * info.f_frsize - leave
                 if nbytes < info.f_frsize:
                     return
-                with contextlib.suppress(OSError):  # somebody took some of it meanwhile
+                with contextlib.suppress(OSError):  # other writers took some meanwhile
                     os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, nbytes)
 
     def empty(self) -> None:
-        """Give back the room that `fill` took."""
+        """Free the space that `fill` took."""
         (self.folder / ".ballast").unlink(missing_ok=True)
 
     def set_read_only(self, folder: Path, read_only: bool) -> None:
-        """Make what is below a folder of the disk read-only, or writable again.
+        """Make a folder of the disk read-only, or writable again.
 
-        Files that are open for writing stay so, as after an administrator's remount
-        of a bind mount.
+        Files open for writing stay writable, as after an administrator's remount of a bind mount.
         """
         if read_only:
             _mount(str(folder), str(folder), None, MS_BIND)
             _mount("none", str(folder), None, MS_REMOUNT | MS_BIND | MS_RDONLY)
-        elif _libc.umount2(str(folder).encode(), 2) != 0:  # as soon as nobody uses it
+        elif _libc.umount2(str(folder).encode(), 2) != 0:  # lazily, once unused
             raise OSError(ctypes.get_errno(), "cannot unmount", str(folder))
 
     def close(self) -> None:

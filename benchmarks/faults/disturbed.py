@@ -1,4 +1,4 @@
-"""One run from its first leg to the end, and the judgement of what came of it."""
+"""One run from its first leg to the end, and the check of its result."""
 
 from __future__ import annotations
 
@@ -30,29 +30,19 @@ from cerebro.run.states import epoch_state_file, unpublished
 EXIT_SECONDS = 2.0
 """How long workers may outlive their coordinator."""
 IMPORT_SECONDS = 20.0
-"""How long those may that have not begun to work: who is still importing hears nothing."""
+"""The same for workers that have not begun to work: they notice nothing while importing."""
 DISK_BYTES = 24 << 20
 LAST_LEGS = 3
-"""Undisturbed legs after the planned ones; the first should finish the run."""
+"""Fault-free legs after the planned ones; the first should finish the run."""
 
 
 class Disturbed:
-    """Carries out a plan in a folder of its own.
+    """Runs a plan in a separate folder.
 
-    Parameters
-    ----------
-    plan
-        What is to happen.
-    oracles
-        Undisturbed outcomes and data.
-    folder
-        For everything that this run needs; made here.
-    library
-        The compiled shim, where the plan needs it.
-    small_disks
-        Whether disks can be mounted; otherwise the shim stands in for them.
-    sabotage
-        What to do to the finished run before it is judged, to see that it is noticed.
+    Parameters ---------- plan The legs and faults. oracles Fault-free results and data. folder
+    Created here, for all files of this run. library The compiled shim, if the plan needs it.
+    small_disks Whether disks can be mounted; otherwise the shim replaces them. sabotage How to
+    corrupt the finished run before the check, which must detect it.
     """
 
     def __init__(
@@ -84,7 +74,7 @@ class Disturbed:
         self.units_per_epoch = plan.problem.units_per_epoch
         self.deafen = folder / ("events" + DEAF)
         os.mkfifo(self._events)
-        # Open at both ends: writers never wait for a reader, and it never ends.
+        # Open at both ends, so that writers never wait for a reader and the pipe never ends.
         self._pipe = os.open(self._events, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._rest = b""
         self.shim: Shim | None = None
@@ -94,14 +84,14 @@ class Disturbed:
         if plan.loses_power and self.shim is not None:
             power.begin_shadow(self._root, self.shim.shadow)
             self.shim.keep_shadow()
-        # Damaged files, and what there was before: a user may have a backup.
+        # Damaged files and their original bytes, like a user's backup.
         self._torn: dict[Path, dict[Path, bytes]] = {}
-        self._problem = plan.problem  # as it is when the run is judged
+        self._problem = plan.problem  # as of the final check
         self._progress = Progress()
         self._hung = False
 
     def go(self) -> Report:
-        """Run until finished, then judge; what the run does wrong is in the report."""
+        """Run until finished, then check; the report has the problems."""
         began = time.monotonic()
         try:
             finished = False
@@ -124,7 +114,7 @@ class Disturbed:
         os.close(self._pipe)
         if self.shim is not None:
             if self.shim.trouble:
-                self.report.blame("broken: the shim could not keep what it should")
+                self.report.blame("broken: the shim could not keep a file")
             self.shim.close()
         if self.disk is not None:
             self.disk.close()
@@ -195,7 +185,7 @@ class Disturbed:
         return ""
 
     def lines(self, timeout: float, child: int | None = None) -> list[str]:
-        """Return what has been told, waiting for it or for the end of the child."""
+        """Return the messages, waiting for one or for the end of the child."""
         poll = select.poll()
         poll.register(self._pipe, select.POLLIN)
         if child is not None:
@@ -210,10 +200,10 @@ class Disturbed:
     # --- after a leg -----------------------------------------------------
 
     def _after(self, running: Running, code: int) -> None:
-        """Judge how a leg ended, see that nothing of it is left, and mend what was broken."""
+        """Check how a leg ended and that nothing is left of it; repair the damage."""
         self.report.tell(f"  ended with status {code}")
         self._check_processes(running)
-        for line in self.lines(0.0):  # what was told at last
+        for line in self.lines(0.0):  # the last messages
             running.hear(line)
         self._check_exit(running, code)
         self.report.deaths += running.deaths
@@ -229,7 +219,7 @@ class Disturbed:
             self._tear(end)
 
     def _check_exit(self, running: Running, code: int) -> None:
-        """Every end has the exit status that it should have."""
+        """Check that the exit status matches the cause."""
         if running.hung:
             said = self._said(6000)
             self.report.blame(f"hang: a leg took over {LEG_SECONDS:g} seconds; it said: {said}")
@@ -244,8 +234,8 @@ class Disturbed:
             allowed |= {1}  # the disk's fault
         refused = [file for file in self._torn if file.name in self._said()]
         if kind in ("interrupted", "terminated") and not (self.run / "run.sqlite").exists():
-            allowed |= {1}  # while it imported: others turn the interrupt into an ImportError
-        if code == 1 and refused:  # a damaged file is named; the user puts it back
+            allowed |= {1}  # while importing: packages turn the interrupt into an ImportError
+        if code == 1 and refused:  # the error names a damaged file; the user restores it
             allowed |= {1}
             self.report.refusals.append(self._said().splitlines()[-1])
             for file in refused:
@@ -254,14 +244,14 @@ class Disturbed:
             self.report.blame(f"unclean: exit status {code}; it said: {self._said()}")
 
     def _check_processes(self, running: Running) -> None:
-        """Workers, and what they have started, end with their coordinator."""
+        """Check that workers and their child processes end with the coordinator."""
         began = time.monotonic()
         left = processes.wait_gone(processes.marked(self.mark), EXIT_SECONDS)
         importing = [p for p in left if processes.is_worker(p) and p not in running.begun]
         busy = [p for p in left if p not in importing]
         left = busy + processes.wait_gone(importing, IMPORT_SECONDS - EXIT_SECONDS)
-        # Nobody could see to what a worker had started if it was killed, and its coordinator
-        # before it heard of that.
+        # A worker's children may survive if it was killed, and its coordinator before noticing
+        # that.
         unheard = {death.pid for death in running.deaths if death.seconds is None}
         known = [pid for pid in left if processes.session_of(pid) not in unheard - {pid}]
         if known:
@@ -292,17 +282,17 @@ class Disturbed:
         rng = random.Random(fault.seed)
         mix = None if rng.random() < 0.4 else rng
         self.report.tell(
-            "  power is lost" + ("" if mix is None else "; the disk had written at will")
+            "  power is lost" + ("" if mix is None else "; the disk wrote in any order")
         )
         power.lose_power(self._root, self.shim.shadow, mix)
         if self._memory is not None:
             shutil.rmtree(self._memory, ignore_errors=True)
-        # What a reader saw in the store was durable; nothing else is owed.
+        # Only rows that a reader saw in the store must be durable.
         units = self.plan.problem.units_per_epoch
         self._progress.go_back({trial: n * units for trial, n in running.durable.items()})
 
     def _tear(self, fault: Fault) -> None:
-        """Damage a file as a bad disk would."""
+        """Damage a file like a bad disk."""
         rng = random.Random(fault.seed)
         patterns = {
             "torn epoch state": (self.run / "states", "*.safetensors"),
@@ -315,12 +305,12 @@ class Disturbed:
         folder, pattern = patterns[fault.kind]
         files = sorted(folder.glob(pattern)) if folder.exists() else []
         if not files:
-            self.report.tell("  there was nothing to tear")
+            self.report.tell("  found no file to tear")
             return
         file = rng.choice(files)
         before = file.read_bytes()
         if fault.kind == "torn new file" and not file.name.endswith(".new"):
-            # As if its worker had been cut off writing it.
+            # As if its worker had been interrupted while writing it.
             trial, epoch = rng.randrange(self.plan.problem.trials), rng.randrange(3)
             name = unpublished(epoch_state_file(trial, epoch), rng.randbytes(16).hex())
             file = file.with_name(name)
@@ -332,11 +322,11 @@ class Disturbed:
         elif fault.kind == "torn log of the store":
             self._progress.go_back({})
         else:
-            # A state whose row was lost with its coordinator may be the only one of its trial.
+            # A state whose row was lost with its coordinator may be its trial's only one.
             self._progress.go_back(self._durable_epochs(), [int(file.stem.split("-")[0])])
         after = torn(before, rng)
         while fault.kind == "torn store" and is_whole(after, self._folder):
-            after = torn(before, rng)  # one bit of a number is nothing that SQLite could see
+            after = torn(before, rng)  # SQLite cannot detect a flipped bit of a number
         file.write_bytes(after)
         self.report.tell(f"  {file.name} is torn")
 
@@ -346,7 +336,7 @@ class Disturbed:
         return found is not None and file.name in {row.file for row in found.epochs.values()}
 
     def _durable_epochs(self) -> dict[int, int]:
-        """Where trials may go back to after damage: the last epoch of which a state is kept."""
+        """Where trials may restart after damage: their last epoch with a kept state."""
         units = self.plan.problem.units_per_epoch
         found = self._read_copy()
         return {
@@ -356,7 +346,7 @@ class Disturbed:
         }
 
     def _read_copy(self) -> Outcome | None:
-        """Read the store without touching it; None if it is damaged already."""
+        """Read the store without changing it; None if it is already damaged."""
         copy = self._folder / "copy"
         copy.mkdir()
         try:
@@ -371,25 +361,25 @@ class Disturbed:
     # --- the end ------------------------------------------------------------
 
     def _go_on(self) -> bool:
-        """What may come after the end: nothing, the same script again, or one more epoch."""
+        """Follow-ups after the end: none, the same script again, or one more epoch."""
         if self.plan.again:
             self._once_more()
         if not self.plan.further:
             return True
         self._progress = Progress(dict(self._progress.highest), {})
         self._problem = replace(self._problem, epochs=self._problem.epochs + 1)
-        # A damaged state is refused, and put back; a finished trial's is read only here.
+        # A damaged state is rejected, and restored; a finished trial's is read only here.
         return any(self._leg(Leg("further", 2, ())) for _ in range(LAST_LEGS))
 
     def _once_more(self) -> None:
-        """A finished run that is taken up again has nothing to do."""
+        """Check that resuming a finished run does nothing."""
         self.report.legs += 1
         leg = Leg("script", 1, ())
         running = Running(self, leg, self._start("script", 1), self._progress, self.report)
         code = running.watch()
         if code != 0 or running.highest:
             self.report.blame(
-                f"unclean: a finished run was taken up again: status {code}, units "
+                f"unclean: a finished run was resumed: status {code}, units "
                 f"{running.highest}; it said: {self._said()}"
             )
 
@@ -418,7 +408,7 @@ class Disturbed:
             blame(problem)
 
     def _judge_torn(self, found: Outcome) -> None:
-        """A damaged state that is still kept must be named by ``verify``; then it is put back."""
+        """Check that ``verify`` names a damaged state that is still kept; then restore it."""
         names = {row.file for row in found.epochs.values()}
         for file, before in list(self._torn.items()):
             if file.name not in names or not file.exists() or file.read_bytes() == before[file]:
@@ -436,7 +426,7 @@ class Disturbed:
             self._put_back(file)
 
     def _put_back(self, file: Path) -> None:
-        """Restore a damaged file, a store with all that belongs to it."""
+        """Restore a damaged file; a store with all its files."""
         before = self._torn.pop(file)
         if file.name == "run.sqlite":
             for part in self.run.glob("run.sqlite*"):
@@ -446,7 +436,7 @@ class Disturbed:
 
 
 def is_whole(store: bytes, folder: Path) -> bool:
-    """Whether SQLite finds nothing wrong with a store; without its log, which has its own sums."""
+    """Whether SQLite finds a store intact; without its log, which has its own checksums."""
     file = folder / "looked-at.sqlite"
     file.write_bytes(store)
     try:
@@ -461,7 +451,7 @@ def is_whole(store: bytes, folder: Path) -> bool:
 
 
 def torn(data: bytes, rng: random.Random) -> bytes:
-    """Return a file's bytes after an accident: cut, a page zeroed, a bit turned, or none left."""
+    """Return a file's bytes after damage: truncated, a page zeroed, a bit flipped, or empty."""
     how = rng.choice(["cut", "zeros", "bit", "bit", "empty"])
     if how == "empty" or not data:
         return b""

@@ -1,10 +1,9 @@
-"""The program that the campaign disturbs: ``python -m benchmarks.faults.job SPEC``.
+"""The program under test in the campaign: ``python -m benchmarks.faults.job SPEC``.
 
-SPEC is JSON: the problem, ``data``, ``run``, ``workers``, ``keep``, ``state_dir`` and
-``how``: "script" searches, with ``if_exists``; "resume" calls `cerebro.resume`, with
-``epochs``.
-Exit status 0 if the run finished, 1 after an error that Cerebro explains, 2 after any
-other, 130 after Ctrl-C and 143 after SIGTERM.
+SPEC is JSON: the problem, ``data``, ``run``, ``workers``, ``keep``, ``state_dir`` and ``how``:
+"script" searches, with ``if_exists``; "resume" calls `cerebro.resume`, with ``epochs``. Exit status
+0 if the run finished, 1 after a Cerebro error, 2 after any other, 130 after Ctrl-C and 143 after
+SIGTERM.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from cerebro.errors import CerebroError
 
 
 class Told:
-    """Tells the campaign what the coordinator knows."""
+    """Reports the coordinator's events to the campaign."""
 
     def on_unit_end(self, trial: Any, metrics: Any) -> None:
         tell(f"done {trial.number}")

@@ -1,9 +1,8 @@
-"""What the searches of the campaign train: small models that tell when a unit begins.
+"""The campaign's models: small, and they report when a unit begins.
 
-They run in the workers. A model counts the units it has been through in its own
-state, so that what it tells does not come from Cerebro's books: ``start PID TRIAL
-POSITION NANOSECONDS`` goes into the pipe named by ``CEREBRO_FAULTS_EVENTS`` when the
-first batch of unit POSITION arrives.
+They run in the workers. A model counts its units in its own state, so its reports are independent
+of Cerebro's records: it writes ``start PID TRIAL POSITION NANOSECONDS`` to the pipe named by
+``CEREBRO_FAULTS_EVENTS`` when the first batch of unit POSITION arrives.
 """
 
 from __future__ import annotations
@@ -21,23 +20,24 @@ import numpy as np
 
 EVENTS = "CEREBRO_FAULTS_EVENTS"
 CHILDREN = "CEREBRO_FAULTS_CHILDREN"
-"""Where set, every worker starts a process of its own, as user code may."""
+"""If set, every worker starts a child process, as user code may."""
 
 DEAF = ".deaf"
-"""A file named like the pipe and so: who finds it removes it and does not listen for a while."""
+"""Suffix of a file named after the pipe: the process that finds it deletes it and blocks for a
+while."""
 DEAF_SECONDS = 20
 
 SECONDS_PER_BATCH = 0.0004
-"""Stands for computing, and takes none: moments inside of a unit are to be hit."""
+"""Simulates computing without CPU time, so that faults can strike inside a unit."""
 
 _pipe: list[int] = []
 _children: list[subprocess.Popen[bytes]] = []
 
 
 def tell(line: str) -> None:
-    """Write a line to the campaign's pipe; lines are short enough to be written whole.
+    """Write a line to the campaign's pipe; lines are short enough to be atomic.
 
-    OSError if the campaign has gone: nobody would end a run that waited for it.
+    OSError if the campaign is gone; otherwise a waiting run would never end.
     """
     path = os.environ.get(EVENTS)
     if path is None:
@@ -49,7 +49,7 @@ def tell(line: str) -> None:
 
 
 def be_deaf_if_told() -> None:
-    """Call into C without releasing the interpreter, as user code may, if the campaign asks."""
+    """On the campaign's request, block in C without releasing the GIL, as user code may."""
     path = os.environ.get(EVENTS, "")
     with contextlib.suppress(OSError):
         os.unlink(path + DEAF)  # noqa: PTH108
@@ -58,7 +58,8 @@ def be_deaf_if_told() -> None:
 
 
 class Teller:
-    """Says when a unit begins; has no ``__dict__``, for it is no part of the model's state."""
+    """Reports when a unit begins; has no ``__dict__``, because it is not part of the model's
+    state."""
 
     __slots__ = ("begun", "rehearsing", "trial")
 
@@ -81,7 +82,7 @@ class Teller:
 
 
 def in_rehearsal() -> bool:
-    """Whether this is the check before the first trial, which is no unit."""
+    """Whether this is the check before the first trial, which is not a unit."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_globals.get("__name__") == "cerebro.worker.rehearsal":
@@ -91,13 +92,13 @@ def in_rehearsal() -> bool:
 
 
 def in_worker() -> bool:
-    """Whether this process is a worker: what others start is nobody's to end."""
+    """Whether this process is a worker: children of other processes are not cleaned up."""
     main = getattr(sys.modules["__main__"], "__spec__", None)
     return main is not None and main.name == "cerebro._worker"
 
 
 class Counted:
-    """A model that counts its units, and grows: no two states are equally long."""
+    """A model that counts its units and grows, so that no two states have the same length."""
 
     def __init__(self, model: Any, trial: int, framework: str) -> None:
         self.framework = framework
@@ -146,7 +147,7 @@ class LeastSquares:
         self.config = config
         self.w = np.zeros(4)
         self.v = np.zeros(4)
-        self.trace = np.zeros((config["rows"], 4))  # so that a state has several pages
+        self.trace = np.zeros((config["rows"], 4))  # makes a state several pages long
 
     def train_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
         x, y = batch["x"], batch["y"]

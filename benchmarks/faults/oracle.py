@@ -1,7 +1,7 @@
-"""What a run must have come to, and whether it has.
+"""The expected result of a run, and the comparison with it.
 
-Reads runs with SQLite alone. The undisturbed outcome of a problem is trained once, in
-one process; every trial, epoch, hash and metric of a disturbed run must equal it.
+Reads runs with SQLite only. The fault-free result of a problem is trained once, in one process;
+every trial, epoch, hash and metric of a disturbed run must equal it.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ class EpochOutcome:
 
 @dataclass
 class Outcome:
-    """What a store says."""
+    """The contents of a store."""
 
     status: str
     trials: dict[int, tuple[str, str]] = field(default_factory=dict)
     """Configuration and status of every trial."""
     epochs: dict[tuple[int, int], EpochOutcome] = field(default_factory=dict)
     units: dict[tuple[int, int, int], int] = field(default_factory=dict)
-    """How many rows there are of a unit."""
+    """The number of rows per unit."""
 
 
 def read_outcome(run: Path, patience: float = 60.0) -> Outcome:
-    """Read a run's store; works while the run goes on."""
-    # Whoever may write and leaves last copies the log into the store: that is not ours to do.
+    """Read a run's store, even while it runs."""
+    # The last connection with write access copies the log into the store on closing; this reader
+    # must not.
     mode = "ro" if (run / "run.sqlite-wal").exists() else "rw"
     uri = f"{(run / 'run.sqlite').resolve().as_uri()}?mode={mode}"
     with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=patience)) as store:
@@ -74,7 +75,7 @@ def read_outcome(run: Path, patience: float = 60.0) -> Outcome:
 
 
 class Oracles:
-    """Undisturbed outcomes, trained when first asked for."""
+    """Fault-free results, trained on first use."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -116,19 +117,20 @@ class Oracles:
             check=False,
         )
         if done.returncode != 0:
-            raise RuntimeError(f"the undisturbed run failed:\n{done.stdout}{done.stderr}")
+            raise RuntimeError(f"the fault-free run failed:\n{done.stdout}{done.stderr}")
         return read_outcome(run)
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The environment of a child: the checkout can be imported, one compute thread."""
+    """The environment of a child: the importable checkout, one compute thread."""
     path = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     fixed = {"PYTHONPATH": os.pathsep.join(path), "PYTHONDONTWRITEBYTECODE": "1"}
     return {**os.environ, **fixed, **more}
 
 
 def differences(found: Outcome, wanted: Outcome) -> list[str]:
-    """Say what a finished run has other than the undisturbed one; "lost", "wrong" come first."""
+    """List how a finished run differs from the fault-free one; lines begin with "lost", "wrong",
+    ..."""
     lines = []
     if found.status != "finished":
         lines.append(f"unfinished: the run is {found.status}")
@@ -138,7 +140,7 @@ def differences(found: Outcome, wanted: Outcome) -> list[str]:
         elif found.trials[number] != wanted_trial:
             lines.append(f"wrong: trial {number} is {found.trials[number]}, not {wanted_trial}")
     for number in found.trials.keys() - wanted.trials.keys():
-        lines.append(f"wrong: there is a trial {number}")
+        lines.append(f"wrong: unexpected trial {number}")
     for (trial, epoch), right in wanted.epochs.items():
         ours = found.epochs.get((trial, epoch))
         if ours is None:
@@ -150,12 +152,12 @@ def differences(found: Outcome, wanted: Outcome) -> list[str]:
                 f"wrong: trial {trial} epoch {epoch} has {ours.metrics}, not {right.metrics}"
             )
     for trial, epoch in found.epochs.keys() - wanted.epochs.keys():
-        lines.append(f"wrong: there is an epoch {epoch} of trial {trial}")
+        lines.append(f"wrong: unexpected epoch {epoch} of trial {trial}")
     return lines
 
 
 def kept_epochs(outcome: Outcome, keep: str, metric: str = "loss") -> dict[int, set[int]]:
-    """Which epochs of each trial keep their state: the smallest `metric` is best."""
+    """The epochs of each trial whose states are kept: the smallest `metric` is best."""
     kept: dict[int, set[int]] = {number: set() for number in outcome.trials}
     for trial in kept:
         mine = {e: o.metrics[metric] for (t, e), o in outcome.epochs.items() if t == trial}
@@ -170,7 +172,7 @@ def kept_epochs(outcome: Outcome, keep: str, metric: str = "loss") -> dict[int, 
 
 
 def state_problems(run: Path, outcome: Outcome, keep: str) -> list[str]:
-    """Say which kept states are missing, damaged or too many."""
+    """List the kept states that are missing, damaged or unexpected."""
     lines = []
     wanted = kept_epochs(outcome, keep)
     for (trial, epoch), row in sorted(outcome.epochs.items()):
@@ -183,7 +185,7 @@ def state_problems(run: Path, outcome: Outcome, keep: str) -> list[str]:
         if not file.exists():
             lines.append(f"lost: {row.file}")
         elif hash_of(file) != row.state_hash:
-            lines.append(f"wrong: {row.file} is not what its row says")
+            lines.append(f"wrong: {row.file} does not match its row")
     return lines
 
 
@@ -192,7 +194,7 @@ def hash_of(file: Path) -> str:
 
 
 def stray_files(run: Path, state_dir: Path | None, outcome: Outcome) -> list[str]:
-    """Name the files that a finished run should not have left."""
+    """List the files that a finished run should not have left."""
     known = {"run.sqlite", "owner.lock"}
     known.update(f"states/{row.file}" for row in outcome.epochs.values() if row.file)
     known.update(f"trials/{number}.log" for number in outcome.trials)
@@ -202,13 +204,13 @@ def stray_files(run: Path, state_dir: Path | None, outcome: Outcome) -> list[str
         if not file.is_dir() and name not in known:
             lines.append(f"stray: {name}")
     if state_dir is not None and state_dir.exists():
-        claim = "cerebro-run"  # says whose folder it is
+        claim = "cerebro-run"  # names the folder's run
         lines += [f"stray: {f}" for f in sorted(state_dir.iterdir()) if f.name != claim]
     return lines
 
 
 def committed(states: Path) -> dict[int, int]:
-    """Units that each live trial has committed, as its slots say."""
+    """The committed units of each live trial, from its slots."""
     found = {}
     for page in states.glob("*.slots") if states.exists() else ():
         if not page.stem.isdigit():

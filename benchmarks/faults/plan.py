@@ -1,9 +1,8 @@
-"""What happens to a run: drawn from a seed, before anything starts.
+"""A run's faults, drawn from a seed before anything starts.
 
-A run is a row of *legs*: a process that searches or resumes, and the faults that strike
-it at their moments. The last fault of a leg may end it; another leg follows until the
-run is finished. The drawing is exact, so a seed names a run; what a fault then hits
-depends on the machine's timing as well.
+A run is a sequence of *legs*: a process that searches or resumes, and its timed faults. The last
+fault of a leg may end it; another leg follows until the run is finished. The draw is deterministic,
+so a seed identifies a run; a fault's exact target also depends on timing.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from benchmarks.faults.shim import ANY, CLASSES, COORDINATOR, WORKER
 class Moment:
     """When a fault strikes.
 
-    ``unit``: the `count`-th unit from the leg's start begins, and `offset` seconds pass.
-    ``call``: before the `count`-th operation on the run's files, of some classes, in the
-    coordinator or in workers; the process that makes it is halted there.
-    ``start``: `offset` seconds after the leg's process was started.
+    ``unit``: the `count`-th unit from the leg's start begins, and `offset` seconds pass. ``call``:
+    before the `count`-th operation on the run's files, of some classes, in the coordinator or in
+    workers; the calling process is halted there. ``start``: `offset` seconds after the leg's
+    process was started.
     """
 
     kind: str
@@ -37,7 +36,7 @@ class Fault:
     kind: str
     moment: Moment
     seed: int
-    """For what else is to be drawn when it strikes."""
+    """Seed for further draws when it strikes."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +54,13 @@ class Plan:
     problem: Problem
     keep: str
     state_dir: str | None
-    """None: in the run's folder; ``memory``: a folder that a loss of power empties."""
+    """None: in the run's folder; ``memory``: a folder that a power loss empties."""
     children: bool
-    """Whether workers start processes of their own."""
+    """Whether workers start child processes."""
     disk: bool
-    """Whether the run lies on a small disk of its own."""
+    """Whether the run is on a separate small disk."""
     again: bool
-    """Whether the finished run is taken up once more, which must do nothing."""
+    """Whether the finished run is resumed once more, which must do nothing."""
     further: bool
     """Whether the finished run is trained for one more epoch."""
     legs: tuple[Leg, ...] = field(default=())
@@ -76,7 +75,7 @@ class Plan:
 
     @property
     def goes_back(self) -> bool:
-        """Whether a fault may cost more than units in flight, whose rows then repeat."""
+        """Whether a fault may cost more than running units, whose rows then repeat."""
         kinds = {fault.kind for leg in self.legs for fault in leg.faults}
         return bool(kinds & (TORN.keys() | POWER.keys()))
 
@@ -86,12 +85,12 @@ class Plan:
 
 
 def calm(seed: int) -> Plan:
-    """A run that nothing disturbs."""
+    """A run without faults."""
     problem = Problem(trials=3, shards=3, epochs=2)
     return Plan(seed, problem, "last", None, False, False, False, False, (Leg("script", 2, ()),))
 
 
-# Weights say how often. A leg has up to three of the first two groups and one of the others.
+# Kinds and their weights. A leg has up to three of the first two groups and one of the others.
 WORKER_FAULTS = {"worker killed": 6, "socket cut": 3, "worker stopped": 1}
 PAUSES = {"worker paused": 1, "coordinator paused": 1, "all paused": 1, "second owner": 1}
 ENDS = {
@@ -146,9 +145,9 @@ MAX_OFFSET = 0.006
 
 
 def draw(seed: int, kinds: frozenset[str] = frozenset(ALL)) -> Plan:
-    """Draw the run of a seed, of those kinds of faults that can be had here."""
+    """Draw the run of a seed, with the kinds of faults that this machine supports."""
     rng = random.Random(f"faults-{seed}")
-    # What a loss of power would leave is not kept on a disk that runs full.
+    # The shadow for a power loss is not kept on a disk that fills up.
     kinds -= frozenset(rng.choice([list(POWER), SMALL_DISK]))
     problem = Problem(
         searcher=rng.choice(["random", "grid", "tournament"]),
@@ -180,7 +179,7 @@ def draw(seed: int, kinds: frozenset[str] = frozenset(ALL)) -> Plan:
 def _faults(
     rng: random.Random, problem: Problem, workers: int, kinds: frozenset[str]
 ) -> list[Fault]:
-    """Draw the faults of one leg: disturbances first, then at most one that may end it."""
+    """Draw the faults of one leg: minor ones first, then at most one that may end it."""
     faults = []
     if workers > 0:
         for _ in range(rng.choice([0, 0, 1, 1, 2, 3])):
@@ -197,7 +196,7 @@ def _faults(
     found = [fault for fault in faults if fault is not None]
     first = [f for f in found if f.kind in WORKER_FAULTS or f.kind in PAUSES]
     last = [f for f in found if f not in first][:1]
-    # The shim does one thing at a time: only one fault of a leg may need it.
+    # The shim handles one fault at a time, so only one fault of a leg may need it.
     calls = [f for f in (*last, *first) if f.moment.kind == "call" or f.kind in SHIMMED]
     first = [f for f in first if f not in calls[1:]]
     return sorted(first, key=lambda f: f.moment.count) + last

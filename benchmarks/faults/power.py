@@ -1,11 +1,9 @@
-"""What a loss of power leaves of a folder, made from what shim.c has kept.
+"""Simulate a power loss of a folder, from the shadow kept by shim.c.
 
-The picture has the names that each folder had when it was last synced, and the bytes
-that each file had when it was last synced. A file that never was is empty. Disks may
-also have written more than they were asked to: a *mix* takes every name that is not
-settled from before or after, and every page of 4096 bytes that is not settled from the
-synced bytes, from the newest, or as zeros; lengths likewise. That is harsher than file
-systems with a journal are.
+The result has each folder's names and each file's bytes as of their last sync. A file that was
+never synced is empty. Disks may also have written more than requested. A *mix* takes every unsynced
+name from before or after, and every unsynced page of 4096 bytes from the synced bytes, from the
+newest, or as zeros; lengths likewise. That is harsher than journaling file systems.
 """
 
 from __future__ import annotations
@@ -21,14 +19,14 @@ PAGE = 4096
 
 @dataclass(frozen=True)
 class Name:
-    """An entry of a folder: what it leads to."""
+    """The target of a folder's entry."""
 
     inode: int
     is_folder: bool
 
 
 def begin_shadow(root: Path, shadow: Path) -> None:
-    """Take all that is below `root` now as durable, and forget what was kept before."""
+    """Treat everything below `root` as durable now, and discard the previous shadow."""
     shutil.rmtree(shadow, ignore_errors=True)
     for kind in ("files", "folders", "inodes"):
         (shadow / kind).mkdir(parents=True)
@@ -47,16 +45,11 @@ def begin_shadow(root: Path, shadow: Path) -> None:
 
 
 def lose_power(root: Path, shadow: Path, mix: random.Random | None) -> None:
-    """Replace what is below `root` by what a loss of power leaves, and begin again from that.
+    """Replace the contents of `root` with the result of a power loss, and restart the shadow from
+    it.
 
-    Parameters
-    ----------
-    root
-        The folder; no process uses it any more.
-    shadow
-        What shim.c has kept.
-    mix
-        Chooses what the disk has written without being asked to; None: nothing.
+    Parameters ---------- root The folder; no process may use it. shadow The shadow kept by shim.c.
+    mix Chooses the disk's unrequested writes; None: no such writes.
     """
     made = root.with_name(root.name + ".after")
     _rebuild(root, root.stat().st_ino, made, shadow, mix)
@@ -71,7 +64,7 @@ def lose_power(root: Path, shadow: Path, mix: random.Random | None) -> None:
 def _rebuild(
     now: Path | None, inode: int, made: Path, shadow: Path, mix: random.Random | None
 ) -> None:
-    """Make the folder `made` of a folder's inode; `now` is where it is now, if anywhere."""
+    """Rebuild the folder of an inode at `made`; `now` is its present path, if any."""
     made.mkdir()
     kept = _names_kept(shadow / "folders" / str(inode))
     current = _names_now(now)
@@ -114,7 +107,7 @@ def _names_now(folder: Path | None) -> dict[str, Name]:
 
 
 def content(synced: bytes | None, newest: bytes, mix: random.Random | None) -> bytes:
-    """Return the bytes that are found of a file after the power is back.
+    """Return a file's bytes after the power loss.
 
     `synced` is None if it was never synced.
     """
@@ -124,9 +117,9 @@ def content(synced: bytes | None, newest: bytes, mix: random.Random | None) -> b
         return newest
     old = synced or b""
     length = mix.choice([len(old), len(newest)])
-    if length > len(old) and mix.random() < 0.3:  # cut within what was added
+    if length > len(old) and mix.random() < 0.3:  # cut within the added part
         length = mix.randrange(len(old), length)
-    whole = mix.random()  # now and then all of it, or nothing, has been written
+    whole = mix.random()  # sometimes all or nothing was written
     pages = []
     for start in range(0, length, PAGE):
         size = min(PAGE, length - start)

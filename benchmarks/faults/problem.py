@@ -1,8 +1,8 @@
-"""What is searched: a data set, a space, and how much of it; and the undisturbed outcome.
+"""The problem of a search: a data set, a space and its extent.
 
-A `Problem` is everything that a run's results depend on. How many workers there are,
-which states are kept and where live states lie must change nothing, so one undisturbed
-run serves as the oracle of all runs of a problem.
+A `Problem` is everything that a run's results depend on. The number of workers, the kept states and
+the place of live states must not change results, so one fault-free run is the oracle for all runs
+of a problem.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Problem:
 
     @property
     def units_per_epoch(self) -> int:
-        return self.shards + 1  # the last one validates
+        return self.shards + 1  # the last one is validation
 
     @property
     def units(self) -> int:
@@ -39,14 +39,14 @@ class Problem:
 
     @property
     def adaptive(self) -> bool:
-        """Whether the searcher decides which trials train how long."""
+        """Whether the searcher decides how long trials train."""
         return self.searcher == "tournament"
 
     def name(self) -> str:
         return "-".join(str(value) for value in asdict(self).values())
 
     def data(self, folder: Path) -> Path:
-        """Make the problem's data set in `folder` unless it is there, and return its path."""
+        """Create the problem's data set in `folder` if missing, and return its path."""
         import cerebro
 
         rng = np.random.default_rng([self.shards, self.seed])
@@ -58,7 +58,7 @@ class Problem:
         return path
 
     def arguments(self) -> dict[str, Any]:
-        """Keywords of `cerebro.search`, without those that must change nothing."""
+        """Keywords of `cerebro.search`, without those that must not affect results."""
         import cerebro
         from benchmarks.faults import models
         from benchmarks.faults.searchers import Tournament

@@ -1,4 +1,4 @@
-"""Processes of a run: finding them by a mark in their environment, and striking them."""
+"""A run's processes: find them by a mark in their environment, and strike them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def marked(mark: str) -> list[int]:
-    """Return the processes that have inherited a mark; zombies have no environment any more."""
+    """Return the processes that have inherited a mark, without zombies, which have no
+    environment."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -38,7 +39,7 @@ def has_mark(pid: int, mark: str) -> bool:
 
 
 def command_of(pid: int) -> str:
-    """A process's command line; nothing if it is gone."""
+    """A process's command line; empty if it is gone."""
     try:
         text = Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
         return text.replace("\0", " ").strip()
@@ -68,7 +69,7 @@ def send(pid: int, number: int) -> bool:
 
 
 def kill_all(mark: str, first: Iterable[int] = ()) -> None:
-    """Kill every process of a run, `first` before the others, until there is none."""
+    """Kill every process of a run, `first` before the others, until none is left."""
     for pid in first:
         send(pid, signal.SIGKILL)
     while True:
@@ -81,7 +82,7 @@ def kill_all(mark: str, first: Iterable[int] = ()) -> None:
 
 
 def wait_gone(pids: Iterable[int], seconds: float) -> list[int]:
-    """Wait until processes have ended; return those that have not after so many seconds."""
+    """Wait for processes to end; return those still running after the time limit in seconds."""
     poll = select.poll()
     watched: dict[int, int] = {}
     for pid in pids:
@@ -106,7 +107,7 @@ def wait_gone(pids: Iterable[int], seconds: float) -> list[int]:
 
 
 def cut_sockets(pid: int) -> int:
-    """Shut down the stream sockets of another process; return how many there were.
+    """Shut down the stream sockets of another process; return their number.
 
     The descriptors are fetched with ``pidfd_getfd``, which needs the right to trace it.
     """
@@ -146,13 +147,13 @@ def is_stopped(pid: int) -> bool:
 
 
 def wait_stopped(pid: int) -> None:
-    """Wait until a process that is about to stop itself has done so, or is gone."""
+    """Wait until a process that is stopping itself has stopped, or is gone."""
     while has_environment(pid) and not is_stopped(pid):
         time.sleep(0.0005)
 
 
 def has_environment(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
+    """Whether a process exists and is not a zombie."""
     try:
         return bool(Path(f"/proc/{pid}/environ").read_bytes())
     except OSError:

@@ -1,4 +1,4 @@
-"""One leg while it runs: hears what its processes tell, and strikes at the moments."""
+"""One running leg: receives its processes' messages, and strikes on time."""
 
 from __future__ import annotations
 
@@ -23,42 +23,42 @@ from benchmarks.faults.plan import PAUSES, SHIMMED, WORKER_FAULTS, Fault, Leg
 from benchmarks.faults.shim import CLASSES, Shim
 
 LEG_SECONDS = 120.0
-"""A leg that takes longer hangs."""
+"""A leg that takes longer counts as hanging."""
 
 CHANGING = CLASSES["create"] | CLASSES["rename"] | CLASSES["unlink"] | CLASSES["folder"]
 
 
 @dataclass
 class Death:
-    """A worker that was struck, and how often units ran again because of it."""
+    """A worker that was struck, and the number of units that ran again because of it."""
 
     kind: str
     pid: int
     nanoseconds: int
     repeated: int = 0
     seconds: float | None = None
-    """Until the same unit ran again; None: there was nothing to run again."""
+    """Time until the same unit ran again; None: no unit had to run again."""
 
 
 @dataclass
 class Report:
-    """What came of one run."""
+    """The report of one run."""
 
     seed: int
     struck: Counter[str] = field(default_factory=Counter)
     missed: Counter[str] = field(default_factory=Counter)
-    """Faults whose moment did not come: the leg was over before."""
+    """Faults that did not happen because the leg ended first."""
     problems: list[str] = field(default_factory=list)
     deaths: list[Death] = field(default_factory=list)
     repeated_at_resume: list[int] = field(default_factory=list)
-    """Units of a trial that ran again after its coordinator had ended."""
+    """Units of a trial that ran again after its coordinator ended."""
     exits: list[float] = field(default_factory=list)
     """Seconds that workers outlived their coordinator."""
     refusals: list[str] = field(default_factory=list)
-    """With what damaged files were refused."""
+    """The errors that rejected damaged files."""
     legs: int = 0
     epochs: int = 0
-    """Results compared with the undisturbed run."""
+    """Results compared with the fault-free run."""
     seconds: float = 0.0
     story: list[str] = field(default_factory=list)
 
@@ -76,31 +76,31 @@ class Report:
 
 @dataclass
 class Progress:
-    """How far the trials have come, as far as the campaign has heard."""
+    """The trials' progress, as reported to the campaign."""
 
     highest: dict[int, int] = field(default_factory=dict)
     """The last unit of each trial that has begun."""
     floor: dict[int, int] = field(default_factory=dict)
-    """Units of each trial that must not be lost when it goes on."""
+    """Units of each trial that must not be lost when it continues."""
     set_back: set[int] = field(default_factory=set)
-    """Trials that may go back to their floor when they go on: files were damaged or power lost."""
+    """Trials that may continue from their floor, because files were damaged or power was lost."""
 
     def take(self, highest: dict[int, int], committed: dict[int, int]) -> None:
-        """Add what came of a leg; trials that it did not get to stand where they stood."""
+        """Add the result of a leg; trials that it did not reach keep their position."""
         for trial, position in highest.items():
             self.highest[trial] = position
             self.floor[trial] = committed.get(trial, 0)
             self.set_back.discard(trial)
 
     def go_back(self, floor: dict[int, int], trials: Iterable[int] | None = None) -> None:
-        """Some trials, or all, may have lost what is beyond `floor`."""
+        """Some or all trials may have lost progress beyond `floor`."""
         for trial in self.highest.keys() & (self.highest if trials is None else trials):
             self.floor[trial] = min(self.floor.get(trial, 0), floor.get(trial, 0))
             self.set_back.add(trial)
 
 
 class Place(Protocol):
-    """Where a run happens: its folder, its pipe, and what stands between it and its disk."""
+    """A run's environment: its folder, its pipe and the shim or disk."""
 
     mark: str
     run: Path
@@ -116,18 +116,8 @@ class Place(Protocol):
 class Running:
     """One leg: a process that searches or resumes, until it has ended.
 
-    Parameters
-    ----------
-    place
-        Where it happens.
-    leg
-        Which faults strike it.
-    process
-        The coordinator, just started.
-    progress
-        How far the legs before have come.
-    report
-        Takes what is found.
+    Parameters ---------- place The run's environment. leg Its faults. process The coordinator, just
+    started. progress The progress of earlier legs. report Receives the findings.
     """
 
     def __init__(
@@ -149,22 +139,22 @@ class Running:
         self._armed = next((f for f in leg.faults if f.moment.kind == "call"), None)
         self._began = time.monotonic()
         self.end: Fault | None = None
-        """The fault that has ended the leg, or may have."""
+        """The fault that ended the leg, or may have."""
         self.highest: dict[int, int] = {}
         self.done: dict[int, int] = {}
-        """Units of each trial that the coordinator has heard to be committed."""
+        """Units of each trial whose commits the coordinator has received."""
         self.deaths: list[Death] = []
         self.durable: dict[int, int] = {}
-        """Epochs of each trial that a reader saw in the store before a loss of power."""
+        """Epochs of each trial that a reader saw in the store before a power loss."""
         self.status: str | None = None
-        """Of the run, as the coordinator gave it at its end."""
+        """The run's, from the coordinator at its end."""
         self.hung = False
         self._deaf = False
         self._untold: deque[str] = deque()
         self._arm()
 
     def watch(self) -> int:
-        """Wait for the end of the coordinator, striking on the way; return its exit status."""
+        """Inject faults until the coordinator ends; return its exit status."""
         child = os.pidfd_open(self._process.pid)
         try:
             while self._process.poll() is None:
@@ -187,11 +177,11 @@ class Running:
 
     @property
     def begun(self) -> set[int]:
-        """The workers that have told of a unit."""
+        """The workers that have reported a unit."""
         return {pid for pid, trial in self._running.items() if trial >= 0}
 
     def _give_up(self) -> None:
-        """Have all processes say where they are, then kill them."""
+        """Make all processes dump their stacks, then kill them."""
         self.hung = True
         for pid in processes.marked(self._place.mark):
             processes.send(pid, signal.SIGABRT)
@@ -199,16 +189,16 @@ class Running:
         time.sleep(1.0)
         processes.kill_all(self._place.mark)
 
-    # --- hearing -----------------------------------------------------------
+    # --- receiving -----------------------------------------------------------
 
     def _listen(self, timeout: float, child: int | None = None) -> None:
-        """Hear what is told; a strike that listens too goes on with what was told before it."""
+        """Receive messages; a strike that also receives continues with earlier ones."""
         self._untold.extend(self._place.lines(timeout, child))
         while self._untold:
             self.hear(self._untold.popleft())
 
     def hear(self, line: str) -> None:
-        """Take in a line that a process has told."""
+        """Handle a line from a process."""
         word, *rest = line.split()
         if word == "start":
             pid, trial, position, nanoseconds = map(int, rest)
@@ -224,7 +214,7 @@ class Running:
             self._report.tell(f"  halted in {' '.join(rest[1:])}")
             if self._armed is not None and self._process.poll() is None:
                 fault, self._armed = self._armed, None
-                processes.wait_stopped(int(rest[0]))  # it tells before it stops
+                processes.wait_stopped(int(rest[0]))  # it reports before it stops
                 self._strike(fault, int(rest[0]))
 
     def _unit_began(self, pid: int, trial: int, position: int, nanoseconds: int) -> None:
@@ -241,12 +231,12 @@ class Running:
             self._strike(fault, pid)
 
     def _check_resumed(self, trial: int, position: int) -> None:
-        """A trial goes on where it was: with the first unit that was not committed."""
+        """Check that a trial continues with its first uncommitted unit."""
         floor = self._before.floor.get(trial, 0)
         last = self._before.highest.get(trial, -1)
         if position < floor:
             self._report.blame(
-                f"lost: trial {trial} went on from unit {position}; {floor} were committed"
+                f"lost: trial {trial} continued from unit {position}; {floor} were committed"
             )
         clone = last < 0 and self._place.clones and position % self._place.units_per_epoch == 0
         if position > last + 1 and not clone:
@@ -258,13 +248,14 @@ class Running:
                 self._report.blame(f"repeated: {again} units of trial {trial} ran again")
 
     def _check_next(self, trial: int, position: int, nanoseconds: int) -> None:
-        """Within a leg only a worker's fault makes a unit run again, and only its own."""
+        """Check that within a leg only a worker's fault makes a unit run again, and only its
+        own."""
         last = self.highest[trial]
         if position > last + 1:
             self._report.blame(f"wrong: trial {trial} began unit {position}, after {last}")
         if position > last:
             return
-        # What a worker was running when it was struck is what it has told last.
+        # A struck worker was running the unit that it reported last.
         deaths = [d for d in self.deaths if self._running[d.pid] == trial and d.repeated == 0]
         if not deaths:
             self._report.blame(f"repeated: unit {position} of trial {trial} without a fault")
@@ -278,7 +269,7 @@ class Running:
     # --- striking ----------------------------------------------------------
 
     def _arm(self) -> None:
-        """Tell the shim what it is to strike."""
+        """Arm the shim."""
         fault, shim = self._armed, self._place.shim
         if shim is None:
             return
@@ -303,7 +294,7 @@ class Running:
                 shim.strike("slow", after=1, classes=CLASSES["sync"], delay=delay)
 
     def _strike(self, fault: Fault, pid: int | None) -> None:
-        """Carry out a fault; `pid` is the process that has just begun a unit or is halted."""
+        """Inject a fault; `pid` is the process that has just begun a unit or is halted."""
         kind = fault.kind
         rng = random.Random(fault.seed)
         if self._process.poll() is not None:
@@ -340,7 +331,7 @@ class Running:
         self._report.count(kind, struck)
 
     def _pause(self, kind: str, pid: int | None, rng: random.Random) -> None:
-        """Stop processes for a moment; nothing may come of it."""
+        """Stop processes for a moment, which must have no effect."""
         if kind == "second owner":
             self._second_owner(rng)
             return
@@ -358,7 +349,7 @@ class Running:
             processes.send(p, signal.SIGCONT)
 
     def _second_owner(self, rng: random.Random) -> None:
-        """Another process that takes up the run is refused, and told by whom."""
+        """Check that a second process is refused, with the owner's name."""
         done = subprocess.run(
             [sys.executable, "-m", "cerebro", "resume", str(self._place.run), "--workers", "1"],
             env=oracle.environment(**{processes.MARK: self._place.mark}),
@@ -386,7 +377,7 @@ class Running:
         elif kind in ("interrupted", "terminated"):
             number = signal.SIGINT if kind == "interrupted" else signal.SIGTERM
             processes.send(coordinator, number)
-            for p in processes.marked(self._place.mark):  # whom the shim has halted
+            for p in processes.marked(self._place.mark):  # halted by the shim
                 processes.send(p, signal.SIGCONT)
         elif kind == "disk full":
             self._fill_disk(rng)
@@ -400,7 +391,7 @@ class Running:
             processes.kill_all(self._place.mark, first)
 
     def _deafen_a_worker(self) -> None:
-        """Wait until a worker is inside of a C function that keeps the interpreter."""
+        """Wait until a worker is inside a C function that holds the GIL."""
         self._deaf = False
         self._place.deafen.touch()
         while not self._deaf and self._process.poll() is None:
@@ -421,7 +412,7 @@ class Running:
             self._place.shim.strike("fail", after=1, classes=CHANGING, error=errno.EROFS)
 
     def _read_durable(self) -> None:
-        """What a reader sees was synced before: it must be there after a loss of power."""
+        """Rows that a reader sees are already synced, so they must survive a power loss."""
         with suppress(sqlite3.Error, KeyError):
             if (self._place.run / "run.sqlite").exists():
                 for trial, _ in oracle.read_outcome(self._place.run, patience=1.0).epochs:

@@ -1,4 +1,4 @@
-"""Spoils a finished run on purpose: a campaign that does not notice proves nothing."""
+"""Corrupts a finished run on purpose: a campaign that does not detect it proves nothing."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ CAUGHT_AS = {
     "orphan": "orphans",
     "damaged store": "lost",
 }
-"""What can be spoilt, and the word with which the campaign must name it."""
+"""The kinds of corruption, and the word with which the campaign must report each."""
 
 
 def spoil(what: str, run: Path, mark: str) -> None:
-    """Do one of the things of `CAUGHT_AS` to a finished run."""
+    """Corrupt a finished run in one of the ways of `CAUGHT_AS`."""
     if what == "orphan":
         subprocess.Popen(
             ["sleep", "60"], env={**os.environ, processes.MARK: mark}, start_new_session=True

@@ -1,4 +1,4 @@
-"""A searcher that does all that searchers can: it pauses, resumes, stops and clones trials."""
+"""A searcher that uses all features: it pauses, resumes, stops and clones trials."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STATE = ("begun", "live", "paused", "clones", "cloned", "configs")
 class Tournament:
     """After the first epoch every third trial pauses; after the second one becomes a clone.
 
-    Paused trials go on when no other trial is left.
+    Paused trials continue when no other trial is left.
     """
 
     adaptive = True

@@ -1,22 +1,23 @@
-/* shim.c -- stands between a program and the C library's file calls.
+/* shim.c -- intercepts a program's file calls to the C library.
  *
  * The campaign compiles it, preloads it (LD_PRELOAD) into a run's processes and
  * shares a page of memory with them (CEREBRO_FAULTS_SHIM names its file). It
- * looks only at files below the page's `root`, and does three things:
+ * handles only files below the page's `root`, in three ways:
  *
  *   counts   operations that change files, of the classes and in the processes
- *            that the page asks for; the countdown-th of them is struck;
- *   strikes  halts the process there (SIGSTOP, after telling the campaign,
- * which then kills whom it likes), or makes this operation, or all from it on,
- * fail or take long; or lets a disk run full after so many bytes; keeps    what
- * a loss of power would leave: the bytes of a file as they were when it was
- * synced, the names in a folder as they were when the folder was. power.py
- * makes folders out of that.
+ *            that the page selects; the countdown-th of them is struck;
+ *   strikes  halts the process there (SIGSTOP, after notifying the campaign,
+ *            which then kills processes of its choice); or makes this
+ *            operation, or all from it on, fail or take long; or lets a disk
+ *            fill up after a number of bytes;
+ *   keeps    the state after a power loss: a file's bytes as of its last sync,
+ *            a folder's names as of the folder's last sync. power.py makes
+ *            folders from it.
  *
- * What is kept of a file is named by its inode. A second name for it in the
- * shadow keeps the inode from being used again. Writes through mappings are not
- * seen: a file changed only in that way is never synced here, which is what
- * Cerebro's slots are. Where the shadow is kept, nothing is really synced. */
+ * A file's copy is named by its inode. A second link to it in the shadow
+ * prevents reuse of the inode. Writes through mappings are not seen: a file
+ * changed only in that way, like Cerebro's slots, is never synced here. While
+ * the shadow is kept, nothing is really synced. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
@@ -56,16 +57,16 @@ enum { NOTHING, HALT, FAIL_ONCE, FAIL_ON, SHORT, SLOW, LIE };
 
 /* The shared page; shim.py has the same layout. */
 struct control {
-    _Atomic uint32_t classes; /* operations that count, 0: none */
-    _Atomic uint32_t roles;   /* processes in which they count */
+    _Atomic uint32_t classes; /* operations that count */
+    _Atomic uint32_t roles;   /* processes that count */
     _Atomic uint32_t action;
     _Atomic uint32_t error;    /* errno of failures */
     _Atomic uint32_t delay_us; /* of slow operations */
-    _Atomic uint32_t struck;   /* how often */
+    _Atomic uint32_t struck;   /* strikes so far */
     _Atomic uint32_t shadowed; /* whether the shadow is kept */
-    _Atomic uint32_t trouble;  /* what could not be kept */
+    _Atomic uint32_t trouble;  /* errors of the shadow */
     _Atomic int64_t countdown;
-    _Atomic int64_t room; /* bytes that the disk still takes, -1: no limit */
+    _Atomic int64_t room; /* free bytes of the disk; -1: no limit */
     char root[1024];
     char shadow[1024];
     char events[1024];
@@ -129,7 +130,7 @@ below_root(const char *path)
            (path[n] == '/' || path[n] == '\0');
 }
 
-/* The path of a descriptor, or 0 if it is none of ours. */
+/* Gets the path of a descriptor; 0 if it is not below `root`. */
 static int
 path_of_fd(int fd, char *path)
 {
@@ -144,7 +145,7 @@ path_of_fd(int fd, char *path)
     return below_root(path);
 }
 
-/* The absolute path of a name, or 0 if it is none of ours. */
+/* Gets the absolute path of a name; 0 if it is not below `root`. */
 static int
 path_of_name(int dirfd, const char *name, char *path)
 {
@@ -185,9 +186,9 @@ halt(const char *what, const char *path)
     (void)syscall(SYS_kill, getpid(), SIGSTOP);
 }
 
-/* Counts an operation; returns the errno with which it fails, or 0. *halved is
- * set where it is to be done by half: of a write half is written, of a sync
- * nothing is done but to say that it was. */
+/* Counts an operation; returns the errno with which it fails, or 0. Sets
+ * *halved if it is to be half done: a write writes half, a sync only pretends.
+ */
 static int
 count(uint32_t class, const char *what, const char *path, int *halved)
 {
@@ -226,7 +227,7 @@ count(uint32_t class, const char *what, const char *path, int *halved)
     }
 }
 
-/* Takes bytes of a disk that runs full; returns how many there were. */
+/* Takes bytes from a disk that fills up; returns how many were free. */
 static size_t
 take_room(size_t wanted)
 {
@@ -244,7 +245,7 @@ take_room(size_t wanted)
     return wanted;
 }
 
-/* --- what a loss of power leaves ------------------------------------------ */
+/* --- the state after a power loss ----------------------------------------- */
 
 static void
 trouble(void)
@@ -283,8 +284,8 @@ close_record(int fd, const char *temporary, const char *final)
         trouble();
 }
 
-/* Gives a file a second name, so that its inode stays its own. A file without
- * any name left is not held: nobody can find it again. */
+/* Gives a file a second name, so that its inode is not reused. A file without
+ * any name left is skipped: it cannot be found again. */
 static void
 hold(int fd, unsigned long long inode)
 {
@@ -309,8 +310,8 @@ keep_file(int fd, unsigned long long inode)
     if (to < 0)
         return;
     hold(fd, inode);
-    /* Read through the same descriptor: closing another one of this file would
-     * give up the locks that the process holds on it. */
+    /* Reads through the same descriptor: closing a different one of this file
+     * would release the process's locks on it. */
     n = (ssize_t)syscall(SYS_pread64, from, block, sizeof block, at);
     if (n < 0 && errno == EBADF) {
         (void)snprintf(self, sizeof self, "/proc/self/fd/%d", fd);
@@ -328,13 +329,13 @@ keep_file(int fd, unsigned long long inode)
     close_record(to, temporary, final);
 }
 
-/* Writes down a name of a folder as it is now; it may be gone already. */
+/* Records a folder's entry as it is now; it may be gone already. */
 static void
 keep_name(int to, int folder, const char *name)
 {
     char line[PATH_MAX];
     struct stat info;
-    /* O_PATH: closing it gives up no locks. */
+    /* O_PATH: closing it releases no locks. */
     int n, fd = (int)syscall(SYS_openat, folder, name,
                              O_PATH | O_NOFOLLOW | O_CLOEXEC, 0);
 
@@ -372,7 +373,7 @@ keep_folder(int fd, unsigned long long inode)
         close_record(to, temporary, final);
 }
 
-/* Returns 1 if a sync has been seen to. */
+/* Returns 1 if a sync has been handled. */
 static int
 keep(int fd)
 {
@@ -460,7 +461,7 @@ __open64_2(const char *path, int flags)
     return may_open(AT_FDCWD, path, flags) ? real(path, flags) : -1;
 }
 
-/* How much of a write is written: `n`, less, or -1 with errno. */
+/* Returns how much of a write to do: `n`, less, or -1 with errno. */
 static ssize_t
 writable(int fd, size_t n)
 {

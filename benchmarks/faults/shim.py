@@ -32,7 +32,7 @@ NAMES = ("classes", "roles", "action", "error", "delay_us", "struck", "shadowed"
 
 
 class CannotCompile(Exception):
-    """There is no C compiler, or it refuses."""
+    """The C compiler is missing or fails."""
 
 
 def compile_shim(folder: Path) -> Path:
@@ -42,7 +42,7 @@ def compile_shim(folder: Path) -> Path:
     compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
     found = shutil.which(compiler) or shutil.which("cc") or shutil.which("gcc")
     if found is None:
-        raise CannotCompile("there is no C compiler")
+        raise CannotCompile("no C compiler found")
     command = [found, "-std=gnu11", "-O1", "-Wall", "-Wextra", "-fPIC", "-shared", "-o"]
     made = subprocess.run(
         [*command, str(library), str(source), "-ldl"], capture_output=True, text=True, check=False
@@ -53,18 +53,11 @@ def compile_shim(folder: Path) -> Path:
 
 
 class Shim:
-    """The page of one run: what its files below `root` are to suffer.
+    """The page of one run: the faults for its files below `root`.
 
-    Parameters
-    ----------
-    library
-        The compiled shim.
-    folder
-        Where the page and the shadow go; on the file system of `root`.
-    root
-        The files that are followed.
-    events
-        The pipe that halted processes are told to.
+    Parameters ---------- library The compiled shim. folder Where the page and the shadow go; on the
+    file system of `root`. root The folder of the watched files. events The pipe that reports halted
+    processes.
     """
 
     def __init__(self, library: Path, folder: Path, root: Path, events: Path) -> None:
@@ -81,11 +74,11 @@ class Shim:
         self.calm()
 
     def environment(self) -> dict[str, str]:
-        """What a process must find in its environment to be followed."""
+        """The environment variables of a watched process."""
         return {"LD_PRELOAD": str(self._library), "CEREBRO_FAULTS_SHIM": str(self._file)}
 
     def calm(self) -> None:
-        """Let everything through from now on."""
+        """Inject no faults from now on."""
         self._set("classes", 0)
         self._set("struck", 0)
         self.set_room(-1)
@@ -111,21 +104,21 @@ class Shim:
         self._set("classes", classes)
 
     def set_room(self, nbytes: int) -> None:
-        """Say how many bytes the disk still takes; -1: as many as it really has."""
+        """Set the disk's free bytes; -1: the real number."""
         struct.pack_into("<q", self._page, WORDS + 8, nbytes)
 
     @property
     def struck(self) -> int:
-        """How often something has been struck since `strike`."""
+        """The number of strikes since `strike`."""
         return self._get("struck")
 
     @property
     def trouble(self) -> int:
-        """How often something could not be kept: then what power.py makes is worthless."""
+        """The number of files that could not be kept; if any, power.py's result is invalid."""
         return self._get("trouble")
 
     def keep_shadow(self) -> None:
-        """Begin to keep what a loss of power would leave."""
+        """Start the shadow for a power loss."""
         self._set("shadowed", 1)
 
     def close(self) -> None:

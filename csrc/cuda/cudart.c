@@ -4,12 +4,12 @@
 #include <string.h>
 
 #define OLDEST 12000
-/* Driver functions as they were in CUDA 12.0: none has changed since. */
+/* Driver functions as of CUDA 12.0; they have not changed since. */
 #define ENTRY_POINT_VERSION 12000
 
 /* --- errors --------------------------------------------------------------- */
 
-/* What to do about an error; the rest say enough by themselves. */
+/* The cure for an error; other errors' names say enough. */
 static const char *
 advice(int code)
 {
@@ -23,7 +23,7 @@ advice(int code)
         return "CUDA does not survive a fork: start processes with 'spawn' or "
                "'forkserver'; if this one was not forked, see nvidia-smi";
     case CER_CUDA_DEVICES_TAKEN:
-        return "another process has the device for itself, or it failed: see "
+        return "another process uses the device exclusively, or it failed: see "
                "nvidia-smi";
     case CER_CUDA_NO_DEVICE:
         return "see CUDA_VISIBLE_DEVICES and nvidia-smi";
@@ -43,15 +43,14 @@ advice(int code)
     case CER_CUDA_ADDRESS_SPACE:
     case CER_CUDA_INVALID_PC:
     case CER_CUDA_LAUNCH_FAILURE:
-        return "this process cannot use the device any more, a new one can";
+        return "this process can no longer use the device, a new process can";
     case CER_CUDA_SYSTEM_NOT_READY:
-        return "the machine's fabric manager does not run: start "
-               "nvidia-fabricmanager";
+        return "the fabric manager is not running: start nvidia-fabricmanager";
     case CER_CUDA_DRIVER_MISMATCH:
         return "the driver was updated while it was loaded: restart the "
                "machine";
     case CER_CUDA_BAD_COMPAT:
-        return "a compatibility library is in the way: take it out of "
+        return "a CUDA compatibility library is in the way: remove it from "
                "LD_LIBRARY_PATH";
     case CER_CUDA_UNKNOWN:
         return "the driver did not start: see nvidia-smi and the system's log";
@@ -93,7 +92,7 @@ no_driver(cer_error *err)
                     "not in this container");
 }
 
-/* The newest CUDA that the driver runs. */
+/* The newest CUDA version that the driver supports. */
 static cer_status
 driver_version(int *out, cer_error *err)
 {
@@ -110,9 +109,9 @@ driver_version(int *out, cer_error *err)
     if (!cer_library_symbol(library, "cuDriverGetVersion",
                             (void *)&get_version) ||
         get_version(out) != CER_CUDA_SUCCESS)
-        return cer_fail(err, CER_DEVICE,
-                        "the NVIDIA driver does not say its version: see "
-                        "nvidia-smi");
+        return cer_fail(
+            err, CER_DEVICE,
+            "the NVIDIA driver does not report its version: see nvidia-smi");
     if (*out < OLDEST)
         return cer_fail(err, CER_DEVICE,
                         "the NVIDIA driver runs CUDA up to %d.%d, and 12.0 or "
@@ -193,7 +192,7 @@ load_runtime(cer_cudart *runtime, void *library, cer_error *err)
     if (!cer_library_symbol(library, #name, (void *)&runtime->name))           \
         return cer_fail(err, CER_DEVICE,                                       \
                         "%s lacks " #name                                      \
-                        ", so it is no CUDA runtime of 12.0 or later",         \
+                        ", so it is not a CUDA runtime of 12.0 or later",      \
                         runtime->path);
     CER_CUDART_LIST(LOAD)
 #undef LOAD
@@ -336,7 +335,7 @@ cer_cudart_describe(cer_cudart *runtime, int device, cer_cudart_device *out,
         return cer_cudart_fail(runtime, device, "cuDeviceGetUuid", code, err);
     for (size_t i = 0; i < sizeof uuid; i++)
         (void)snprintf(out->uuid + 2 * i, 3, "%02x", uuid[i]);
-    /* Runtimes before 12.2 do not know the question. */
+    /* Runtimes before 12.2 do not have this attribute. */
     out->mps = attribute(runtime, device, CER_CUDA_MPS, &mps, NULL) == CER_OK &&
                mps != 0;
     return CER_OK;

@@ -1,9 +1,9 @@
-/* cudart.h -- the CUDA runtime of this process, found when it is needed.
+/* cudart.h -- the CUDA runtime of this process, loaded on demand.
  *
- * Nothing is linked; cudart_calls.h lists what is called. A process has one
- * runtime: the one that a framework has loaded, else
- * the one of NVIDIA's wheels, else the system's. Driver functions come through
- * it, and the context is the primary one, which frameworks use too. */
+ * Nothing is linked; cudart_calls.h lists the functions used. A process has one
+ * runtime: the one that a framework has loaded, else that of NVIDIA's wheels,
+ * else the system's. It also provides the driver functions. The context is the
+ * primary one, which frameworks share. */
 #ifndef CER_CUDART_H
 #define CER_CUDART_H
 
@@ -19,44 +19,45 @@ typedef struct cer_cudart {
 #undef CER_CUDART_MEMBER
     atomic_size_t count;
     int version; /* 12080 is 12.8 */
-    int driver;  /* the newest CUDA that the driver can run */
+    int driver;  /* the newest CUDA that the driver supports */
     char path[CER_LIBRARY_PATH_BYTES];
 } cer_cudart;
 
 typedef struct cer_cudart_search {
-    const char *path; /* this library and no other; NULL: look for one */
-    const char *const *folders; /* with libraries, the best first; ends with
-                                   NULL */
-    int prefer; /* 12 or 13: what the framework was made for; 0: the newest */
+    const char *path;           /* only this library; NULL: search */
+    const char *const *folders; /* with libraries, best first; ends with NULL */
+    int prefer; /* 12 or 13, as the framework was built for; 0: newest */
 } cer_cudart_search;
 
-/* Opens the runtime; one reference, the caller's. The library stays loaded.
- * CER_DEVICE: there is no driver, no runtime that it can run, or one that lacks
- * a function; the message says what to install. */
+/* Opens the runtime; the caller owns one reference. The library stays loaded.
+ * CER_DEVICE: no driver, no runtime that it supports, or a function is missing;
+ * the message says what to install. */
 cer_status cer_cudart_open(const cer_cudart_search *search, cer_cudart **out,
                            cer_error *err);
 void cer_cudart_retain(cer_cudart *runtime);
 void cer_cudart_release(cer_cudart *runtime); /* NULL allowed */
 
-/* How many devices this process may use. Starts the driver, no context. */
+/* Counts the devices that this process may use. Initializes the driver but
+ * creates no context. */
 cer_status cer_cudart_devices(cer_cudart *runtime, int *count, cer_error *err);
 
 typedef struct cer_cudart_device {
     char name[128];
-    char uuid[33];    /* of this GPU and no other, in hexadecimal */
+    char uuid[33];    /* unique to this GPU, in hexadecimal */
     int major, minor; /* compute capability */
     int multiprocessors;
     size_t total_bytes;
-    bool mps; /* contexts are shared through the Multi-Process Service */
+    bool mps; /* runs under the Multi-Process Service */
 } cer_cudart_device;
 
-/* What a device is. No context is made. */
+/* Describes a device without creating a context. */
 cer_status cer_cudart_describe(cer_cudart *runtime, int device,
                                cer_cudart_device *out, cer_error *err);
 
-/* Reports that `call` gave `code`, with its name and what to do about it, and
- * takes the error out of the thread's state, where the next user of CUDA would
- * find it. CER_NOMEM for memory, else CER_DEVICE. `device` < 0: of none. */
+/* Reports that `call` returned `code`, with the error's name and cure. Also
+ * clears the error from the thread's state, where the next user of CUDA would
+ * find it. CER_NOMEM for out of memory, else CER_DEVICE. `device` < 0: not of
+ * one device. */
 cer_status cer_cudart_fail(const cer_cudart *runtime, int device,
                            const char *call, int code, cer_error *err);
 

@@ -1,10 +1,10 @@
-/* cudart_calls.h -- what is called of CUDA, with numbers and prototypes of our
- * own: no header of CUDA is needed to build.
+/* cudart_calls.h -- the CUDA functions used, with our own constants and
+ * prototypes, so that building needs no CUDA header.
  *
  * They are the same in CUDA 12 and 13. Enumerations are `int` here and handles
- * `void *`. tests/c/cuda_headers.cpp compares all of it with CUDA's headers,
- * where they are. Return codes are cudaError_t, which agrees with the driver's
- * CUresult. */
+ * `void *`. tests/c/cuda_headers.cpp compares them with CUDA's headers, if
+ * installed. Return codes are cudaError_t, which matches the driver's CUresult.
+ */
 #ifndef CER_CUDART_CALLS_H
 #define CER_CUDART_CALLS_H
 
@@ -97,7 +97,7 @@ enum {
     X(int, cudaEventRecord, (void *event, void *stream))                       \
     X(int, cudaEventSynchronize, (void *event))
 
-/* The driver's; through the runtime's cudaGetDriverEntryPoint. */
+/* Driver functions, from the runtime's cudaGetDriverEntryPoint. */
 #define CER_CUDA_DRIVER_LIST(X)                                                \
     X(int, cuDeviceGetName, (char *name, int bytes, int device))               \
     X(int, cuDeviceTotalMem, (size_t * bytes, int device))                     \
@@ -116,7 +116,7 @@ enum {
        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,  \
        void *stream, void **params, void **extra))
 
-/* How driver functions are looked up: the first is there from 12.5 on. */
+/* Looks up driver functions; the first is available since 12.5. */
 #define CER_CUDA_ENTRY_LIST(X)                                                 \
     X(int, cudaGetDriverEntryPointByVersion,                                   \
       (const char *name, void **out, unsigned version,                         \

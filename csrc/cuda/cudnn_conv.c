@@ -32,8 +32,8 @@ enum {
     TYPE_DESCRIPTOR = 15
 };
 
-/* cudnnBackendAttributeName_t; those of an operation follow its first: alpha,
- * beta, the convolution, and its tensors. */
+/* cudnnBackendAttributeName_t. An operation's other attributes follow its
+ * first: alpha, beta, the convolution and its tensors. */
 enum {
     CONVOLUTION_COMPUTE_TYPE = 100,
     CONVOLUTION_MODE = 101,
@@ -68,7 +68,7 @@ enum {
 enum { DATA_FLOAT = 0, CROSS_CORRELATION = 1 };
 enum { HEURISTIC_FALLBACK = 2, HEURISTIC_A = 3 };
 
-/* cudnnBackendNumericalNote_t: those of engines that are not taken. */
+/* cudnnBackendNumericalNote_t: notes that exclude an engine. */
 enum {
     NOTE_TENSOR_CORE = 0, /* of float32: TF32 */
     NOTE_DOWN_CONVERT = 1,
@@ -77,7 +77,7 @@ enum {
 };
 
 enum { MOST_CONFIGS = 128, MOST_NOTES = 32, TENSORS = 3 };
-#define MOST_WORKSPACE ((int64_t)256 << 20) /* bytes, of one convolution */
+#define MOST_WORKSPACE ((int64_t)256 << 20) /* bytes per convolution */
 enum { X_ID = 'x', W_ID = 'w', Y_ID = 'y' };
 
 /* --- calls ---------------------------------------------------------------- */
@@ -119,8 +119,8 @@ typedef struct attribute {
     const void *values;
 } attribute;
 
-/* A finished descriptor with these attributes; *out is the caller's to destroy,
- * and NULL on failure. */
+/* Makes a finalized descriptor with these attributes. The caller destroys *out;
+ * it is NULL on failure. */
 static cer_status
 build(const cer_cudnn_session *s, int type, const char *what,
       const attribute *attributes, size_t n, void **out, cer_error *err)
@@ -165,14 +165,14 @@ load(const char *path, cer_cudnn_session *s, cer_error *err)
     if (path == NULL)
         return cer_fail(
             err, CER_DEVICE,
-            "there is no cuDNN 9, which the native network needs "
-            "on a GPU: pip install nvidia-cudnn-cu13, or -cu12 for CUDA 12");
+            "there is no cuDNN 9, which the native network needs on a GPU: "
+            "pip install nvidia-cudnn-cu13, or -cu12 for CUDA 12");
     if ((status = cer_library_open_path(path, &library, err)) != CER_OK)
         return status;
 #define LOAD(result, name, params)                                             \
     if (!cer_library_symbol(library, #name, (void *)&s->name))                 \
         return cer_fail(err, CER_DEVICE,                                       \
-                        "%s lacks " #name ", so it is no cuDNN 9", path);
+                        "%s lacks " #name ", so it is not cuDNN 9", path);
     CER_CUDNN_LIST(LOAD)
 #undef LOAD
     if (s->cudnnGetVersion() < LEAST_VERSION)
@@ -266,8 +266,8 @@ make_convolution(const cer_cudnn_session *s, void **out, cer_error *err)
                  out, err);
 }
 
-/* Where the parts of a plan stand in cer_cudnn_conv.kept; the tensors first: x,
- * w, y. */
+/* Indices of a plan's parts in cer_cudnn_conv.kept; the tensors x, w and y come
+ * first. */
 enum {
     TENSOR_PART = 0,
     CONVOLUTION_PART = 3,
@@ -276,7 +276,7 @@ enum {
     CONFIG_PART
 };
 
-/* The attributes of an operation have one order, whatever the direction. */
+/* An operation's attributes have the same order in all directions. */
 static cer_status
 make_operation(const cer_cudnn_session *s, cer_cudnn_direction direction,
                void **parts, cer_error *err)
@@ -337,8 +337,8 @@ make_graph(const cer_cudnn_session *s, cer_cudnn_direction direction,
 
 /* --- engines -------------------------------------------------------------- */
 
-/* Whether the engine of a configuration gives the same float32 bits every
- * time. One that does not say so is not taken. */
+/* Whether a configuration's engine gives the same float32 bits every time. An
+ * engine that does not report this is rejected. */
 static cer_status
 check_engine(const cer_cudnn_session *s, void *config, bool *good,
              cer_error *err)
@@ -367,9 +367,9 @@ check_engine(const cer_cudnn_session *s, void *config, bool *good,
     return CER_OK;
 }
 
-/* Plans with one configuration; out->plan stays NULL, without an error, where
- * its engine is not one for us, refuses the shapes, or wants more memory to
- * work with than MOST_WORKSPACE. */
+/* Plans with one configuration. Leaves out->plan NULL, without an error, if its
+ * engine is unsuitable, rejects the shapes or needs more workspace than
+ * MOST_WORKSPACE. */
 static cer_status
 try_config(const cer_cudnn_session *s, void *config, cer_cudnn_conv *out,
            cer_error *err)
@@ -398,8 +398,8 @@ try_config(const cer_cudnn_session *s, void *config, cer_cudnn_conv *out,
     return CER_OK;
 }
 
-/* Tries what cuDNN proposes in one of its ways; one that has nothing to propose
- * for this graph is no error, for there are others. */
+/* Tries the proposals of one cuDNN heuristic. A heuristic without proposals for
+ * this graph is not an error, because others follow. */
 static cer_status
 try_heuristic(const cer_cudnn_session *s, int mode, cer_cudnn_conv *out,
               cer_error *err)
@@ -442,7 +442,7 @@ done:
     return status;
 }
 
-/* --- what is offered ------------------------------------------------------ */
+/* --- public functions ----------------------------------------------------- */
 
 cer_status
 cer_cudnn_conv_plan(const cer_cudnn_session *session,
@@ -461,13 +461,13 @@ cer_cudnn_conv_plan(const cer_cudnn_session *session,
          i < COUNT(modes) && status == CER_OK && made.plan == NULL; i++)
         status = try_heuristic(session, modes[i], &made, err);
     if (status == CER_OK && made.plan == NULL)
-        status = cer_fail(
-            err, CER_DEVICE,
-            "%s: cuDNN %zu has no deterministic engine in float32, with at "
-            "most 256 MB to work in, for %zu pictures of %zux%zux%zu and %zu "
-            "filters",
-            cer_device_name(session->device), session->cudnnGetVersion(), rows,
-            conv->channels, conv->height, conv->width, conv->filters);
+        status = cer_fail(err, CER_DEVICE,
+                          "%s: cuDNN %zu has no deterministic float32 engine "
+                          "with at most 256 MB of workspace for %zu pictures "
+                          "of %zux%zux%zu and %zu filters",
+                          cer_device_name(session->device),
+                          session->cudnnGetVersion(), rows, conv->channels,
+                          conv->height, conv->width, conv->filters);
     if (status == CER_OK)
         *out = made;
     else

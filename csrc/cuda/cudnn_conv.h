@@ -1,14 +1,13 @@
-/* cudnn_conv.h -- convolutions by cuDNN 9, for the native network: its graph
- * interface, through backend descriptors, one operation to a graph.
+/* cudnn_conv.h -- convolutions by cuDNN 9 for the native network. Uses the
+ * graph interface through backend descriptors, one operation per graph.
  *
- * No header of cuDNN is used: the functions that are called are listed here
- * with prototypes of our own, and the numbers of descriptors and attributes
- * stand in cudnn_conv.c; they are the same in all of cuDNN 9.
+ * No cuDNN header is used. The functions are listed here with our own
+ * prototypes, and the constants of descriptors and attributes are in
+ * cudnn_conv.c; they are the same in all of cuDNN 9.
  *
- * Of the engines that cuDNN proposes, in its order, the first is taken that
- * says of itself neither that its results may differ from call to call nor that
- * it computes in less than float32, and that accepts the shapes. So with one
- * version of cuDNN on one kind of GPU the same bits come out every time. */
+ * The first proposed engine is used that accepts the shapes and is neither
+ * marked as nondeterministic nor as computing in less than float32. One version
+ * of cuDNN on one kind of GPU therefore gives the same bits every time. */
 #ifndef CER_CUDNN_CONV_H
 #define CER_CUDNN_CONV_H
 
@@ -32,7 +31,7 @@
        void *values))                                                          \
     X(int, cudnnBackendExecute, (void *handle, void *plan, void *pack))
 
-/* cuDNN for one device and one stream: used by one thread at a time. */
+/* cuDNN for one device and one stream; for one thread at a time. */
 typedef struct cer_cudnn_session {
 #define CER_CUDNN_MEMBER(result, name, params) result(*name) params;
     CER_CUDNN_LIST(CER_CUDNN_MEMBER)
@@ -41,9 +40,9 @@ typedef struct cer_cudnn_session {
     void *handle;
 } cer_cudnn_session;
 
-/* Opens the library at `path`, as cer_cudnn_find gives it; it stays loaded. The
- * device is a GPU and outlives the session. CER_DEVICE: there is no library
- * (NULL), or it does not work here. *out is filled only on success. */
+/* Opens the library at `path`, from cer_cudnn_find; it stays loaded. The device
+ * is a GPU and outlives the session. CER_DEVICE: no library (NULL), or it does
+ * not work here. *out is filled only on success. */
 cer_status cer_cudnn_session_open(const char *path, cer_device *device,
                                   void *stream, cer_cudnn_session *out,
                                   cer_error *err);
@@ -58,15 +57,15 @@ typedef enum cer_cudnn_direction {
 
 enum { CER_CUDNN_CONV_PARTS = 7 };
 
-/* A convolution of `rows` pictures, planned. */
+/* A planned convolution of `rows` pictures. */
 typedef struct cer_cudnn_conv {
     void *plan;
-    size_t workspace; /* bytes that a run needs beside its tensors */
-    void *kept[CER_CUDNN_CONV_PARTS]; /* what the plan was made of */
+    size_t workspace; /* bytes that a run needs besides its tensors */
+    void *kept[CER_CUDNN_CONV_PARTS]; /* the plan's descriptors */
 } cer_cudnn_conv;
 
-/* CER_DEVICE: cuDNN refuses, or has no engine that is deterministic. *out is
- * filled only on success. */
+/* CER_DEVICE: cuDNN fails or has no deterministic engine. *out is filled only
+ * on success. */
 cer_status cer_cudnn_conv_plan(const cer_cudnn_session *session,
                                cer_cudnn_direction direction,
                                const cer_native_conv *conv, size_t rows,
@@ -74,9 +73,9 @@ cer_status cer_cudnn_conv_plan(const cer_cudnn_session *session,
 void cer_cudnn_conv_clear(const cer_cudnn_session *session,
                           cer_cudnn_conv *conv);
 
-/* Puts the convolution on the session's stream. x is rows x channels x height x
- * width, w filters x channels x 3 x 3, y rows x filters x height x width; what
- * the direction says is written, the others are read. */
+/* Queues the convolution on the session's stream. x is rows x channels x height
+ * x width, w filters x channels x 3 x 3, y rows x filters x height x width. The
+ * direction decides which one is written; the others are read. */
 cer_status cer_cudnn_conv_run(const cer_cudnn_session *session,
                               const cer_cudnn_conv *conv, void *x, void *w,
                               void *y, void *workspace, cer_error *err);

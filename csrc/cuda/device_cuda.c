@@ -5,15 +5,15 @@
 
 #include "device_impl.h"
 
-/* A host that waits sleeps, for cores are shared by workers; no times. */
+/* A waiting host sleeps, because workers share cores; no timing. */
 #define EVENT_FLAGS (CER_CUDA_EVENT_SLEEPING | CER_CUDA_EVENT_TIMELESS)
 
 typedef struct cuda_device {
-    cer_device base; /* first, so that a cer_device is its cuda_device */
+    cer_device base; /* first, so that a cer_device * casts to cuda_device * */
     cer_cudart *runtime;
-    void *context; /* the primary one, never given up: frameworks use it too */
+    void *context; /* the primary one, never released: frameworks share it */
     const char *ptx;
-    pthread_mutex_t lock; /* of the next two, while they are filled */
+    pthread_mutex_t lock; /* guards the next two while they are filled */
     void *module;         /* NULL until the first launch */
     _Atomic(void *) functions[CER_DEVICE_MAX_KERNELS];
 } cuda_device;
@@ -28,10 +28,10 @@ cuda_of(cer_device *device)
 
 typedef cer_cuda_visit cuda_visit;
 
-/* 0, or the code of the call that is then in visit->failed. The context is put
- * on top of what the thread has: setting the device and setting it back would
- * make a context on the one that was current, which may have none. So would
- * any call of the runtime, the capture mode's too: the context comes first. */
+/* Returns 0, or the code of the call named in visit->failed. Pushes the context
+ * on the thread's stack. Setting the device and setting it back would create a
+ * context on the current device, which may have none. Any runtime call would do
+ * so too, even for the capture mode, so the context comes first. */
 static int
 enter(cuda_device *device, cuda_visit *visit)
 {
@@ -55,7 +55,7 @@ enter(cuda_device *device, cuda_visit *visit)
     return CER_CUDA_SUCCESS;
 }
 
-/* Puts back what enter changed; what fails here has failed before. */
+/* Restores what enter changed. An error here has occurred before. */
 static void
 put_back(cuda_device *device, cuda_visit *visit)
 {
@@ -70,7 +70,7 @@ put_back(cuda_device *device, cuda_visit *visit)
         (void)runtime->cuCtxPopCurrent(&context);
 }
 
-/* Ends what enter began, and reports `code`, of `call`. */
+/* Leaves, and reports the `code` of `call`. */
 static cer_status
 leave(cuda_device *device, cuda_visit *visit, const char *call, int code,
       cer_error *err)
@@ -85,7 +85,7 @@ leave(cuda_device *device, cuda_visit *visit, const char *call, int code,
     return status;
 }
 
-/* CUDA calls of one function each:  VISIT(cudaFree, (data)). */
+/* Enters, makes one CUDA call and leaves: VISIT(cudaFree, (data)). */
 #define VISIT(call, arguments)                                                 \
     cuda_visit v;                                                              \
     cuda_device *self = cuda_of(device);                                       \
@@ -95,7 +95,7 @@ leave(cuda_device *device, cuda_visit *visit, const char *call, int code,
         code = self->runtime->call arguments;                                  \
     return leave(self, &v, #call, code, err)
 
-/* The same for giving back, which is tried in any case and told to nobody. */
+/* The same for releasing, which is always tried and does not report errors. */
 #define VISIT_QUIETLY(call, arguments)                                         \
     cuda_visit v;                                                              \
     cuda_device *self = cuda_of(device);                                       \
@@ -119,8 +119,8 @@ cuda_give_back(cer_device *device, void *data)
     VISIT_QUIETLY(cudaFree, (data));
 }
 
-/* Whether the system, not the device, is why memory is not pinned: limits of
- * locked memory, a container or virtual machine that does not let drivers pin.
+/* Whether the system, not the device, prevents pinning: a limit on locked
+ * memory, or a container or virtual machine that does not let drivers pin.
  */
 static bool
 pins_no_more(int code)
@@ -196,7 +196,8 @@ cuda_stream_capturing(cer_device *device, void *stream, bool *out,
 
     if (code == CER_CUDA_SUCCESS)
         code = self->runtime->cudaStreamIsCapturing(stream, &capturing);
-    /* The legacy default stream cannot be used while another is captured. */
+    /* The legacy default stream is unusable while a different one is captured.
+     */
     if (code == CER_CUDA_CAPTURE_IMPLICIT) {
         (void)self->runtime->cudaGetLastError();
         capturing = !CER_CUDA_CAPTURE_NONE;
@@ -224,8 +225,8 @@ cuda_event_record(cer_device *device, void *event, void *stream, cer_error *err)
     VISIT(cudaEventRecord, (event, stream));
 }
 
-/* The driver is asked: that an event is not ready yet would be the runtime's
- * last error, over one that PyTorch has not looked at. */
+/* Queries the driver. In the runtime, "not ready" would become the last error
+ * and replace one that PyTorch has not read yet. */
 static cer_status
 cuda_event_query(cer_device *device, void *event, bool *done, cer_error *err)
 {
@@ -274,7 +275,7 @@ cuda_fill(cer_device *device, void *to, uint8_t value, size_t bytes,
     VISIT(cudaMemsetAsync, (to, value, bytes, stream));
 }
 
-/* Compiles the kernels; the context is current and the lock is held. */
+/* Compiles the kernels. The context is current and the lock is held. */
 static cer_status
 load_module(cuda_device *self, cer_error *err)
 {
@@ -300,7 +301,7 @@ load_module(cuda_device *self, cer_error *err)
     return status;
 }
 
-/* The kernel's function, looked up when it is first launched. */
+/* Returns the kernel's function, looked up at its first launch. */
 static cer_status
 find_function(cuda_device *self, const cer_device_launch *launch, void **out,
               cer_error *err)
@@ -335,7 +336,7 @@ cuda_run(cer_device *device, const cer_device_launch *launch, void *stream,
          cer_error *err)
 {
     cuda_device *self = cuda_of(device);
-    /* The driver only reads them, however its prototype puts it. */
+    /* The driver only reads them, although its prototype is not const. */
     void *args = (void *)(uintptr_t)launch->args;
     size_t args_bytes = launch->args_bytes;
     void *extra[] = {(void *)CER_CUDA_LAUNCH_BUFFER, args,
@@ -403,8 +404,8 @@ static const cer_device_ops cuda_ops = {
     .run = cuda_run,
 };
 
-/* Makes the primary context and what the runtime has in it, so that what is
- * wrong shows here. */
+/* Creates the primary context and the runtime's state in it, so that errors
+ * show here. */
 static cer_status
 start(cer_device *device, cer_error *err)
 {

@@ -1,27 +1,27 @@
-/* device_cuda.h -- a GPU behind the device layer.
+/* device_cuda.h -- the device layer for a GPU.
  *
- * Every call makes the GPU's primary context the thread's current one and takes
- * it off again; it also leaves graphs that the process is capturing elsewhere
- * as they are (capture mode "relaxed"). Kernels are PTX, compiled by the driver
- * when the first is launched and kept in the driver's own cache. */
+ * Every call makes the GPU's primary context current and restores the previous
+ * one. It does not disturb graphs that the process is capturing elsewhere
+ * (capture mode "relaxed"). Kernels are PTX, compiled by the driver at the
+ * first launch and kept in the driver's cache. */
 #ifndef CER_DEVICE_CUDA_H
 #define CER_DEVICE_CUDA_H
 
 #include "cudart.h"
 #include "device.h"
 
-/* Opens device `index` with the process's primary context; one reference, the
- * caller's. `ptx` is the text of the kernels, ends with a 0 and stays. */
+/* Opens device `index` with the process's primary context; the caller owns one
+ * reference. `ptx` is the kernels' text, ends with a 0 and must stay valid. */
 cer_status cer_device_cuda_new(cer_cudart *runtime, int index, const char *ptx,
                                cer_device **out, cer_error *err);
 
-/* For other libraries of CUDA: between the two, what the thread calls is of the
- * device, and graphs that are captured elsewhere stay as they are. After a
- * failure there is nothing to leave. */
+/* For other CUDA libraries: between the two, the thread's calls go to the
+ * device and do not disturb graphs captured elsewhere. After a failure, do not
+ * leave. */
 typedef struct cer_cuda_visit {
-    const char *failed; /* the call that did not get us there */
-    int mode;           /* of capturing, to be put back */
-    bool arrived;       /* there is a context to be taken off */
+    const char *failed; /* the call that failed */
+    int mode;           /* the capture mode to restore */
+    bool arrived;       /* a context must be popped */
 } cer_cuda_visit;
 
 cer_status cer_device_cuda_enter(cer_device *device, cer_cuda_visit *visit,

@@ -1,13 +1,12 @@
-/* kernels.cu -- batches out of columns in device memory. csrc/core/kernels.h
- * says what each kernel is for, kernels_args.h what it is told; what happens to
- * a value stands in kernels_arith.h, which the references on the CPU share.
+/* kernels.cu -- makes batches from columns in device memory.
+ * csrc/core/kernels.h describes the kernels, kernels_args.h their arguments;
+ * the arithmetic is in kernels_arith.h, shared with the CPU references.
  *
- * All kernels are cut alike (cer_tiling): a block of 256 threads takes on about
- * 1024 items, and thread t of it items t, t + 256, ... of these, so that
- * neighbours read and write neighbouring bytes. A row that is long is cut into
- * several blocks, and rows that are short share one: there is no width of rows
- * at which threads have little to do. Short-lived blocks in place of a fixed
- * grid leave the balance to the hardware.
+ * All kernels use the same tiling (cer_tiling): a block of 256 threads handles
+ * about 1024 items, thread t of them items t, t + 256, ..., so neighbors access
+ * neighboring bytes. A long row spans several blocks and short rows share one,
+ * so threads are busy at every row width. Short-lived blocks instead of a fixed
+ * grid leave load balancing to the hardware.
  *
  * The copying kernels issue all their loads before the first store. Four in
  * flight per thread are 64 KB on a multiprocessor that holds four blocks, with
@@ -15,19 +14,19 @@
  * multiprocessors in flight to be busy (half of 4.8 TB/s are reads, at a
  * latency under a microsecond).
  *
- * The tests compile this file as C++ too and run it on the CPU, thread after
- * thread, twice a block: first up to the barrier, then all. So what stands
- * before a barrier writes shared memory only, a barrier comes at most once in
- * a kernel, and nothing is written twice with different values. */
+ * The tests also compile this file as C++ and run it on the CPU, one thread
+ * after another, twice per block: first up to the barrier, then in full. Code
+ * before a barrier may therefore only write shared memory, a kernel may have at
+ * most one barrier, and nothing may be written twice with different values. */
 #include "../core/kernels_arith.h"
 #include "../core/native_shared.h"
 
 enum { STRIDES = CER_KERNEL_TILE / CER_KERNEL_THREADS };
 
-/* A function of this file; every call is resolved when it is compiled. */
+/* A function of this file; always inlined. */
 #define INLINE static __device__ __forceinline__
 
-/* --- what a block takes on ------------------------------------------------ */
+/* --- a block's tile ------------------------------------------------ */
 
 struct tile {
     uint64_t first_row;
@@ -55,7 +54,7 @@ this_tile(const cer_tiling &t)
     return here;
 }
 
-/* Item `local` of the tile; false where there is none. */
+/* Finds item `local` of the tile; false if it does not exist. */
 INLINE bool
 find_place(const cer_tiling &t, const tile &here, uint32_t local, place *p)
 {
@@ -95,7 +94,7 @@ struct group {
     uint32_t channel[CER_KERNEL_GROUP];
 };
 
-/* The group that stands at `at`, which it fits. */
+/* Reads a whole, aligned group at `at`. */
 INLINE void
 read_whole(group *g, const uint8_t *at, uint32_t bytes)
 {
@@ -165,7 +164,7 @@ write_group(uint8_t *at, uint32_t bytes, const uint64_t *raw, uint32_t n,
             cer_raw_store(at + k * bytes, bytes, raw[k]);
 }
 
-/* Channels of the values from value `first` of a row on. */
+/* Channels of a row's values from value `first` on. */
 INLINE void
 number_channels(group *g, const cer_kernel_values &v, uint32_t first)
 {
@@ -179,8 +178,8 @@ number_channels(group *g, const cer_kernel_values &v, uint32_t first)
     }
 }
 
-/* Tables go into memory beside the processor, where reading all over them
- * costs little; those that are too large stay where they are. */
+/* Copies a table to shared memory, where random reads are cheap; tables that
+ * are too large stay in global memory. */
 template <cer_value_mode mode>
 INLINE const uint8_t *
 stage_tables(const cer_kernel_values &v, uint8_t *nearby)
@@ -246,7 +245,7 @@ convert_rows(const cer_values_args &a)
 
 /* --- images --------------------------------------------------------------- */
 
-/* One thread per image draws its moves; the rest of the block wait. */
+/* One thread per image draws its moves; the rest of the block waits. */
 INLINE void
 draw_slots(const cer_image_args &a, const tile &here, cer_drawn *drawn)
 {
@@ -256,9 +255,8 @@ draw_slots(const cer_image_args &a, const tile &here, cer_drawn *drawn)
         cer_draw_moves(&a, a.numbers[row], &drawn[threadIdx.x]);
 }
 
-/* The values of a group of pixels of one channel, or of any pixels and
- * channels: from[k] is the pixel of the source, fill[k] not 0 where there is
- * none. */
+/* Computes a group of values, of one channel or of any pixels and channels:
+ * from[k] is the source pixel; fill[k] is not 0 if there is no source pixel. */
 template <cer_value_mode mode>
 INLINE void
 make_pixels(const cer_image_args &a, const uint8_t *table, const uint8_t *src,
@@ -288,7 +286,7 @@ source_pixel(const cer_image_args &a, const cer_drawn &drawn, uint32_t y,
     return *fill != 0 ? 0 : (uint32_t)source_y * a.width + (uint32_t)source_x;
 }
 
-/* A group of pixels in a line, found once, then channel by channel. */
+/* A group of pixels in a line: located once, then done channel by channel. */
 template <cer_value_mode mode>
 INLINE void
 put_planes(const cer_image_args &a, const uint8_t *table, const place &p,
@@ -321,7 +319,7 @@ put_planes(const cer_image_args &a, const uint8_t *table, const place &p,
     }
 }
 
-/* A group of values next to each other, of one pixel or several. */
+/* A group of adjacent values, of one pixel or several. */
 template <cer_value_mode mode>
 INLINE void
 put_pixels(const cer_image_args &a, const uint8_t *table, const place &p,
@@ -338,7 +336,7 @@ put_pixels(const cer_image_args &a, const uint8_t *table, const place &p,
     number_channels(&g, v, first);
 #pragma unroll
     for (uint32_t k = 0; k < CER_KERNEL_GROUP; k++) {
-        if (k >= rest) { /* beyond the image: anything that is there */
+        if (k >= rest) { /* beyond the image: any valid pixel */
             g.channel[k] = g.channel[0];
             from[k] = from[0];
             fill[k] = fill[0];
@@ -381,7 +379,7 @@ move_images(const cer_image_args &a)
 
 /* --- ragged rows ---------------------------------------------------------- */
 
-/* Ones for the things that a row has, of those that begin in the group. */
+/* Writes ones for the row's things among those that begin in the group. */
 INLINE void
 put_mask(const cer_ragged_args &a, uint64_t row, uint32_t first,
          uint32_t things)
@@ -406,7 +404,7 @@ put_things(const cer_ragged_args &a, const uint8_t *table, uint64_t row,
 {
     const cer_kernel_values &v = a.values;
     const uint32_t elements = a.length * a.per_thing, rest = elements - first;
-    const uint32_t there = things * a.per_thing; /* the others are padding */
+    const uint32_t there = things * a.per_thing; /* the rest is padding */
     group g;
 
     number_channels(&g, v, first);
@@ -492,7 +490,7 @@ KERNEL(cer_ragged_float, ragged, pad_rows<CER_VALUES_FLOAT>)
 KERNEL(cer_ragged_wide, ragged, pad_rows<CER_VALUES_WIDE>)
 
 /* --- the native network ------------------------------------------------------
- * A thread makes one item. Not for speed: see native_shared.h. */
+ * A thread makes one item. Not optimized for speed: see native_shared.h. */
 
 #define NATIVE(name, function, family)                                         \
     extern "C" __global__ void __launch_bounds__(CER_KERNEL_THREADS)           \

@@ -1,6 +1,6 @@
-/* kernels_ptx.h -- the kernels as PTX, which the driver translates for its GPU:
- * compute_75 and later, drivers from 520 (CUDA 11.8) on. Their entries are
- * named as cer_kernel_name says. */
+/* kernels_ptx.h -- the kernels as PTX, which the driver compiles for its GPU:
+ * compute_75 or later, driver 520 (CUDA 11.8) or later. cer_kernel_name gives
+ * the entries' names. */
 #ifndef CER_KERNELS_PTX_H
 #define CER_KERNELS_PTX_H
 

@@ -51,7 +51,7 @@ cer_library_symbol(void *library, const char *name, void *function)
 {
     void *symbol = dlsym(library, name);
 
-    /* A function pointer may not be cast to in ISO C; POSIX makes it equal. */
+    /* ISO C forbids the cast to a function pointer; POSIX defines the copy. */
     memcpy(function, &symbol, sizeof symbol);
     return symbol != NULL;
 }

@@ -1,13 +1,13 @@
-"""Makes kernels.ptx of kernels.cu, and C of kernels.ptx, which carries it into the module.
+"""Compiles kernels.cu to kernels.ptx, and embeds kernels.ptx in the module as a C file.
 
-    python csrc/cuda/make_ptx.py            writes kernels.ptx
-    python csrc/cuda/make_ptx.py --check    only says whether it is current; 1 if not
-    python csrc/cuda/make_ptx.py --c FILE   writes kernels.ptx as C; builds do this, without NVRTC
+    python csrc/cuda/make_ptx.py writes kernels.ptx python csrc/cuda/make_ptx.py --check exits 1 if
+    it is not current; writes nothing python csrc/cuda/make_ptx.py --c FILE writes kernels.ptx as C,
+    for builds; needs no NVRTC
 
 The compiler is NVRTC 11.8, in NVIDIA's wheel ``nvidia-cuda-nvrtc-cu11==11.8.89`` (x86-64 Linux; no
-GPU, driver or toolkit needed). It writes PTX 7.8, which drivers from 520 on translate; a newer one
-would ask for a newer driver and give nothing for it. The same sources give the same bytes
-everywhere, so that ``--check`` compares them.
+GPU, driver or toolkit needed). It writes PTX 7.8 for drivers from 520 on; a newer PTX would need a
+newer driver without any benefit. The same sources give the same bytes everywhere, which ``--check``
+compares.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PTX = HERE / "kernels.ptx"
 OPTIONS = [
     "--gpu-architecture=compute_75",
     "--std=c++17",
-    "--fmad=false",  # multiply-adds would give other bits than the CPU
+    "--fmad=false",  # fused multiply-adds would give different bits than the CPU
     "--device-int128",
 ]
 WHEEL = "nvidia-cuda-nvrtc-cu11==11.8.89"
@@ -32,23 +32,23 @@ VERSION = (11, 8)
 
 
 class MissingCompilerError(Exception):
-    """NVRTC 11.8 is not there."""
+    """NVRTC 11.8 is not installed."""
 
 
 def find_nvrtc(folder: Path | None = None) -> ctypes.CDLL:
-    """Open NVRTC 11.8 in `folder`, or where NVIDIA's wheel has put it."""
+    """Open NVRTC 11.8 from `folder`, or from NVIDIA's wheel."""
     folders = [folder] if folder else [Path(p) / "nvidia/cuda_nvrtc/lib" for p in sys.path]
     for place in folders:
         library = place / "libnvrtc.so.11.2"  # the name of all 11.x from 11.2 on
         if library.exists():
-            # Opened first, it is found by its name without a search path.
+            # Opened first, so that it is found by name without a search path.
             ctypes.CDLL(str(place / "libnvrtc-builtins.so.11.8"), ctypes.RTLD_GLOBAL)
             return ctypes.CDLL(str(library))
-    raise MissingCompilerError(f"NVRTC 11.8 is not here: pip install {WHEEL}")
+    raise MissingCompilerError(f"NVRTC 11.8 is not installed: pip install {WHEEL}")
 
 
 def compile_ptx(nvrtc: ctypes.CDLL) -> str:
-    """Compile kernels.cu; raises RuntimeError with the compiler's messages."""
+    """Compile kernels.cu; raise RuntimeError with the compiler's messages."""
     nvrtc.nvrtcGetErrorString.restype = ctypes.c_char_p
     major, minor = ctypes.c_int(), ctypes.c_int()
     nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
@@ -57,7 +57,7 @@ def compile_ptx(nvrtc: ctypes.CDLL) -> str:
             f"this is NVRTC {major.value}.{minor.value}, not 11.8: pip install {WHEEL}"
         )
     program = ctypes.c_void_p()
-    # The name is in the PTX: without a folder it is the same everywhere.
+    # The PTX contains the name; without a folder it is the same everywhere.
     status = nvrtc.nvrtcCreateProgram(
         ctypes.byref(program), SOURCE.read_bytes(), b"kernels.cu", 0, None, None
     )
@@ -71,7 +71,7 @@ def compile_ptx(nvrtc: ctypes.CDLL) -> str:
         raise RuntimeError(messages)
     ptx = _text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    # Calls are numbered in comments, on from what the process has compiled before.
+    # Comments number the calls, counting on from earlier compilations in the process.
     return re.sub(r" // callseq \d+(, \d+)?$", "", ptx, flags=re.MULTILINE)
 
 
@@ -84,13 +84,13 @@ def _text(get_size: object, get: object, program: ctypes.c_void_p) -> str:
 
 
 def c_source(ptx: str) -> str:
-    """Return the PTX as one string of C, a line for a line."""
+    """Return the PTX as one C string, line by line."""
     lines = "\n".join(f'    "{_escaped(line)}\\n"' for line in ptx.splitlines())
     return (
         "/* kernels_ptx.c -- kernels.ptx, word for word; written by make_ptx.py. */\n"
         '#include "kernels_ptx.h"\n'
         "\n"
-        "/* Longer than C promises; every compiler that is around takes it. */\n"
+        "/* Longer than C guarantees; common compilers accept it. */\n"
         '#pragma GCC diagnostic ignored "-Woverlength-strings"\n'
         "\n"
         "/* clang-format off */\n"
@@ -119,7 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.check:
         if _holds(PTX, ptx):
             return 0
-        print(f"{PTX.name} is not what make_ptx.py makes of kernels.cu", file=sys.stderr)
+        print(f"{PTX.name} is not up to date with kernels.cu: run make_ptx.py", file=sys.stderr)
         return 1
     if _write_if_changed(PTX, ptx):
         print(f"wrote {PTX.name}")
@@ -131,7 +131,7 @@ def _holds(file: Path, text: str) -> bool:
 
 
 def _write_if_changed(file: Path, text: str) -> bool:
-    """Keep the time of a file that is current: builds compile what is newer."""
+    """Leave a current file's time unchanged, because builds recompile newer files."""
     if _holds(file, text):
         return False
     file.write_text(text, encoding="ascii")

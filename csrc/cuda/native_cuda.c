@@ -4,26 +4,26 @@
 
 enum { CONVS = 2, PLANNED = 4 };
 
-/* What the rows of a batch need on the device; parts of one block. */
+/* Device memory for the rows of a batch; parts of one block. */
 typedef struct row_memory {
     cer_device_block block;
-    size_t rows;     /* that there is room for */
+    size_t rows;     /* capacity */
     float *pictures; /* the batch */
     int64_t *labels;
-    float *raw[CONVS]; /* what convolutions give, and the gradients of it */
+    float *raw[CONVS]; /* the convolutions' outputs and their gradients */
     float *pooled[CONVS];
     float *d_pooled[CONVS];
     uint8_t *which[CONVS];
-    float *sums; /* of the planes of raw[] */
+    float *sums; /* of raw[], per plane */
     float *scores, *d_scores;
     double *losses;
     uint8_t *right;
 } row_memory;
 
-/* The convolutions of batches of so many rows. */
+/* The convolutions for one number of rows. */
 typedef struct plans {
     size_t rows;                                         /* 0: none */
-    cer_cudnn_conv forward[CONVS], filters[CONVS], data; /* of the second */
+    cer_cudnn_conv forward[CONVS], filters[CONVS], data; /* for the second */
 } plans;
 
 struct cer_native_cuda {
@@ -33,10 +33,10 @@ struct cer_native_cuda {
     void *stream;
     cer_device_block kinds[CER_NATIVE_NET_KIND_COUNT];
     cer_device_block workspace;
-    cer_device_block losses; /* pinned: what comes back of a batch */
+    cer_device_block losses; /* pinned: a batch's results */
     row_memory row;
     plans planned[PLANNED];
-    size_t next_plan; /* the place for the next number of rows */
+    size_t next_plan; /* the slot for the next number of rows */
 };
 
 /* --- memory --------------------------------------------------------------- */
@@ -59,8 +59,8 @@ pooled_size(const cer_native_conv *conv)
     return conv->filters * (conv->height / 2) * (conv->width / 2);
 }
 
-/* Gives `*to` the next `bytes` for each of `rows` rows, or only counts where
- * there is no base yet. */
+/* Assigns `*to` the next `bytes` per row for `rows` rows; without a base, only
+ * counts. */
 static bool
 carve(char *base, size_t *at, size_t rows, size_t bytes, void *to)
 {
@@ -72,7 +72,7 @@ carve(char *base, size_t *at, size_t rows, size_t bytes, void *to)
            cer_round_up_size(n, CER_ALIGNMENT, &n) && cer_add_size(*at, n, at);
 }
 
-/* The layout of a batch's memory; false: it cannot be counted. */
+/* Lays out a batch's memory; false: its size overflows. */
 static bool
 lay_out(const cer_native_net *net, size_t rows, char *base, row_memory *m,
         size_t *bytes)
@@ -103,7 +103,7 @@ lay_out(const cer_native_net *net, size_t rows, char *base, row_memory *m,
            carve(base, bytes, rows, sizeof *m->right, &m->right);
 }
 
-/* Losses and hits of `rows` rows as they come back. */
+/* Bytes of the losses and hits of `rows` rows. */
 static size_t
 losses_bytes(size_t rows)
 {
@@ -202,7 +202,7 @@ make_plans(cer_native_cuda *gpu, size_t rows, plans *p, cer_error *err)
     return status;
 }
 
-/* The plans for so many rows; those made longest ago make room for new ones. */
+/* Returns the plans for this number of rows; new ones replace the oldest. */
 static cer_status
 find_plans(cer_native_cuda *gpu, size_t rows, const plans **out, cer_error *err)
 {
@@ -250,7 +250,7 @@ cer_native_cuda_new(cer_native_net *net, cer_device *device, const char *cudnn,
         (void)cer_native_net_block(net, (cer_native_net_kind)kind, &floats);
         status = cer_device_alloc_idle(device, floats * sizeof(float),
                                        CER_USE_OTHER, &gpu->kinds[kind], err);
-        /* What lies between the parts is 0 and stays so. */
+        /* The gaps between the parts are 0 and stay 0. */
         if (status == CER_OK)
             status = cer_device_fill(device, gpu->kinds[kind].data, 0,
                                      floats * sizeof(float), gpu->stream, err);
@@ -287,8 +287,8 @@ cer_native_cuda_free(cer_native_cuda *gpu)
     cer_free(gpu);
 }
 
-/* Waits for what is on the stream, also after a failure: nothing reads or
- * writes the caller's memory any more. */
+/* Waits for the stream, also after a failure, so that nothing still reads or
+ * writes the caller's memory. */
 static cer_status
 settle(cer_native_cuda *gpu, cer_status status, cer_error *err)
 {
@@ -357,7 +357,7 @@ convolve(cer_native_cuda *gpu, const cer_cudnn_conv *conv, float *x, float *w,
                               err);
 }
 
-/* What convolution `i` sees. */
+/* The input of convolution `i`. */
 static float *
 input_of(const cer_native_cuda *gpu, size_t i)
 {
@@ -384,7 +384,7 @@ pool(cer_native_cuda *gpu, size_t i, size_t rows, cer_error *err)
     return launch(gpu, CER_NATIVE_KERNEL_POOL, &args, err);
 }
 
-/* Brings the pictures over and makes the scores. */
+/* Uploads the pictures and computes the scores. */
 static cer_status
 forward(cer_native_cuda *gpu, const plans *p, const float *pictures,
         size_t rows, cer_error *err)
@@ -423,7 +423,7 @@ forward(cer_native_cuda *gpu, const plans *p, const float *pictures,
                : status;
 }
 
-/* Puts losses and the gradients of the scores on the stream. */
+/* Queues the losses and the gradients of the scores. */
 static cer_status
 score(cer_native_cuda *gpu, const int64_t *labels, size_t rows, cer_error *err)
 {
@@ -455,7 +455,7 @@ score(cer_native_cuda *gpu, const int64_t *labels, size_t rows, cer_error *err)
     return status;
 }
 
-/* The means, from sums in the order of the rows. */
+/* Computes the means from sums in row order. */
 static void
 add_up(const cer_native_cuda *gpu, size_t rows, cer_native_net_metrics *out)
 {
@@ -530,8 +530,8 @@ backward_linear(cer_native_cuda *gpu, size_t rows, cer_error *err)
                             : status;
 }
 
-/* The gradient before the maximum, which takes the place of raw[i], and that of
- * the bias: first over a plane, then over the rows. */
+/* Computes the gradient before the maximum, replacing raw[i], and that of the
+ * bias: summed first over a plane, then over the rows. */
 static cer_status
 unpool(cer_native_cuda *gpu, size_t i, size_t rows, cer_error *err)
 {
@@ -583,7 +583,7 @@ backward(cer_native_cuda *gpu, const plans *p, size_t rows, cer_error *err)
     return status;
 }
 
-/* --- what is offered ------------------------------------------------------ */
+/* --- public functions ----------------------------------------------------- */
 
 static cer_status
 run_batch(cer_native_cuda *gpu, const float *pictures, const int64_t *labels,

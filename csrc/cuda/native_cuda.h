@@ -1,12 +1,12 @@
 /* native_cuda.h -- the native network on a GPU: convolutions by cuDNN, the rest
  * by kernels (native_shared.h).
  *
- * Values, momenta and gradients are on the device, laid out as in the network
- * in host memory that it is made for, which is their mirror: push and pull
- * copy. Work is put on a stream of its own; a function that gives results has
- * waited for them. As on the host, the same batches give the same bits, here
- * for one kind of GPU and one version of cuDNN; against the host sums have
- * another order, and exp and log are CUDA's. */
+ * Values, momenta and gradients are on the device, in the layout of the network
+ * in host memory, which mirrors them: push and pull copy. Work runs on a
+ * separate stream; functions that return results wait for them. As on the host,
+ * the same batches give the same bits, but only for one kind of GPU and one
+ * version of cuDNN. Compared to the host, sums have a different order, and exp
+ * and log are CUDA's. */
 #ifndef CER_NATIVE_CUDA_H
 #define CER_NATIVE_CUDA_H
 
@@ -16,16 +16,15 @@
 
 typedef struct cer_native_cuda cer_native_cuda;
 
-/* For `net`, which must outlive it; pushes nothing. The device is a GPU,
- * and retained. `cudnn` is its path, NULL where there is none:
- * CER_DEVICE. */
+/* Makes a copy for `net`, which must outlive it; pushes nothing. The device is
+ * a GPU, and is retained. `cudnn` is its path; NULL is a CER_DEVICE error. */
 cer_status cer_native_cuda_new(cer_native_net *net, cer_device *device,
                                const char *cudnn, cer_native_cuda **out,
                                cer_error *err);
 void cer_native_cuda_free(cer_native_cuda *gpu); /* NULL allowed */
 
-/* All values and momenta to the device; all values, momenta and gradients from
- * it. */
+/* Push copies all values and momenta to the device; pull copies all values,
+ * momenta and gradients from it. */
 cer_status cer_native_cuda_push(cer_native_cuda *gpu, cer_error *err);
 cer_status cer_native_cuda_pull(cer_native_cuda *gpu, cer_error *err);
 

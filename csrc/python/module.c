@@ -55,13 +55,14 @@ PyObject *
 core_raise(core_state *state, const cer_error *err)
 {
     PyObject *exception = exception_for(state, err->status);
-    /* A file's name need not be UTF-8, and a long message may be cut within a
-     * character: neither may hide the error. */
+    /* A file name need not be UTF-8, and a long message may be cut within a
+     * character. Neither may hide the error. */
     PyObject *value = PyUnicode_DecodeUTF8(
         err->message, (Py_ssize_t)strlen(err->message), "replace");
 
-    /* OSError picks its subclass (FileNotFoundError, ...) by errno, when it is
-     * made; raised unmade, `except FileNotFoundError` would miss it in 3.10. */
+    /* The OSError constructor picks the subclass (FileNotFoundError, ...) by
+     * errno. Raised unconstructed, it would miss `except FileNotFoundError` in
+     * 3.10. */
     if (value != NULL && err->status == CER_IO) {
         Py_SETREF(value,
                   PyObject_CallFunction(exception, "iO", err->os_errno, value));

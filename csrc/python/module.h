@@ -1,8 +1,8 @@
-/* module.h -- what the binding's files share: the module's state, the one
+/* module.h -- shared by the binding's files: the module's state, the one
  * mapping from cer_status to exceptions, and the registration of types.
  *
- * The binding only converts. Multi-phase init, heap types, every Python object
- * it needs lives in core_state; nothing is static. */
+ * The binding only converts. It uses multi-phase init and heap types; every
+ * Python object that it needs is in core_state, not in static variables. */
 #ifndef CER_MODULE_H
 #define CER_MODULE_H
 
@@ -11,8 +11,8 @@
 
 #include "base.h"
 
-/* Types of this module, kept so that C code can make and recognise them. One
- * line per py_<name>.c with a type; a file adds its own lines. */
+/* The types of this module, kept so that C code can create and recognize them.
+ * One line per py_<name>.c with a type; each file adds its own lines. */
 #define CORE_TYPE_LIST(X)                                                      \
     X(shard_reader)                                                            \
     X(npy_writer)                                                              \
@@ -36,7 +36,7 @@ typedef struct core_state {
     PyObject *StateError;
     PyObject *DeviceError;
     PyObject *UnitCancelled;
-    /* The CUDA runtime of this process; NULL until it is looked for. */
+    /* The CUDA runtime of this process; NULL until cuda_open. */
     struct cer_cudart *cudart;
 } core_state;
 
@@ -50,24 +50,26 @@ core_state_of(PyObject *self)
     return core_state_of_type(Py_TYPE(self));
 }
 
-/* Raises what `err` says; the only mapping from statuses to exceptions:
- * NOMEM MemoryError, INVALID ValueError, IO OSError (errno, message), CORRUPT,
- * STATE, DEVICE and CANCELLED the classes of cerebro.errors. Returns NULL. */
+/* Raises the exception for `err`; the only mapping from statuses to exceptions.
+ * NOMEM is MemoryError, INVALID ValueError, IO OSError (errno, message);
+ * CORRUPT, STATE, DEVICE and CANCELLED are the classes of cerebro.errors.
+ * Returns NULL. */
 PyObject *core_raise(core_state *state, const cer_error *err);
 
-/* Reads the argument `name`, a whole number from 0 to `most`; an argument that
- * was not given (NULL) leaves *out as it is. The parser's own formats for
- * unsigned numbers cut off what does not fit, without a word. 0, or -1 with
- * ValueError or TypeError. */
+/* Reads the argument `name`, an integer from 0 to `most`; an omitted argument
+ * (NULL) leaves *out unchanged. The parser's formats for unsigned numbers
+ * silently truncate values that do not fit. 0, or -1 with ValueError or
+ * TypeError. */
 int core_read_number(PyObject *argument, const char *name, uint64_t most,
                      uint64_t *out);
 
-/* The items of an iterable in a tuple, TypeError with `message` for anything
- * else. Unlike a list, a tuple stays as it is while its items are converted,
- * which may run Python. NULL: an exception. */
+/* Returns the items of an iterable as a tuple; TypeError with `message` for
+ * anything else. Converting items may run Python code, which could change a
+ * list but not a tuple. NULL: an exception. */
 PyObject *core_tuple(PyObject *iterable, const char *message);
 
-/* Makes the heap type of `spec`, adds it to the module and keeps it in *slot.
+/* Creates the heap type of `spec`, adds it to the module and stores it in
+ * *slot.
  */
 int core_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **slot);
 
@@ -88,8 +90,7 @@ int core_register_native(PyObject *module);
 int core_register_runner(PyObject *module);
 int core_register_device(PyObject *module);
 
-/* csrc/python files that need NumPy define NO_IMPORT_ARRAY, all but module.c.
- */
+/* Except for module.c, files here that need NumPy define NO_IMPORT_ARRAY. */
 #define PY_ARRAY_UNIQUE_SYMBOL cer_numpy_api
 #define NPY_NO_DEPRECATED_API NPY_1_25_API_VERSION
 #define NPY_TARGET_VERSION NPY_1_25_API_VERSION

@@ -59,8 +59,8 @@ py_beat_page_get(core_state *core, PyObject *object)
     return NULL;
 }
 
-/* atexit.register or unregister with self.stop: the thread ends before the
- * interpreter does. */
+/* Calls atexit.register or unregister with self.stop, so the thread ends before
+ * the interpreter does. */
 static int
 at_exit(beat_object *self, const char *function)
 {
@@ -80,10 +80,11 @@ at_exit(beat_object *self, const char *function)
 PyDoc_STRVAR(
     start_doc,
     "start_beating(interval_ms, coordinator=None)\n--\n\n"
-    "Beat from a C thread, at once and then every interval_ms, until\n"
-    "stop() or the interpreter's end. Keeps this object alive. With the\n"
-    "descriptor of a socket to the coordinator, the thread kills this\n"
-    "process and its group when the other end or the parent is gone.");
+    "Beat from a C thread, immediately and then every interval_ms, until\n"
+    "stop() or the interpreter's end. Keeps this object alive. Given the\n"
+    "descriptor of a socket to the coordinator, the thread also kills\n"
+    "this process and its group when the other end or the parent process\n"
+    "is gone.");
 
 static PyObject *
 beat_start(PyObject *object, PyObject *args, PyObject *kwargs)
@@ -109,16 +110,16 @@ beat_start(PyObject *object, PyObject *args, PyObject *kwargs)
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(stop_doc,
-             "stop()\n--\n\nEnd the beating and wait for its thread.");
+PyDoc_STRVAR(stop_doc, "stop()\n--\n\n"
+                       "Stop beating and wait for the thread.");
 
 static PyObject *
 beat_stop(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     beat_object *self = (beat_object *)object;
 
-    /* With the GIL, so that no other call overlaps; the thread never asks for
-     * it and ends at once. */
+    /* Holds the GIL, so that no other call overlaps. The thread never takes the
+     * GIL and ends immediately. */
     cer_beat_stop(self->beat);
     if (at_exit(self, "unregister") < 0)
         return NULL;
@@ -126,7 +127,8 @@ beat_stop(PyObject *object, PyObject *Py_UNUSED(unused))
 }
 
 PyDoc_STRVAR(cancel_doc,
-             "cancel()\n--\n\nTell the running unit to stop within a batch.");
+             "cancel()\n--\n\n"
+             "Set the flag that stops the running unit within a batch.");
 
 static PyObject *
 beat_cancel(PyObject *object, PyObject *Py_UNUSED(unused))
@@ -137,7 +139,8 @@ beat_cancel(PyObject *object, PyObject *Py_UNUSED(unused))
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(clear_doc, "clear()\n--\n\nTake the cancel flag down again.");
+PyDoc_STRVAR(clear_doc, "clear()\n--\n\n"
+                        "Clear the cancel flag.");
 
 static PyObject *
 beat_clear(PyObject *object, PyObject *Py_UNUSED(unused))
@@ -148,10 +151,11 @@ beat_clear(PyObject *object, PyObject *Py_UNUSED(unused))
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(begin_task_doc,
-             "begin_task(grace=0.0)\n--\n\n"
-             "Start the clock of a task, or start it anew; the first `grace`\n"
-             "seconds are not counted.");
+PyDoc_STRVAR(
+    begin_task_doc,
+    "begin_task(grace=0.0)\n--\n\n"
+    "Start or restart the clock of a task; the first `grace` seconds are\n"
+    "not counted.");
 
 static PyObject *
 beat_begin_task(PyObject *object, PyObject *args, PyObject *kwargs)
@@ -231,24 +235,27 @@ static PyMethodDef beat_methods[] = {
 };
 
 static PyGetSetDef beat_getset[] = {
-    {"fd", get_fd, NULL, "The page's descriptor; to be passed on.", NULL},
+    {"fd", get_fd, NULL,
+     "The page's descriptor, for a child process to inherit.", NULL},
     {"beats", get_count, NULL, "Beats so far.",
      (void *)offsetof(cer_beat_page, beats)},
     {"batches", get_count, NULL, "Batches trained or evaluated so far.",
      (void *)offsetof(cer_beat_page, batches)},
     {"rows", get_count, NULL, "Rows trained or evaluated so far.",
      (void *)offsetof(cer_beat_page, rows)},
-    {"cancelled", get_cancelled, NULL, "Whether the cancel flag is up.", NULL},
+    {"cancelled", get_cancelled, NULL, "Whether the cancel flag is set.", NULL},
     {"task_seconds", get_task_seconds, NULL,
-     "How long the task has taken, negative in its grace; None: no task.",
+     "Seconds since begin_task, negative in its grace; None between tasks.",
      NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyType_Slot beat_slots[] = {
-    {Py_tp_doc, "BeatPage(fd=None)\n--\n\n"
-                "A page shared between processes: makes one, or opens that of\n"
-                "an inherited descriptor, which stays the caller's to close."},
+    {Py_tp_doc,
+     "BeatPage(fd=None)\n--\n\n"
+     "A page shared between a worker and its coordinator. Without `fd`,\n"
+     "makes a page; otherwise opens that of an inherited descriptor, which\n"
+     "the caller still closes."},
     {Py_tp_new, beat_new},
     {Py_tp_dealloc, beat_dealloc},
     {Py_tp_methods, beat_methods},

@@ -1,4 +1,4 @@
-/* py_depot.c -- Depot: what all loaders of a device share. */
+/* py_depot.c -- Depot: the memory that all loaders of a device share. */
 #include "py_depot.h"
 
 #include <structmember.h>
@@ -9,19 +9,17 @@
 typedef struct depot_object {
     PyObject_HEAD
     cer_depot *depot;
-    PyObject *device; /* the Device it was made for */
+    PyObject *device; /* the Device that it serves */
 } depot_object;
 
 PyDoc_STRVAR(
     depot_doc,
     "Depot(device, *, limit=None)\n--\n\n"
-    "The shards that are resident on a Device, and its memory for batches.\n\n"
-    "All loaders of a device share one: a column of a shard is brought there "
-    "once.\n"
-    "What no pass uses is given back, longest unused first, when memory is "
-    "short\n"
-    "or more than `limit` bytes (None: half of the device's) would be "
-    "resident.");
+    "The resident shards of a Device, and its memory for batches.\n\n"
+    "All loaders of a device share one, so a column of a shard is\n"
+    "uploaded once. Columns that no pass uses are freed, least recently\n"
+    "used first, when memory is short or more than `limit` bytes (None:\n"
+    "half of the device's) would be resident.");
 
 static PyObject *
 depot_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -82,7 +80,7 @@ py_depot_get(core_state *state, PyObject *object)
     return ((depot_object *)object)->depot;
 }
 
-/* Finds a column by name, ValueError if there is none. */
+/* Finds a column by name; ValueError if the shard has no such column. */
 static int
 read_column(core_state *state, PyObject *args, cer_shard **shard,
             size_t *column)
@@ -120,10 +118,11 @@ depot_has(PyObject *object, PyObject *args)
     return PyBool_FromLong(cer_depot_has(self->depot, shard, column));
 }
 
-PyDoc_STRVAR(bring_doc,
-             "bring($self, reader, column, /)\n--\n\n"
-             "Make a column of a shard resident, ahead of the first pass that\n"
-             "uses it. Raises MemoryError where there is no room.");
+PyDoc_STRVAR(
+    bring_doc,
+    "bring($self, reader, column, /)\n--\n\n"
+    "Make a column of a shard resident before the first pass that uses\n"
+    "it. Raises MemoryError if it does not fit.");
 
 static PyObject *
 depot_bring(PyObject *object, PyObject *args)
@@ -150,9 +149,12 @@ depot_bring(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(drop_doc, "drop($self, reader=None, /)\n--\n\n"
-                       "Give back what is resident of a shard, None: of all, "
-                       "and not in use.\n\nReturns the bytes.");
+PyDoc_STRVAR(
+    drop_doc,
+    "drop($self, reader=None, /)\n--\n\n"
+    "Free the resident columns of a shard (None: of all) that no pass\n"
+    "uses.\n\n"
+    "Returns the number of bytes freed.");
 
 static PyObject *
 depot_drop(PyObject *object, PyObject *args)
@@ -215,10 +217,10 @@ static PyMemberDef depot_members[] = {
 };
 
 static PyGetSetDef depot_getset[] = {
-    {"resident_bytes", depot_get_resident, NULL,
-     "Bytes of shards that are resident.", NULL},
+    {"resident_bytes", depot_get_resident, NULL, "Bytes of resident shards.",
+     NULL},
     {"limit", depot_get_limit, depot_set_limit,
-     "Bytes that may be resident at most.", NULL},
+     "Maximum bytes of resident shards.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

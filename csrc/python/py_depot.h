@@ -1,4 +1,4 @@
-/* py_depot.h -- what other files of the binding need of Depot. */
+/* py_depot.h -- Depot for the other files of the binding. */
 #ifndef CER_PY_DEPOT_H
 #define CER_PY_DEPOT_H
 
@@ -6,8 +6,8 @@
 
 #include "depot.h"
 
-/* The depot of a Depot object, valid while the object is; NULL with TypeError
- * if it is none. */
+/* The depot of a Depot object, valid while the object lives; NULL with
+ * TypeError if `object` is not a Depot. */
 cer_depot *py_depot_get(core_state *state, PyObject *object);
 
 #endif

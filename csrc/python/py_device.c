@@ -79,11 +79,11 @@ path_or_none(const char *path)
 PyDoc_STRVAR(
     cuda_open_doc,
     "cuda_open(folders, *, prefer=0, path=None)\n--\n\n"
-    "Find the CUDA runtime of this process; the one found first stays.\n\n"
-    "It is one that is loaded, else one in `folders`, else the system's;\n"
-    "`prefer` is 12 or 13 where both are there; `path` is this one and no\n"
-    "other. Returns its path, version and the driver's, such as 12080.\n"
-    "Raises DeviceError, saying what is missing.");
+    "Find the CUDA runtime of this process; later calls return the same.\n\n"
+    "Takes a loaded runtime, else one in `folders`, else the system's;\n"
+    "`prefer` (12 or 13) decides if both are present; `path` allows only\n"
+    "that library. Returns its path, its version and the driver's, such\n"
+    "as 12080. Raises DeviceError naming the missing part.");
 
 static PyObject *
 cuda_open(PyObject *module, PyObject *args, PyObject *kwargs)
@@ -112,7 +112,7 @@ cuda_open(PyObject *module, PyObject *args, PyObject *kwargs)
         Py_END_ALLOW_THREADS
         if (state->cudart == NULL) {
             state->cudart = found;
-        } else { /* another thread was faster */
+        } else { /* another thread was first */
             cer_cudart_release(found);
             status = CER_OK;
         }
@@ -131,7 +131,7 @@ done:
     return result;
 }
 
-/* The runtime that was found, or NULL with DeviceError. */
+/* The open runtime, or NULL with DeviceError. */
 static cer_cudart *
 opened(core_state *state)
 {
@@ -159,9 +159,9 @@ describe(core_state *state, int index)
 PyDoc_STRVAR(
     cuda_devices_doc,
     "cuda_devices()\n--\n\n"
-    "Describe the GPUs that this process may use, in their order.\n\n"
-    "Dictionaries with name, uuid, capability, multiprocessors, memory\n"
-    "(bytes) and mps. Makes no context.");
+    "Describe the GPUs that this process may use, in order.\n\n"
+    "Returns dictionaries with name, uuid, capability, multiprocessors,\n"
+    "memory (bytes) and mps. Does not create a context.");
 
 static PyObject *
 cuda_devices(PyObject *module, PyObject *Py_UNUSED(unused))
@@ -194,8 +194,8 @@ cuda_devices(PyObject *module, PyObject *Py_UNUSED(unused))
 
 PyDoc_STRVAR(cudnn_find_doc,
              "cudnn_find(folders, /)\n--\n\n"
-             "Find cuDNN 9: its path, version and the CUDA that it was made\n"
-             "for, such as 91300 and 13000; None where there is none. Raises\n"
+             "Find cuDNN 9: its path, its version and the CUDA version it was\n"
+             "built for, such as 91300 and 13000; None if not found. Raises\n"
              "DeviceError if it does not load.");
 
 static PyObject *
@@ -232,7 +232,7 @@ py_device_get(core_state *state, PyObject *object)
     return NULL;
 }
 
-/* -1: the host; -2 with ValueError: no device's name. */
+/* -1: the host; -2 with ValueError: not a device name. */
 static int
 read_name(const char *name)
 {
@@ -330,8 +330,8 @@ device_unpinned(PyObject *object, void *Py_UNUSED(closure))
 
 PyDoc_STRVAR(memory_doc,
              "memory()\n--\n\n"
-             "Return the device's free and total bytes. What a framework's\n"
-             "allocator keeps for itself counts as taken.");
+             "Return the device's free and total bytes. Memory cached by a\n"
+             "framework's allocator counts as used.");
 
 static PyObject *
 device_memory(PyObject *object, PyObject *Py_UNUSED(unused))
@@ -349,10 +349,11 @@ device_memory(PyObject *object, PyObject *Py_UNUSED(unused))
     return Py_BuildValue("nn", (Py_ssize_t)free_bytes, (Py_ssize_t)total);
 }
 
-PyDoc_STRVAR(held_doc,
-             "held()\n--\n\n"
-             "Return the bytes of device memory that Cerebro holds in this\n"
-             "process: a dictionary of shards, batches, states and other.");
+PyDoc_STRVAR(
+    held_doc,
+    "held()\n--\n\n"
+    "Return the bytes of device memory that Cerebro holds in this\n"
+    "process, as a dictionary with shards, batches, states and other.");
 
 static PyObject *
 device_held(PyObject *object, PyObject *Py_UNUSED(unused))
@@ -369,10 +370,10 @@ device_held(PyObject *object, PyObject *Py_UNUSED(unused))
 PyDoc_STRVAR(
     set_allocator_doc,
     "set_allocator(allocate, release, /)\n--\n\n"
-    "Take device memory from somebody else, from now on.\n\n"
-    "`allocate(bytes, device) -> address` raises MemoryError where it has\n"
-    "none; `release(address)` is called in the main thread, soon after a\n"
-    "block has come back. Both live as long as the process.");
+    "Take device memory from this allocator from now on.\n\n"
+    "`allocate(bytes, device) -> address` raises MemoryError when out of\n"
+    "memory; `release(address)` is called in the main thread, soon after\n"
+    "a block is freed. Both live as long as the process.");
 
 static PyObject *
 device_set_allocator(PyObject *object, PyObject *args)
@@ -406,8 +407,8 @@ without_gil(device_object *self,
 PyDoc_STRVAR(
     check_doc,
     "check()\n--\n\n"
-    "Try the device's memory, streams and kernels. Raises DeviceError\n"
-    "with the part and the call that fails, or what is wrong.");
+    "Test the device's memory, streams and kernels. Raises DeviceError\n"
+    "naming the part and the call that failed, or the wrong result.");
 
 static PyObject *
 device_check(PyObject *object, PyObject *Py_UNUSED(unused))
@@ -419,7 +420,7 @@ device_check(PyObject *object, PyObject *Py_UNUSED(unused))
 
 PyDoc_STRVAR(synchronize_doc,
              "synchronize()\n--\n\n"
-             "Wait until the device has done all that this process put on it.");
+             "Wait until the device has finished all work of this process.");
 
 static PyObject *
 device_synchronize(PyObject *object, PyObject *Py_UNUSED(unused))
@@ -433,7 +434,7 @@ static PyGetSetDef device_members[] = {
     {"name", device_name, NULL, "'cpu', 'cuda:1'", NULL},
     {"index", device_index, NULL, "0 for the host", NULL},
     {"unpinned", device_unpinned, NULL,
-     "why memory could not be pinned, the first time; None: it always could",
+     "Why memory could not be pinned the first time; None: it always could.",
      NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

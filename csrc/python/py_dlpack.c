@@ -1,7 +1,7 @@
 /* py_dlpack.c -- the core's tensors as tensors of a framework.
  *
- * The way is the shortest one that each offers: torch's C exchange table, an
- * ndarray around the memory, from_dlpack where there is nothing better. */
+ * Each framework gets the shortest way it offers: torch its C exchange table,
+ * NumPy an ndarray around the memory, others from_dlpack. */
 #define NO_IMPORT_ARRAY
 #include "py_dlpack.h"
 
@@ -82,7 +82,7 @@ through_table(const DLPackExchangeAPI *api, cer_tensor *tensor,
     cer_export_embed(block, tensor);
     if (api->managed_tensor_to_py_object_no_sync(&block->versioned, &object) <
         0) {
-        /* Whether it called the deleter by then does not matter. */
+        /* Correct whether or not it has already called the deleter. */
         block->versioned.deleter(&block->versioned);
         return NULL;
     }
@@ -101,17 +101,17 @@ as_array(core_state *state, const cer_tensor *tensor)
                         py_dtype_number(tensor->dtype), NULL, tensor->data, 0,
                         NPY_ARRAY_CARRAY, NULL);
     if (array == NULL || tensor->data == NULL)
-        return array; /* no values: NumPy's own memory of no size */
+        return array; /* no values: NumPy's own empty memory */
     base = py_tensor_new(state, tensor);
-    /* Takes the reference to `base`, also when it fails. */
+    /* Steals the reference to `base`, even when it fails. */
     if (base == NULL || PyArray_SetBaseObject((PyArrayObject *)array, base) < 0)
         Py_CLEAR(array);
     return array;
 }
 
-/* The stream that JAX names is one of four on which it learns that a tensor is
- * ready. It computes on another one, and calls the deleter while that is still
- * under way: its own memory is used again on that stream only. */
+/* JAX names one of the four streams on which it waits for tensors. It computes
+ * on a different stream and calls the deleter while that work is pending,
+ * because it reuses its own memory on that stream only. */
 static PyObject *
 through_from_dlpack(core_state *state, const py_framework *framework,
                     const cer_tensor *tensor)
@@ -140,7 +140,8 @@ py_framework_tensor(core_state *state, const py_framework *framework,
     return through_from_dlpack(state, framework, tensor);
 }
 
-/* Old ones take tensors through from_dlpack, which names the stream then. */
+/* Older versions take tensors through from_dlpack, which names the stream then.
+ */
 int
 py_framework_stream(const py_framework *framework, int index, void **stream,
                     bool *known)

@@ -14,24 +14,24 @@ typedef enum framework_kind {
 
 typedef struct py_framework {
     framework_kind kind;
-    const DLPackExchangeAPI *api; /* torch's table; NULL: it has none */
-    PyObject *from_dlpack;        /* torch's without a table, and JAX's */
+    const DLPackExchangeAPI *api; /* torch's table, or NULL */
+    PyObject *from_dlpack;        /* of JAX, and of torch without a table */
 } py_framework;
 
-/* Finds what is needed of the framework and imports it. 0, or -1 with an
- * exception (ValueError for an unknown name, ImportError). */
+/* Imports the framework and looks up its functions. 0, or -1 with an exception
+ * (ValueError for an unknown name, ImportError). */
 int py_framework_init(py_framework *framework, const char *name);
 void py_framework_clear(py_framework *framework);
 
-/* An object of the framework for this memory, writable, without a copy where
- * the framework allows. `block` lives as long as the memory's owner and is not
- * in use. */
+/* Returns a writable tensor of the framework over this memory, without a copy
+ * if the framework allows. `block` lives as long as the memory's owner and is
+ * not in use. */
 PyObject *py_framework_tensor(core_state *state, const py_framework *framework,
                               cer_tensor *tensor, cer_export *block);
 
-/* The stream of a CUDA device that the framework puts its work on now, in
- * *stream, and *known; where the framework is one that says so later, when it
- * takes a tensor, both stay as they are. 0, or -1 with an exception. */
+/* Stores the framework's current stream of a CUDA device in *stream and sets
+ * *known. Leaves both unchanged if the framework names its stream only when it
+ * takes a tensor. 0, or -1 with an exception. */
 int py_framework_stream(const py_framework *framework, int index, void **stream,
                         bool *known);
 

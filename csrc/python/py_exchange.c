@@ -44,8 +44,8 @@ py_exchange_api(PyTypeObject *type)
         Py_DECREF(capsule);
     }
     PyErr_Clear();
-    /* A framework with a later DLPack may have a table of ours behind its own.
-     */
+    /* A framework with a later DLPack may chain our version's table to its
+     * own. */
     while (header != NULL && header->version.major != DLPACK_MAJOR_VERSION)
         header = header->prev_api;
     api = (const DLPackExchangeAPI *)header;
@@ -54,8 +54,8 @@ py_exchange_api(PyTypeObject *type)
     return api;
 }
 
-/* 1, 0 or -1: whether `type` is a subtype of module.name, which is only looked
- * for where the module has been imported. */
+/* Returns 1 if `type` is a subtype of module.name, 0 if not (or if the module
+ * is not imported), -1 with an exception. */
 static int
 is_subtype_of(PyTypeObject *type, const char *module_name, const char *name)
 {
@@ -81,7 +81,7 @@ has_attribute(PyTypeObject *type, const char *name)
 }
 
 /* Tensor subclasses that compute their value (wrappers, fake tensors) or have
- * none yet (uninitialized parameters) own no memory worth reading. */
+ * no value yet (uninitialized parameters) do not own readable memory. */
 static int
 is_plain_torch(PyTypeObject *type)
 {
@@ -94,7 +94,7 @@ is_plain_torch(PyTypeObject *type)
         goto done;
     mine = PyObject_GetAttrString((PyObject *)type, "__torch_dispatch__");
     theirs = PyObject_GetAttrString(base, "__torch_dispatch__");
-    PyErr_Clear(); /* an old torch has none */
+    PyErr_Clear(); /* old torch versions lack it */
     result = mine == theirs && !has_attribute(type, "materialize");
 
 done:
@@ -197,7 +197,7 @@ py_view_clear(py_view *view)
     Py_CLEAR(view->owner);
 }
 
-/* The type's own reason is long and about its insides: say what matters. */
+/* The type's own reason is long and about internals, so replace it. */
 static int
 refuse_torch(PyObject *object)
 {
@@ -235,8 +235,8 @@ take_dltensor(const DLTensor *from, py_view *out)
                : refuse_view(&err);
 }
 
-/* The tensor's capsule: with a version, as new producers give it, or without
- * from those that do not know of versions. */
+/* The tensor's capsule: versioned from new producers, unversioned from those
+ * that predate versions. */
 static PyObject *
 export_capsule(PyObject *object)
 {
@@ -260,7 +260,7 @@ done:
     return capsule;
 }
 
-/* What a capsule of either kind says of its tensor. */
+/* Reads the tensor of a capsule of either kind. */
 static int
 take_capsule(PyObject *capsule, py_view *out)
 {
@@ -277,7 +277,7 @@ take_capsule(PyObject *capsule, py_view *out)
     return managed == NULL ? -1 : take_dltensor(&managed->dl_tensor, out);
 }
 
-/* Through a capsule, which stays the owner and frees what it holds. */
+/* Exports through a capsule, which remains the owner. */
 static int
 view_capsule(PyObject *object, py_view *out)
 {
@@ -307,8 +307,8 @@ done:
     return result;
 }
 
-/* A conjugate or negative view has the wrong values in memory: its resolved
- * copy if it is one, else itself. New reference. */
+/* Returns the resolved copy of a conjugate or negative view, whose memory has
+ * the wrong values; any other tensor itself. New reference. */
 static PyObject *
 resolved(const py_source *source, PyObject *object, cer_dtype dtype)
 {
@@ -326,7 +326,7 @@ resolved(const py_source *source, PyObject *object, cer_dtype dtype)
         object, is_complex ? "resolve_conj" : "resolve_neg", NULL);
 }
 
-/* A torch without an exchange table: what it exports must not need a grad. */
+/* Without an exchange table, torch exports only tensors that need no grad. */
 static int
 view_old_torch(PyObject *object, py_view *out)
 {
@@ -369,7 +369,7 @@ view_torch(const py_source *source, PyObject *object, py_view *out)
     return 0;
 }
 
-/* bfloat16 comes to NumPy from another package (ml_dtypes). */
+/* NumPy gets bfloat16 from a separate package (ml_dtypes). */
 static bool
 is_bfloat16(const PyArray_Descr *descr)
 {

@@ -1,9 +1,9 @@
-/* py_exchange.h -- where the elements of anybody's tensor lie.
+/* py_exchange.h -- where the elements of a framework's tensor are in memory.
  *
  * torch tensors are read through the C exchange table of their type (DLPack
- * 1.3) where there is one, NumPy arrays through NumPy's C API, everything else
- * through __dlpack__, with a version where it gives one. Only memory of the
- * host is described, and only what cer_tensor_view_check lets pass. */
+ * 1.3) if it has one, NumPy arrays through NumPy's C API, everything else
+ * through __dlpack__, versioned if supported. Only host memory is described,
+ * and only if cer_tensor_view_check accepts it. */
 #ifndef CER_PY_EXCHANGE_H
 #define CER_PY_EXCHANGE_H
 
@@ -14,7 +14,7 @@
 #define PY_EXCHANGE_TYPES 8
 
 typedef enum py_kind {
-    PY_KIND_NONE, /* no tensor */
+    PY_KIND_NONE, /* not a tensor */
     PY_KIND_TORCH,
     PY_KIND_NUMPY,
     PY_KIND_JAX,
@@ -22,21 +22,20 @@ typedef enum py_kind {
     PY_KIND_REFUSED, /* a torch tensor whose memory is not its value */
 } py_kind;
 
-/* "torch", "numpy", "jax" or "dlpack", and back (PY_KIND_NONE: none of them).
- */
+/* "torch", "numpy", "jax" or "dlpack", and back (PY_KIND_NONE if unknown). */
 const char *py_kind_name(py_kind kind);
 py_kind py_kind_of_name(const char *name, size_t len);
 
-/* What is known of a type. */
+/* How to read tensors of a type. */
 typedef struct py_source {
     PyTypeObject *type;
     py_kind kind;
-    const DLPackExchangeAPI *api; /* NULL: it has none */
+    const DLPackExchangeAPI *api; /* or NULL */
     PyObject *is_conj, *is_neg;   /* methods of a torch type with a table */
 } py_source;
 
-/* The types met so far; lives on the stack of one call. Zero bytes are a fresh
- * one. When it is full, the last place is used for every other type. */
+/* The types seen so far, on the stack of one call; initialized by zeros. When
+ * it is full, further types share the last entry. */
 typedef struct py_exchange {
     py_source sources[PY_EXCHANGE_TYPES];
     size_t n;
@@ -44,23 +43,24 @@ typedef struct py_exchange {
 
 /* Memory of a tensor, valid while `owner` is held. */
 typedef struct py_view {
-    PyObject *owner; /* a reference of the view's own */
+    PyObject *owner; /* a reference held by the view */
     cer_tensor_view tensor;
     bool in_place; /* writing to its memory changes the tensor itself */
 } py_view;
 
 void py_exchange_clear(py_exchange *exchange);
 
-/* What kind of thing `object` is; NULL with an exception. The result is good
- * until the next call. */
+/* Returns the kind of `object` and how to read it, valid until the next call;
+ * NULL with an exception. */
 const py_source *py_exchange_find(py_exchange *exchange, PyObject *object);
 
 /* Describes a tensor of a kind other than NONE and REFUSED. -1: an exception
- * whose message goes on from "the tensor ...". Release with py_view_clear. */
+ * whose message continues "the tensor ...". Release with py_view_clear. */
 int py_exchange_view(const py_source *source, PyObject *object, py_view *out);
 void py_view_clear(py_view *view);
 
-/* The exchange table of a type; NULL without an exception if it has none. */
+/* The exchange table of a type; NULL without an exception if it has no table.
+ */
 const DLPackExchangeAPI *py_exchange_api(PyTypeObject *type);
 
 #endif

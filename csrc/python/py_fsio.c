@@ -12,7 +12,7 @@
 typedef struct writer_object {
     PyObject_HEAD
     cer_npy_writer *writer; /* NULL: closed or aborted */
-    bool busy;              /* a thread is inside without the GIL */
+    bool busy;              /* a thread is working without the GIL */
     cer_dtype dtype;
     uint32_t n_dims;
     size_t row_shape[CER_NPY_MAX_DIMS - 1];
@@ -22,10 +22,11 @@ typedef struct writer_object {
 PyDoc_STRVAR(
     writer_doc,
     "NpyWriter(path, dtype, row_shape, rows)\n--\n\n"
-    "Streams rows into one new .npy file and hashes on the way.\n\n"
-    "The file must not be there yet and counts only once close() returned; a\n"
-    "writer that fails, is aborted or is forgotten removes its file again.\n"
-    "Raises OSError (FileExistsError, no space, ...) naming the file.");
+    "Streams rows into one new .npy file and hashes them on the way.\n\n"
+    "The file must not exist and is valid only after close() returns. A\n"
+    "writer that fails, is aborted or is garbage-collected deletes its\n"
+    "file. Raises OSError (FileExistsError, no space, ...) naming the\n"
+    "file.");
 
 static PyObject *
 writer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -47,7 +48,7 @@ writer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         Py_DECREF(path);
         return NULL;
     }
-    self->path = path; /* the object's from here on */
+    self->path = path; /* owned by the object from here on */
     if (!cer_dtype_from_name(dtype, &self->dtype) || rows < 0) {
         PyErr_Format(PyExc_ValueError,
                      "%s: cannot write %zd rows of dtype '%s'",
@@ -86,7 +87,7 @@ writer_dealloc(PyObject *object)
     Py_DECREF(type);
 }
 
-/* Takes the writer for this thread, to be used without the GIL. */
+/* Reserves the writer for this thread, for use without the GIL. */
 static int
 acquire(writer_object *self)
 {
@@ -101,7 +102,7 @@ acquire(writer_object *self)
     return -1;
 }
 
-/* Removes the file, unless it was closed. */
+/* Deletes the file unless it was closed. */
 static void
 drop(writer_object *self)
 {
@@ -109,8 +110,7 @@ drop(writer_object *self)
     self->writer = NULL;
 }
 
-/* Gives the writer back. After a failed write there is nothing to go on with;
- * after a refused argument there is. */
+/* Releases the writer. A failed write ends it; a rejected argument does not. */
 static void
 release(writer_object *self, cer_status status)
 {
@@ -119,7 +119,8 @@ release(writer_object *self, cer_status status)
         drop(self);
 }
 
-/* Rows of the writer's type and shape, contiguous; a new reference. */
+/* Returns the rows, contiguous and checked for the writer's type and shape; a
+ * new reference. */
 static PyArrayObject *
 rows_of(writer_object *self, PyObject *object)
 {
@@ -138,9 +139,10 @@ rows_of(writer_object *self, PyObject *object)
     if (fits)
         rows = PyArray_GETCONTIGUOUS(array); /* copies only if it is not */
     else
-        PyErr_Format(PyExc_ValueError,
-                     "%s: rows of another dtype (%S) or shape than announced",
-                     PyBytes_AS_STRING(self->path), PyArray_DESCR(array));
+        PyErr_Format(
+            PyExc_ValueError,
+            "%s: rows have a different dtype (%S) or shape than declared",
+            PyBytes_AS_STRING(self->path), PyArray_DESCR(array));
 
 done:
     Py_XDECREF(wanted);
@@ -212,17 +214,17 @@ writer_abort(PyObject *object, PyObject *Py_UNUSED(ignored))
 
 static PyMethodDef writer_methods[] = {
     {"write", writer_write, METH_O,
-     "write(array)\n--\n\nAppend rows: an array of shape (n, *row_shape) and "
-     "of "
-     "the writer's dtype\n(uint16 for bfloat16). Contiguous arrays are not "
-     "copied."},
+     "write(array)\n--\n\n"
+     "Append rows: an array of shape (n, *row_shape) and the writer's\n"
+     "dtype (uint16 for bfloat16). Contiguous arrays are not copied."},
     {"close", writer_close, METH_NOARGS,
-     "close()\n--\n\nMake the file durable and return (size in bytes, XXH3-64 "
-     "in hexadecimal).\n\nRaises ValueError if rows are missing, OSError if "
-     "the "
-     "disk refuses."},
+     "close()\n--\n\n"
+     "Make the file durable and return (size in bytes, XXH3-64 in "
+     "hexadecimal).\n\n"
+     "Raises ValueError if rows are missing, OSError if writing fails."},
     {"abort", writer_abort, METH_NOARGS,
-     "abort()\n--\n\nRemove the file; nothing if it was closed."},
+     "abort()\n--\n\n"
+     "Delete the file; does nothing after close()."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,4 +1,4 @@
-/* py_hash.c -- XXH3 of anything with a contiguous buffer. */
+/* py_hash.c -- XXH3 of any object with a contiguous buffer. */
 #include "hash.h"
 #include "module.h"
 

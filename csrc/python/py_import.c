@@ -6,12 +6,11 @@
 #include <stdatomic.h>
 #include <string.h>
 
-/* What an old torch and a new one want to be told of a tensor, and the memory
- * behind it. */
+/* A tensor's descriptions for old and new torch versions, and its memory. */
 typedef struct tensor_block {
     DLManagedTensorVersioned versioned;
     DLManagedTensor legacy;
-    PyObject *keeps;    /* of a view: what keeps the buffer; NULL: own memory */
+    PyObject *keeps;    /* keeps a view's buffer alive; NULL: own memory */
     atomic_int holders; /* the tensor and, while it is made, make_torch */
     int64_t dims[];     /* shape, then strides */
 } tensor_block;
@@ -60,8 +59,8 @@ find_jax(py_importer *in)
     return 0;
 }
 
-/* The kind as which a tensor comes back: its own where that framework is
- * there, else the one asked for. PY_KIND_NONE: an exception. */
+/* The kind to return a tensor as: its own if that framework is installed, else
+ * the requested one. PY_KIND_NONE: an exception. */
 static py_kind
 choose_kind(py_importer *in, py_kind kind)
 {
@@ -90,7 +89,7 @@ choose_kind(py_importer *in, py_kind kind)
     return PY_KIND_NONE;
 }
 
-/* Fills memory of a new tensor, later and without the GIL. */
+/* Adds a copy into a new tensor's memory, done later without the GIL. */
 static void
 copy_later(py_importer *in, void *to, const cer_state_tensor *tensor)
 {
@@ -102,7 +101,8 @@ copy_later(py_importer *in, void *to, const cer_state_tensor *tensor)
     };
 }
 
-/* May run on any thread, with or without the GIL, and after Python's end. */
+/* May run on any thread, with or without the GIL, and after Python has exited.
+ */
 static void
 free_block(tensor_block *block)
 {
@@ -134,7 +134,7 @@ delete_legacy(DLManagedTensor *managed)
     let_go(managed->manager_ctx);
 }
 
-/* Describes the tensor at `data` in both of DLPack's forms. */
+/* Describes the tensor at `data` in both DLPack forms. */
 static void
 describe(tensor_block *block, const cer_state_tensor *tensor, void *data)
 {
@@ -166,7 +166,7 @@ describe(tensor_block *block, const cer_state_tensor *tensor, void *data)
     block->versioned.deleter = delete_versioned;
 }
 
-/* Through a capsule, for a torch without an exchange table. */
+/* Makes it through a capsule, for torch without an exchange table. */
 static PyObject *
 import_by_capsule(tensor_block *block)
 {
@@ -181,7 +181,7 @@ import_by_capsule(tensor_block *block)
     result = PyObject_CallMethod(module, "from_dlpack", "O", capsule);
 
 done:
-    /* A capsule that was not taken has kept its name. */
+    /* A capsule that was not consumed keeps its name. */
     if (capsule == NULL || PyCapsule_IsValid(capsule, "dltensor"))
         free_block(block);
     Py_XDECREF(module);
@@ -189,8 +189,8 @@ done:
     return result;
 }
 
-/* Through the exchange table. When it fails it may have called the deleter or
- * not: it is held until that is over. */
+/* Makes it through the exchange table. A failing call may or may not have
+ * called the deleter, so hold the block until it returns. */
 static PyObject *
 import_by_table(const DLPackExchangeAPI *api, tensor_block *block)
 {
@@ -211,7 +211,7 @@ make_torch(py_importer *in, const cer_state_tensor *tensor)
 {
     size_t head = sizeof(tensor_block) + 2 * tensor->ndim * sizeof(int64_t);
     bool copy = in->copy;
-    /* Own data lies behind the description, on its own cache lines. */
+    /* Own data follows the description, on separate cache lines. */
     tensor_block *block =
         cer_alloc(copy ? head + CER_STATE_ALIGNMENT + tensor->nbytes : head);
     void *data;
@@ -293,7 +293,7 @@ make_numpy(py_importer *in, const cer_state_tensor *tensor, bool copy)
     return array;
 }
 
-/* JAX takes a NumPy array, and at once. */
+/* JAX takes a NumPy array, and copies it immediately. */
 static PyObject *
 make_jax(py_importer *in, const cer_state_tensor *tensor)
 {

@@ -1,5 +1,5 @@
-/* py_loader.c -- Loader: an iterator of batches, dicts of tensors, in main
- * memory or, with a depot, in a device's. */
+/* py_loader.c -- Loader: an iterator of batches (dicts of tensors) in main
+ * memory or, with a depot, in device memory. */
 #define NO_IMPORT_ARRAY
 #include "module.h"
 
@@ -13,7 +13,7 @@
 
 typedef struct loader_object {
     PyObject_HEAD
-    cer_loader *loader;           /* of a device loader, its plan */
+    cer_loader *loader;           /* on a device, only its plan */
     cer_device_loader *on_device; /* NULL: batches in main memory */
     PyObject *depot;              /* a Depot, or None */
     py_framework framework;
@@ -22,12 +22,12 @@ typedef struct loader_object {
     PyObject *keep;  /* list: the row arrays of the parts */
     Py_ssize_t batch_size;
     Py_ssize_t last_rows;
-    /* A call is working without the GIL: no other may come in between. */
+    /* A call is working without the GIL, so no other may start. */
     bool busy;
 } loader_object;
 
-/* Takes the loader for one call, which may let go of the GIL. What does not
- * take it reads counts only, which are atomic: len(), rows and buffers. */
+/* Reserves the loader for one call, which may release the GIL. len(), rows and
+ * buffers do without: they only read atomic counts. */
 static int
 enter(loader_object *self)
 {
@@ -63,7 +63,7 @@ make_names(const cer_loader *loader)
     return names;
 }
 
-/* What the constructor was given. */
+/* The constructor's arguments. */
 typedef struct arguments {
     PyObject *parts, *columns, *first_rows; /* tuples */
     cer_depot *depot;                       /* or NULL */
@@ -82,7 +82,7 @@ open_loader(loader_object *self, const arguments *a, const cer_part *parts,
     if (a->depot == NULL)
         return cer_loader_new(parts, n_parts, columns, n_columns, &a->options,
                               &self->loader, err);
-    Py_BEGIN_ALLOW_THREADS /* a device may have to start */
+    Py_BEGIN_ALLOW_THREADS /* may have to start the device */
     status =
         cer_device_loader_new(a->depot, a->residence, parts, n_parts, columns,
                               n_columns, &a->options, &self->on_device, err);
@@ -180,16 +180,14 @@ PyDoc_STRVAR(
     "drop_last=False,\n"
     "       framework='torch', threads=0, first_rows=(), depot=None,\n"
     "       residence='auto')\n--\n\n"
-    "An iterator of batches of shuffled rows, used for many passes.\n\n"
-    "`parts` has a pair (ShardReader, rows) per shard of the view: rows are\n"
-    "(start, stop) or a uint32 array, which is copied if it can be changed.\n"
-    "`plan` is made by\n"
-    "cerebro.transforms.compile. begin() starts a pass; iterating gives dicts\n"
-    "of tensors of the framework. With a Depot they are in its device's "
-    "memory:\n"
-    "from shards that are resident there below the depot's limit ('auto') or "
-    "as\n"
-    "far as memory goes ('resident'), or streamed ('streamed').");
+    "An iterator of batches of shuffled rows, reused for many passes.\n\n"
+    "`parts` has a pair (ShardReader, rows) per shard of the view: rows\n"
+    "are (start, stop) or a uint32 array, which is copied if it is\n"
+    "mutable. `plan` comes from cerebro.transforms.compile. begin()\n"
+    "starts a pass; iterating yields dicts of the framework's tensors.\n"
+    "With a Depot, they are in its device's memory. Shards are resident\n"
+    "there up to the depot's limit ('auto') or while memory lasts\n"
+    "('resident'), or are streamed ('streamed').");
 
 static int
 read_residence(const char *name, cer_residence *out)
@@ -282,7 +280,8 @@ loader_traverse(PyObject *object, visitproc visit, void *arg)
     return 0;
 }
 
-/* Row arrays stay until the loader is freed: its threads read them. */
+/* Keeps row arrays alive until the loader is freed, because its threads read
+ * them. */
 static int
 loader_clear(PyObject *object)
 {
@@ -297,8 +296,9 @@ loader_dealloc(PyObject *object)
     PyTypeObject *type = Py_TYPE(object);
 
     PyObject_GC_UnTrack(object);
-    /* Joins the threads and, on a device, waits for copies, which may be behind
-     * work of somebody who wants the GIL first. Nobody else has the object. */
+    /* Joins the threads and, on a device, waits for copies. These may be queued
+     * behind work that needs the GIL. No other reference to the object exists.
+     */
     Py_BEGIN_ALLOW_THREADS
     if (self->on_device != NULL)
         cer_device_loader_free(self->on_device);
@@ -345,12 +345,11 @@ read_numbers(PyObject *shards, size_t *n)
     return out;
 }
 
-PyDoc_STRVAR(
-    begin_doc,
-    "begin($self, shards, epoch, start=0)\n--\n\n"
-    "Start a pass over these parts in this order.\n\n"
-    "`start` batches are left out. What was left of the pass before is\n"
-    "dropped; batches given out stay valid.");
+PyDoc_STRVAR(begin_doc,
+             "begin($self, shards, epoch, start=0)\n--\n\n"
+             "Start a pass over these parts in this order.\n\n"
+             "Skips the first `start` batches. Drops the rest of the previous\n"
+             "pass; batches already returned stay valid.");
 
 static PyObject *
 loader_begin(PyObject *object, PyObject *args, PyObject *kwargs)
@@ -414,8 +413,8 @@ as_dict(loader_object *self, cer_batch *batch)
     return dict;
 }
 
-/* On which stream kernels are to run: torch's current one, if that is whose
- * tensors will be made; otherwise the consumer's is not known before it asks.
+/* Chooses the stream for kernels: torch's current one if the batches are torch
+ * tensors. Other consumers name their stream only when they take a tensor.
  */
 static int
 find_stream(loader_object *self, void **stream, bool *known)
@@ -479,13 +478,13 @@ loader_next(PyObject *object)
         return NULL; /* the end: no exception means StopIteration */
     self->last_rows = (Py_ssize_t)batch->n_rows;
     dict = as_dict(self, batch);
-    cer_owner_release(&batch->owner); /* the tensors have their own */
+    cer_owner_release(&batch->owner); /* the tensors hold their own */
     return dict;
 }
 
 PyDoc_STRVAR(close_doc,
              "close($self, /)\n--\n\n"
-             "Stop the threads and let go of the shards; batches stay valid.");
+             "Stop the threads and release the shards; batches stay valid.");
 
 static PyObject *
 loader_close(PyObject *object, PyObject *Py_UNUSED(args))
@@ -564,24 +563,23 @@ static PyMethodDef loader_methods[] = {
 
 static PyMemberDef loader_members[] = {
     {"batch_size", T_PYSSIZET, offsetof(loader_object, batch_size), READONLY,
-     "Rows of a batch."},
+     "Rows per batch."},
     {"framework", T_OBJECT, offsetof(loader_object, framework_name), READONLY,
-     "Whose tensors the batches are."},
+     "The framework of the batches' tensors."},
     {"depot", T_OBJECT, offsetof(loader_object, depot), READONLY,
      "The Depot of the batches' device; None: main memory."},
     {"last_rows", T_PYSSIZET, offsetof(loader_object, last_rows), READONLY,
-     "Rows of the batch given last."},
+     "Rows of the last batch returned."},
     {NULL, 0, 0, 0, NULL},
 };
 
 static PyGetSetDef loader_getset[] = {
-    {"rows", loader_get_rows, NULL, "Rows of the pass.", NULL},
-    {"buffers", loader_get_buffers, NULL, "Batch buffers in existence.", NULL},
+    {"rows", loader_get_rows, NULL, "Rows in the pass.", NULL},
+    {"buffers", loader_get_buffers, NULL, "Allocated batch buffers.", NULL},
     {"resident_shards", loader_get_resident, NULL,
      "Shards of the pass that are resident on the device.", NULL},
     {"note", loader_get_note, NULL,
-     "Why something is streamed that might be resident; '' if nothing is.",
-     NULL},
+     "Why shards are streamed that could be resident; '' if none are.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -609,7 +607,7 @@ static PyType_Spec loader_spec = {
 
 PyDoc_STRVAR(batch_count_doc,
              "batch_count(rows, batch_size, drop_last, /)\n--\n\n"
-             "Return how many batches a shard of `rows` rows gives.");
+             "Return the number of batches in a shard of `rows` rows.");
 
 static PyObject *
 batch_count(PyObject *Py_UNUSED(module), PyObject *args)

@@ -11,8 +11,8 @@
 typedef struct net_object {
     PyObject_HEAD
     cer_native_net *net;
-    cer_native_cuda *gpu; /* NULL: it computes on the host */
-    bool busy;            /* a thread computes without the GIL */
+    cer_native_cuda *gpu; /* NULL: computes on the host */
+    bool busy;            /* a thread is computing without the GIL */
 } net_object;
 
 static int
@@ -39,7 +39,7 @@ read_sizes(PyObject *const arguments[6], cer_native_net_sizes *sizes)
     return 0;
 }
 
-/* Puts the network on a GPU. -1: an exception. */
+/* Moves the network to a GPU. -1: an exception. */
 static int
 place(net_object *self, core_state *state, PyObject *device_arg,
       const char *cudnn)
@@ -108,7 +108,7 @@ net_dealloc(PyObject *object)
 
 /* --- arguments ------------------------------------------------------------ */
 
-/* Whether `array` is dense, of this type and shape. */
+/* Whether `array` is dense and has this type and shape. */
 static bool
 fits(PyObject *object, int type, int ndim, const npy_intp *shape)
 {
@@ -119,8 +119,8 @@ fits(PyObject *object, int type, int ndim, const npy_intp *shape)
            PyArray_CompareLists(PyArray_DIMS(array), shape, ndim);
 }
 
-/* The rows of a batch; -1 with ValueError if an array is not what the network
- * takes. `labels` may be NULL. */
+/* Returns the rows of a batch; -1 with ValueError if an array has the wrong
+ * type or shape. `labels` may be NULL. */
 static npy_intp
 batch_rows(const net_object *self, PyObject *pictures, PyObject *labels)
 {
@@ -146,13 +146,13 @@ batch_rows(const net_object *self, PyObject *pictures, PyObject *labels)
     return shape[0];
 }
 
-/* Takes the network for a thread that gives up the GIL. */
+/* Reserves the network for a thread that releases the GIL. */
 static int
 enter(net_object *self)
 {
     if (self->busy) {
         PyErr_SetString(PyExc_ValueError,
-                        "this NativeNet is at work in another thread");
+                        "this NativeNet is in use by another thread");
         return -1;
     }
     self->busy = true;
@@ -193,9 +193,10 @@ scored(net_object *self, PyObject *args, const char *format, bool gradients)
     return Py_BuildValue("(dd)", metrics.loss, metrics.accuracy);
 }
 
-PyDoc_STRVAR(differentiate_doc,
-             "differentiate(pictures, labels, /)\n--\n\n"
-             "Write the gradients of the mean loss; return loss and accuracy.");
+PyDoc_STRVAR(
+    differentiate_doc,
+    "differentiate(pictures, labels, /)\n--\n\n"
+    "Compute the gradients of the mean loss; return loss and accuracy.");
 
 static PyObject *
 net_differentiate(PyObject *object, PyObject *args)
@@ -217,7 +218,7 @@ net_evaluate(PyObject *object, PyObject *args)
 }
 
 PyDoc_STRVAR(step_doc, "step(rate, momentum, /)\n--\n\n"
-                       "Take one step along the gradients.");
+                       "Take one SGD step with the gradients.");
 
 static PyObject *
 net_step(PyObject *object, PyObject *args)
@@ -303,9 +304,8 @@ copied(net_object *self,
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(push_doc,
-             "push()\n--\n\n"
-             "Copy values and momenta to the GPU, where there is one.");
+PyDoc_STRVAR(push_doc, "push()\n--\n\n"
+                       "Copy values and momenta to the GPU, if any.");
 
 static PyObject *
 net_push(PyObject *object, PyObject *Py_UNUSED(unused))
@@ -316,7 +316,7 @@ net_push(PyObject *object, PyObject *Py_UNUSED(unused))
 }
 
 PyDoc_STRVAR(pull_doc, "pull()\n--\n\n"
-                       "Copy all parts from the GPU, where there is one.");
+                       "Copy all parts from the GPU, if any.");
 
 static PyObject *
 net_pull(PyObject *object, PyObject *Py_UNUSED(unused))
@@ -345,8 +345,8 @@ add_part(core_state *state, PyObject *parts, const cer_native_net *net,
 
 PyDoc_STRVAR(parts_doc,
              "parts(kind, /)\n--\n\n"
-             "Return the Tensor of each part by its name: the network's own "
-             "memory,\nand in host memory the copy of what is on a GPU.\n\n"
+             "Return the Tensor of each part by name. It shares the network's\n"
+             "memory; on a GPU, the copy in host memory.\n\n"
              "`kind` is 'values', 'momenta' or 'gradients'.");
 
 static PyObject *
@@ -394,7 +394,8 @@ static PyType_Slot net_slots[] = {
     {Py_tp_doc,
      "NativeNet(channels, height, width, filters1, filters2, classes, "
      "device=None, cudnn=None)\n--\n\n"
-     "A small convolutional network in C; all its parts begin as zeros."},
+     "A small convolutional network in C; all its parts are initially\n"
+     "zeros."},
     {Py_tp_new, net_new},
     {Py_tp_dealloc, net_dealloc},
     {Py_tp_methods, net_methods},

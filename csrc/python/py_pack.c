@@ -16,21 +16,21 @@ typedef struct packer {
     py_exchange exchange;
     cer_text json;
     cer_text path;
-    PyTypeObject *counter; /* collections.Counter, once it is needed */
+    PyTypeObject *counter; /* collections.Counter, once needed */
     int depth;
-    bool in_key; /* inside a dict's key: no tensors there */
+    bool in_key; /* inside a dict's key, where tensors are not allowed */
 } packer;
 
 static int pack_value(packer *p, PyObject *value);
 
 /* --- errors -------------------------------------------------------------- */
 #define ADVICE                                                                 \
-    "a state is made of tensors, arrays, numbers, strings, bytes, None, "      \
+    "a state consists of tensors, arrays, numbers, strings, bytes, None, "     \
     "lists, "                                                                  \
     "tuples and dicts: convert it, or leave it out of state_dict()"
 #define KEY_ADVICE "keys are made of strings, numbers, bytes, None and tuples"
 
-/* The path as it is shown: "at '/net/weight'" or "at the top". */
+/* The path for messages: "at '/net/weight'" or "at the top". */
 static PyObject *
 shown_path(const packer *p)
 {
@@ -96,7 +96,7 @@ refuse_type(const packer *p, PyObject *value)
     return -1;
 }
 
-/* Turns the reason why a tensor cannot be read into a StateError. */
+/* Converts the error of an unreadable tensor to a StateError. */
 static int
 refuse_tensor(const packer *p)
 {
@@ -118,7 +118,7 @@ refuse_tensor(const packer *p)
     return -1;
 }
 
-/* UTF-8 of a str, valid as long as the object; NULL with a StateError. */
+/* The UTF-8 of a str, valid while the object lives; NULL with a StateError. */
 static const char *
 utf8_of(const packer *p, PyObject *string, size_t *len)
 {
@@ -130,7 +130,7 @@ utf8_of(const packer *p, PyObject *string, size_t *len)
     } else if (PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) {
         PyErr_Clear();
         (void)refuse(p, "is or has as its key a string with a lone surrogate, "
-                        "which is no text");
+                        "which is not valid text");
     }
     return utf8;
 }
@@ -167,8 +167,8 @@ add_hex(packer *p, const unsigned char *bytes, size_t len)
     cer_text_add_char(&p->json, '"');
 }
 
-/* Integers of 64 bits are JSON numbers, longer ones hexadecimal strings:
- * other readers would round them, and Python limits decimal digits. */
+/* 64-bit integers are JSON numbers. Longer ones are hexadecimal strings,
+ * because other readers would round them and Python limits decimal digits. */
 static int
 pack_int(packer *p, PyObject *value)
 {
@@ -193,8 +193,8 @@ pack_int(packer *p, PyObject *value)
     return 0;
 }
 
-/* The shortest text that reads back as the same bits, with a point or an
- * exponent, which is what tells it from an integer. */
+/* Writes the shortest text that reads back as the same bits, with a point or an
+ * exponent to distinguish it from an integer. */
 static int
 pack_float(packer *p, double value)
 {
@@ -328,7 +328,7 @@ pack_items(packer *p, PyObject *sequence)
     char token[24];
 
     cer_text_add_char(&p->json, '[');
-    /* The size is read anew: __dlpack__ may run anything. */
+    /* Read the size each time: __dlpack__ may run any code. */
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(sequence); i++) {
         PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(sequence, i));
         int failed;
@@ -358,7 +358,7 @@ pack_tagged_items(packer *p, const char *tag, PyObject *sequence)
     return 0;
 }
 
-/* Whether a dict can be a plain JSON object: str keys, and none is "$". */
+/* Whether a dict can be a plain JSON object: all keys are str, and not "$". */
 static bool
 is_plain(PyObject *dict)
 {
@@ -420,8 +420,8 @@ pack_key(packer *p, PyObject *key)
     return result;
 }
 
-/* A key that is no str has its JSON text as its token in paths. 1 if the dict
- * also has a str key that is `prefix` and that text, 0 if not. */
+/* A non-str key uses its JSON text as its token in paths. Returns 1 if the dict
+ * also has a str key equal to `prefix` plus that text, 0 if not. */
 static int
 token_collides(packer *p, PyObject *items, PyObject *dict, const char *prefix)
 {
@@ -456,7 +456,7 @@ token_collides(packer *p, PyObject *items, PyObject *dict, const char *prefix)
 
 #define MAX_PREFIX 16
 
-/* As many '#' as are needed to tell such tokens from the str keys. */
+/* Returns enough '#' to distinguish these tokens from the str keys. */
 static int
 choose_prefix(packer *p, PyObject *items, PyObject *dict,
               char prefix[MAX_PREFIX + 1])
@@ -469,11 +469,10 @@ choose_prefix(packer *p, PyObject *items, PyObject *dict,
         prefix[len] = '#';
         prefix[len + 1] = '\0';
     }
-    return refuse(p, "is a dict whose keys cannot be told from each other as "
-                     "text: rename them");
+    return refuse(p, "is a dict whose keys are the same as text: rename them");
 }
 
-/* One [key, value] of a tagged dict. */
+/* Writes one [key, value] of a tagged dict. */
 static int
 pack_pair(packer *p, PyObject *key, PyObject *value, const char *prefix)
 {
@@ -505,7 +504,7 @@ pack_pair(packer *p, PyObject *key, PyObject *value, const char *prefix)
 static int
 pack_tagged_dict(packer *p, const char *tag, PyObject *dict)
 {
-    /* By its method: an OrderedDict keeps an order of its own. */
+    /* Call the method: an OrderedDict keeps a separate order. */
     PyObject *items = PyMapping_Items(dict);
     char prefix[MAX_PREFIX + 1] = "";
     int result = -1;
@@ -553,7 +552,7 @@ is_counter(packer *p, PyTypeObject *type)
     return type == p->counter;
 }
 
-/* Types that are not Python's own plain ones. */
+/* Types other than Python's plain ones. */
 static int
 pack_other(packer *p, PyObject *value)
 {

@@ -10,27 +10,27 @@
 #include "py_exchange.h"
 #include "state.h"
 
-/* Values nested deeper are refused; it also ends a list that holds itself. */
+/* Deeper nesting is an error; this also catches a list that contains itself. */
 #define PY_STATE_DEPTH 200
 
 typedef struct py_packed_tensor {
-    PyObject *object; /* as met in the state */
+    PyObject *object; /* as found in the state */
     PyObject *owner;  /* of the memory to read */
     py_kind kind;
 } py_packed_tensor;
 
-/* A state that has been walked: laid out, nothing copied yet. Holds references
- * to its tensors, whose values must not change until it is written. */
+/* A state that is laid out but not copied yet. Holds references to its tensors,
+ * whose values must not change until it is written. */
 typedef struct py_packed {
     cer_state_writer *writer;
     py_packed_tensor *tensors; /* numbered as in the writer */
     size_t n_tensors, capacity;
     size_t nbytes; /* of the buffer */
-    bool in_place; /* every tensor may be written to */
+    bool in_place; /* every tensor can be written to in place */
 } py_packed;
 
-/* Walks `state`. -1: an exception (StateError names the place), and nothing to
- * clear. */
+/* Walks `state`. -1: an exception (StateError names the place); nothing needs
+ * clearing. */
 int py_packed_init(py_packed *packed, core_state *core, PyObject *state);
 void py_packed_clear(py_packed *packed);
 

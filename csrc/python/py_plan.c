@@ -1,5 +1,4 @@
-/* py_plan.c -- what a loader is made of: columns with their chains, and parts.
- */
+/* py_plan.c -- reads a loader's columns, with their chains, and its parts. */
 #define NO_IMPORT_ARRAY
 #include "py_plan.h"
 
@@ -84,7 +83,8 @@ read_normalize(PyObject *op, cer_op *out)
         return -1;
     if (n_std == out->n)
         return 0;
-    PyErr_SetString(PyExc_ValueError, "as many means as standard deviations");
+    PyErr_SetString(PyExc_ValueError,
+                    "means and standard deviations differ in number");
     return -1;
 }
 
@@ -110,7 +110,7 @@ read_crop(PyObject *op, cer_op *out)
         return -1;
     for (int i = 0; i < 2; i++) {
         if (size[i] < 0 || padding[i] < 0) {
-            PyErr_SetString(PyExc_ValueError, "a crop of negative size");
+            PyErr_SetString(PyExc_ValueError, "a crop has a negative size");
             return -1;
         }
         out->size[i] = (size_t)size[i];
@@ -175,7 +175,7 @@ read_op(PyObject *op, cer_op *out)
             return readers[i].read(op, out);
     }
     if (!PyErr_Occurred())
-        PyErr_Format(PyExc_ValueError, "unknown step of a plan: %R", op);
+        PyErr_Format(PyExc_ValueError, "unknown operation in a plan: %R", op);
     return -1;
 }
 
@@ -191,11 +191,11 @@ py_plan_read(PyObject *column, py_plan *out)
         (ops = PyDict_GetItemString(column, "ops")) == NULL ||
         !PyList_Check(ops)) {
         PyErr_SetString(PyExc_ValueError,
-                        "a plan has a dict per column: name and a list ops");
+                        "a plan needs a dict per column: name and a list ops");
         return -1;
     }
     out->name = Py_NewRef(name);
-    /* Numbers are converted by Python code, which may change the list. */
+    /* Converting numbers may run Python code, which could change the list. */
     if ((ops = core_tuple(ops, "ops must be a list")) == NULL)
         return -1;
     if ((out->column.name = PyUnicode_AsUTF8(name)) == NULL)
@@ -208,7 +208,7 @@ py_plan_read(PyObject *column, py_plan *out)
     }
     out->column.ops = out->ops;
     for (Py_ssize_t i = 0; i < n; i++) {
-        out->column.n_ops++; /* counted first: a half-read one is freed too */
+        out->column.n_ops++; /* first, so a half-read one is freed too */
         if (read_op(PyTuple_GET_ITEM(ops, i), &out->ops[i]) < 0)
             goto done;
     }
@@ -221,7 +221,7 @@ done:
 
 /* --- the parts ------------------------------------------------------------ */
 
-/* Whether nobody can change an array, short of making it writable again. */
+/* Whether an array cannot change unless it is made writable again. */
 static bool
 is_read_only(PyArrayObject *array)
 {
@@ -232,11 +232,12 @@ is_read_only(PyArrayObject *array)
             return false;
         base = PyArray_BASE((PyArrayObject *)base);
     }
-    /* What else may own memory, but for bytes, can change it. */
+    /* Any other owner of the memory, except bytes, can change it. */
     return base == NULL || PyBytes_Check(base);
 }
 
-/* Row numbers are checked once: an array that may still change is copied. */
+/* Row numbers are checked once, so an array that could still change is copied.
+ */
 static int
 read_row_array(PyArrayObject *rows, PyObject *keep, cer_part *out)
 {
@@ -259,7 +260,7 @@ read_rows(PyObject *rows, PyObject *keep, cer_part *out)
     Py_ssize_t start, stop;
 
     if (PyTuple_Check(rows)) {
-        if (!PyArg_ParseTuple(rows, "nn;rows are (start, stop) or an array",
+        if (!PyArg_ParseTuple(rows, "nn;rows must be (start, stop) or an array",
                               &start, &stop))
             return -1;
         if (start < 0 || stop < start) {
@@ -273,7 +274,7 @@ read_rows(PyObject *rows, PyObject *keep, cer_part *out)
     if (!PyArray_Check(rows) || PyArray_NDIM((PyArrayObject *)rows) != 1 ||
         PyArray_TYPE((PyArrayObject *)rows) != NPY_UINT32 ||
         !PyArray_ISCARRAY_RO((PyArrayObject *)rows)) {
-        PyErr_SetString(PyExc_TypeError, "rows are (start, stop) or a "
+        PyErr_SetString(PyExc_TypeError, "rows must be (start, stop) or a "
                                          "contiguous uint32 array");
         return -1;
     }
@@ -286,11 +287,11 @@ py_part_read(core_state *state, PyObject *part, PyObject *keep, cer_part *out)
     PyObject *reader, *rows;
 
     if (!PyTuple_Check(part)) {
-        PyErr_SetString(PyExc_TypeError, "a part is (ShardReader, rows)");
+        PyErr_SetString(PyExc_TypeError, "a part must be (ShardReader, rows)");
         return -1;
     }
-    if (!PyArg_ParseTuple(part, "OO;a part is (ShardReader, rows)", &reader,
-                          &rows) ||
+    if (!PyArg_ParseTuple(part, "OO;a part must be (ShardReader, rows)",
+                          &reader, &rows) ||
         (out->shard = py_shard_get(state, reader)) == NULL)
         return -1;
     return read_rows(rows, keep, out);

@@ -1,4 +1,4 @@
-/* py_plan.h -- what a loader is made of, from Python's objects. */
+/* py_plan.h -- reads a loader's plan and parts from Python objects. */
 #ifndef CER_PY_PLAN_H
 #define CER_PY_PLAN_H
 
@@ -6,26 +6,26 @@
 
 #include "loader.h"
 
-/* One column's chain, as cerebro.transforms.compile makes it. */
+/* One column's chain, as made by cerebro.transforms.compile. */
 typedef struct py_plan {
     cer_load_column column;
     cer_op *ops;
-    PyObject *name; /* whose text column.name is */
+    PyObject *name; /* owns the text of column.name */
 } py_plan;
 
-/* Reads {"name": ..., "ops": [...]} into a zeroed plan, which needs neither
- * afterwards: it may be used without the GIL. 0, or -1 with an exception; free
- * it in either case. */
+/* Reads {"name": ..., "ops": [...]} into a zeroed plan, which can then be used
+ * without the GIL and without the dict. 0, or -1 with an exception; free it in
+ * either case. */
 int py_plan_read(PyObject *column, py_plan *out);
 void py_plans_free(py_plan *plans, Py_ssize_t n);
 
-/* Reads (ShardReader, rows); the list `keep` keeps an array of rows alive. 0,
+/* Reads (ShardReader, rows); an array of rows is added to the list `keep`. 0,
  * or -1 with an exception. */
 int py_part_read(core_state *state, PyObject *part, PyObject *keep,
                  cer_part *out);
 
-/* Reads the numbers in the data set of the parts' first rows; as if one
- * followed the other where none are given. 0, or -1 with an exception. */
+/* Reads the data set's row number of each part's first row; without numbers,
+ * the parts are consecutive. 0, or -1 with an exception. */
 int py_parts_number(PyObject *first_rows, cer_part *parts, Py_ssize_t n);
 
 #endif

@@ -1,8 +1,8 @@
 /* py_pool.c -- see py_pool.h.
  *
- * Blocks come back on any thread, without the GIL: they are put on a list, and
- * the main thread releases them as soon as it runs Python again; so does the
- * next allocation. */
+ * Blocks are freed on any thread, without the GIL: they go on a list. The main
+ * thread releases them when it next runs Python, or the next allocation does.
+ */
 #include "py_pool.h"
 
 #include <stdatomic.h>
@@ -13,7 +13,7 @@ typedef struct returned {
 } returned;
 
 typedef struct pool {
-    cer_device_allocator allocator; /* what the device keeps */
+    cer_device_allocator allocator; /* the device's part */
     PyObject *allocate, *release;
     _Atomic(returned *) returned;
     atomic_bool scheduled;
@@ -31,7 +31,7 @@ release_one(pool *self, returned *block)
     cer_free(block);
 }
 
-/* Releases what has come back; with the GIL. */
+/* Releases the blocks on the list; needs the GIL. */
 static void
 drain(pool *self)
 {
@@ -56,7 +56,7 @@ drain_later(void *context)
     return 0;
 }
 
-/* Makes an exception the error: that memory is short, or what it says. */
+/* Converts the current exception to an error: out of memory, or its message. */
 static cer_status
 fail_with_exception(cer_error *err)
 {
@@ -83,7 +83,7 @@ fail_with_exception(cer_error *err)
     return status;
 }
 
-/* With the GIL. */
+/* Needs the GIL. */
 static cer_status
 allocate(pool *self, int device, size_t bytes, void **out, cer_error *err)
 {
@@ -141,10 +141,10 @@ pool_give_back(void *context, int device, void *data, void *ticket)
                                                   block, memory_order_release,
                                                   memory_order_relaxed))
         ;
-    /* Where Python is gone, the process and its memory soon are, too. */
+    /* After Python's exit, the process and its memory soon end too. */
     if (Py_IsInitialized() && !atomic_exchange(&self->scheduled, true) &&
         Py_AddPendingCall(drain_later, self) != 0)
-        atomic_store(&self->scheduled, false); /* the next one tries again */
+        atomic_store(&self->scheduled, false); /* the next block retries */
 }
 
 const cer_device_allocator *

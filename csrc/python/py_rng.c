@@ -8,7 +8,7 @@
 PyDoc_STRVAR(trial_seed_doc,
              "trial_seed(seed, trial)\n--\n\n"
              "Return the seed of a trial's generators, 0 <= result < 2**32.\n\n"
-             "Trials of one seed never share a result. The result fits\n"
+             "Trials with the same seed never share a result. The result fits\n"
              "random.seed, numpy.random.seed and torch.manual_seed.");
 
 static PyObject *
@@ -29,9 +29,8 @@ trial_seed(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
 PyDoc_STRVAR(
     visit_order_doc,
     "visit_order(trial, epoch, shards, *, stagger=True)\n--\n\n"
-    "Return the shards in the order in which a trial visits them in an "
-    "epoch.\n\n"
-    "Trial t starts epoch e at shard (t + e) mod shards and goes round;\n"
+    "Return the order in which a trial visits the shards in an epoch.\n\n"
+    "Trial t starts epoch e at shard (t + e) mod shards and wraps around;\n"
     "without stagger every trial starts at shard 0.");
 
 static PyObject *
@@ -67,7 +66,7 @@ visit_order(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
     return order;
 }
 
-/* The key of a stream, as its functions take it. */
+/* Reads the key of a random stream. */
 static int
 read_key(PyObject *seed_arg, PyObject *a_arg, PyObject *b_arg, uint64_t *seed,
          uint64_t *a, uint64_t *b)

@@ -1,5 +1,6 @@
-/* py_runner.c -- run_unit: one trial over one shard. Takes batches, hands them
- * to the user's model, sums metrics, beats, and stops on the cancel flag. */
+/* py_runner.c -- run_unit: one trial over one shard. Passes batches to the
+ * user's model, sums metrics, counts for the beat, and stops on the cancel
+ * flag. */
 #define NO_IMPORT_ARRAY
 #include "py_runner.h"
 
@@ -14,7 +15,7 @@ enum { N_RESULTS = 5 }; /* fields of a UnitResult */
 typedef struct runner {
     core_state *core;
     PyObject *loader;    /* has last_rows */
-    PyObject *last_rows; /* that name */
+    PyObject *last_rows; /* the name "last_rows" */
     PyObject *batches;   /* its iterator */
     PyObject *step;
     cer_beat_page *page; /* or NULL */
@@ -46,8 +47,8 @@ refuse_value(PyObject *name, PyObject *value)
     return -1;
 }
 
-/* Reads the one element of a tensor in the host's memory. 1: read; 0: it is
- * none, ask the object itself; -1: an exception. */
+/* Reads the one element of a tensor in host memory. 1: read; 0: not such a
+ * tensor, use the object's __float__; -1: an exception. */
 static int
 read_tensor(runner *r, PyObject *value, double *out)
 {
@@ -64,7 +65,7 @@ read_tensor(runner *r, PyObject *value, double *out)
     if (py_exchange_view(source, value, &view) < 0) {
         if (!PyErr_ExceptionMatches(PyExc_TypeError))
             return -1;
-        PyErr_Clear(); /* on another device, for one */
+        PyErr_Clear(); /* for example, on a device */
         return 0;
     }
     for (uint32_t i = 0; i < view.tensor.ndim; i++)
@@ -166,7 +167,7 @@ add_metrics(runner *r, PyObject *metrics, int64_t rows)
     while (PyDict_Next(metrics, &position, &name, &value)) {
         int failed;
 
-        Py_INCREF(name); /* __float__ may run anything */
+        Py_INCREF(name); /* __float__ may run any code */
         Py_INCREF(value);
         failed = add_metric(r, name, value, rows);
         Py_DECREF(name);
@@ -207,14 +208,14 @@ count(runner *r, int64_t rows)
 {
     r->metrics.batch = ++r->n_batches;
     r->n_rows += rows;
-    if (r->page != NULL) { /* nobody else writes these two */
+    if (r->page != NULL) { /* no other thread writes these two */
         atomic_fetch_add_explicit(&r->page->rows, (uint64_t)rows,
                                   memory_order_relaxed);
         atomic_fetch_add_explicit(&r->page->batches, 1, memory_order_relaxed);
     }
 }
 
-/* 1: a batch is done; 0: there are no more; -1: an exception. */
+/* 1: a batch is done; 0: no more batches; -1: an exception. */
 static int
 run_batch(runner *r)
 {
@@ -232,7 +233,7 @@ run_batch(runner *r)
         return -1;
     }
     metrics = PyObject_CallOneArg(r->step, batch);
-    Py_DECREF(batch); /* its buffer can be filled again */
+    Py_DECREF(batch); /* its buffer can be refilled */
     if (metrics == NULL)
         return -1;
     result = add_metrics(r, metrics, rows);
@@ -289,7 +290,7 @@ sums_of(const cer_metrics *metrics)
     return sums;
 }
 
-/* {name: (batch, value)} of metrics that were not always finite. */
+/* {name: (batch, value)} of the metrics that had a non-finite value. */
 static PyObject *
 not_finite_of(const cer_metrics *metrics)
 {
@@ -349,16 +350,13 @@ now_seconds(void)
 PyDoc_STRVAR(
     run_unit_doc,
     "run_unit(loader, step, *, beat=None, sums=None)\n--\n\n"
-    "Give every batch of `loader` to step(batch) and sum the metrics.\n\n"
-    "`loader` is iterable and has `last_rows`, the rows of the batch it gave\n"
-    "last. step returns a dict of metrics or None; a metric is a number, a\n"
-    "tensor of one number, or (mean, weight), the weight being the batch's "
-    "rows\n"
-    "otherwise. Sums go on from `sums`, a dict of name to (sum, weight). "
-    "Returns\n"
-    "a UnitResult. Raises UnitCancelled when the flag of `beat`, a BeatPage, "
-    "is\n"
-    "up; what step raises comes through.");
+    "Call step(batch) for every batch of `loader` and sum the metrics.\n\n"
+    "`loader` is iterable and has `last_rows`, the rows of its last\n"
+    "batch. step returns a dict of metrics or None. A metric is a number,\n"
+    "a tensor of one number, or (mean, weight); the default weight is the\n"
+    "batch's rows. Sums continue from `sums`, a dict of name to (sum,\n"
+    "weight). Returns a UnitResult. Raises UnitCancelled if the flag of\n"
+    "`beat`, a BeatPage, is set, and any exception of step.");
 
 static PyObject *
 run_unit(PyObject *module, PyObject *args, PyObject *kwargs)
@@ -404,17 +402,18 @@ static PyMethodDef functions[] = {
 };
 
 static PyStructSequence_Field result_fields[] = {
-    {"rows", "rows of all batches"},
-    {"batches", "how many batches"},
+    {"rows", "rows in all batches"},
+    {"batches", "number of batches"},
     {"sums", "metric name to (sum of value x weight, sum of weight)"},
     {"seconds", "wall-clock time"},
-    {"not_finite", "metric name to (batch, value) of the first that was none"},
+    {"not_finite",
+     "metric name to (batch, value) of the first non-finite value"},
     {NULL, NULL},
 };
 
 static PyStructSequence_Desc result_desc = {
     .name = "cerebro._core.UnitResult",
-    .doc = "What a unit did; see run_unit.",
+    .doc = "The result of run_unit.",
     .fields = result_fields,
     .n_in_sequence = N_RESULTS,
 };

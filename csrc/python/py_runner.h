@@ -6,8 +6,8 @@
 
 #include "beat.h"
 
-/* The page of a BeatPage, valid while the object is; NULL with an exception if
- * it is none. */
+/* The page of a BeatPage, valid while the object lives; NULL with an exception
+ * if `object` is not a BeatPage. */
 cer_beat_page *py_beat_page_get(core_state *core, PyObject *object);
 
 #endif

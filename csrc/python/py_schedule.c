@@ -9,7 +9,7 @@ typedef struct schedule_object {
 
 /* --- numbers -------------------------------------------------------------- */
 
-/* For "O&": a number of a trial, a worker, an epoch, ... */
+/* For "O&": the number of a trial, a worker, an epoch, ... */
 static int
 to_number(PyObject *value, void *out)
 {
@@ -29,8 +29,7 @@ to_number(PyObject *value, void *out)
     return 1;
 }
 
-/* Where one keyword-only argument is optional, CPython's parser takes all of
- * them to be. */
+/* CPython's parser treats all keyword-only arguments as optional if one is. */
 static int
 given(bool is_given, const char *function, const char *argument)
 {
@@ -41,7 +40,7 @@ given(bool is_given, const char *function, const char *argument)
     return -1;
 }
 
-/* The arguments (worker, now) of events. */
+/* Reads the arguments (worker, now) of events. */
 static int
 to_event(PyObject *const *args, Py_ssize_t n, const char *name,
          uint32_t *worker, double *now)
@@ -72,7 +71,7 @@ none_or_raise(PyObject *self, cer_status status, const cer_error *err)
 
 /* --- making --------------------------------------------------------------- */
 
-/* `shards`: how many, or a sequence of their weights. *weights is to be freed
+/* Reads `shards`: their number, or a sequence of their weights. Free *weights
  * with PyMem_Free. */
 static int
 read_shards(PyObject *shards, cer_schedule_options *options, double **weights)
@@ -83,7 +82,8 @@ read_shards(PyObject *shards, cer_schedule_options *options, double **weights)
     *weights = NULL;
     if (PyLong_Check(shards))
         return to_number(shards, &options->shards) ? 0 : -1;
-    items = core_tuple(shards, "shards must be a number or the weights");
+    items =
+        core_tuple(shards, "shards must be a number or a sequence of weights");
     if (items == NULL)
         return -1;
     n = PyTuple_GET_SIZE(items);
@@ -102,10 +102,10 @@ PyDoc_STRVAR(
     schedule_doc,
     "Schedule(*, shards, exclusive=False, stagger=True, eval_cost=0.0,\n"
     "         live_models=8, capacity=1024)\n--\n\n"
-    "Which trial trains on which shard on which worker, next.\n\n"
-    "A state machine: events in, commands out, the time (seconds) passed in.\n"
-    "`shards` is their number or a weight for each, e.g. its rows, and\n"
-    "`eval_cost` the weight of the validation unit (0: there is none).");
+    "Decides which trial trains next, on which shard and worker.\n\n"
+    "It receives events and returns commands; callers pass the time\n"
+    "(seconds). `shards` is their number or a weight for each, e.g. its\n"
+    "rows; `eval_cost` is the weight of the validation unit (0: none).");
 
 static PyObject *
 schedule_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -161,7 +161,7 @@ schedule_dealloc(PyObject *self)
 
 PyDoc_STRVAR(add_worker_doc,
              "add_worker(now)\n--\n\n"
-             "Add a worker and return its number; numbers count up from 0.");
+             "Add a worker and return its number, counted from 0.");
 
 static PyObject *
 add_worker(PyObject *self, PyObject *now)
@@ -176,9 +176,10 @@ add_worker(PyObject *self, PyObject *now)
     return PyLong_FromUnsignedLong(worker);
 }
 
-PyDoc_STRVAR(remove_worker_doc,
-             "remove_worker(worker, now)\n--\n\n"
-             "A worker left; a unit that it ran is lost and runs again.");
+PyDoc_STRVAR(
+    remove_worker_doc,
+    "remove_worker(worker, now)\n--\n\n"
+    "Remove a worker; the unit it was running is lost and runs again.");
 
 static PyObject *
 remove_worker(PyObject *self, PyObject *const *args, Py_ssize_t n)
@@ -194,11 +195,12 @@ remove_worker(PyObject *self, PyObject *const *args, Py_ssize_t n)
         &err);
 }
 
-PyDoc_STRVAR(set_holders_doc,
-             "set_holders(shard, workers)\n--\n\n"
-             "Make `workers` the only ones that run an exclusive shard.\n\n"
-             "Shard -1 is the validation set, which every worker has until it\n"
-             "is placed. next() orders shards without holders to be loaded.");
+PyDoc_STRVAR(
+    set_holders_doc,
+    "set_holders(shard, workers)\n--\n\n"
+    "Allow only `workers` to run an exclusive shard.\n\n"
+    "Shard -1 is the validation set, which every worker holds until it is\n"
+    "placed. For a shard without holders, next() returns a load command.");
 
 static PyObject *
 set_holders(PyObject *self, PyObject *args, PyObject *kwargs)
@@ -237,10 +239,11 @@ done:
     return result;
 }
 
-PyDoc_STRVAR(live_doc,
-             "live(worker)\n--\n\n"
-             "Return the trials whose models the worker is expected to keep\n"
-             "alive, the most recently used first; at most live_models.");
+PyDoc_STRVAR(
+    live_doc,
+    "live(worker)\n--\n\n"
+    "Return the trials whose models the worker should keep in memory,\n"
+    "most recently used first; at most live_models.");
 
 static PyObject *
 live(PyObject *self, PyObject *worker_arg)
@@ -273,8 +276,9 @@ live(PyObject *self, PyObject *worker_arg)
     return result;
 }
 
-PyDoc_STRVAR(forget_live_doc, "forget_live(worker, trial)\n--\n\n"
-                              "The worker dropped its live model of a trial.");
+PyDoc_STRVAR(forget_live_doc,
+             "forget_live(worker, trial)\n--\n\n"
+             "Note that the worker dropped its live model of a trial.");
 
 static PyObject *
 forget_live(PyObject *self, PyObject *args, PyObject *kwargs)
@@ -296,7 +300,7 @@ forget_live(PyObject *self, PyObject *args, PyObject *kwargs)
 PyDoc_STRVAR(add_trial_doc,
              "add_trial(trial, *, epochs, epoch=0, step=0)\n--\n\n"
              "Add a trial that trains until `epochs` epochs are done.\n\n"
-             "`epoch` and `step`: what it has done already.");
+             "It starts at `epoch` and `step`.");
 
 static PyObject *
 add_trial(PyObject *self, PyObject *args, PyObject *kwargs)
@@ -336,10 +340,11 @@ extend_trial(PyObject *self, PyObject *args, PyObject *kwargs)
         &err);
 }
 
-PyDoc_STRVAR(drop_trial_doc,
-             "drop_trial(trial)\n--\n\n"
-             "End a trial; a unit of it that runs stays its worker's until it\n"
-             "is reported as done, failed or lost.");
+PyDoc_STRVAR(
+    drop_trial_doc,
+    "drop_trial(trial)\n--\n\n"
+    "End a trial. Its running unit, if any, occupies the worker until it\n"
+    "is reported as done, failed or lost.");
 
 static PyObject *
 drop_trial(PyObject *self, PyObject *trial_arg)
@@ -353,9 +358,8 @@ drop_trial(PyObject *self, PyObject *trial_arg)
         self, cer_schedule_drop_trial(schedule_of(self), trial, &err), &err);
 }
 
-PyDoc_STRVAR(forget_trial_doc,
-             "forget_trial(trial)\n--\n\n"
-             "Give the room of a dropped trial to those to come.");
+PyDoc_STRVAR(forget_trial_doc, "forget_trial(trial)\n--\n\n"
+                               "Free a dropped trial's entry for reuse.");
 
 static PyObject *
 forget_trial(PyObject *self, PyObject *trial_arg)
@@ -372,8 +376,7 @@ forget_trial(PyObject *self, PyObject *trial_arg)
 PyDoc_STRVAR(
     hold_trial_doc,
     "hold_trial(trial)\n--\n\n"
-    "Give a trial no further unit until it is released; one that runs\n"
-    "ends first.");
+    "Pause a trial until it is released; its running unit finishes first.");
 
 static PyObject *
 hold_trial(PyObject *self, PyObject *trial_arg)
@@ -387,9 +390,8 @@ hold_trial(PyObject *self, PyObject *trial_arg)
         self, cer_schedule_hold_trial(schedule_of(self), trial, &err), &err);
 }
 
-PyDoc_STRVAR(release_trial_doc,
-             "release_trial(trial)\n--\n\n"
-             "Let a trial that was held go on from where it is.");
+PyDoc_STRVAR(release_trial_doc, "release_trial(trial)\n--\n\n"
+                                "Continue a held trial from its position.");
 
 static PyObject *
 release_trial(PyObject *self, PyObject *trial_arg)
@@ -406,8 +408,8 @@ release_trial(PyObject *self, PyObject *trial_arg)
 PyDoc_STRVAR(
     rewind_trial_doc,
     "rewind_trial(trial, *, epoch, step)\n--\n\n"
-    "Take a trial that does not run back to an earlier unit: its state after\n"
-    "that is lost.");
+    "Move a trial that is not running back to an earlier unit, because\n"
+    "its later state is lost.");
 
 static PyObject *
 rewind_trial(PyObject *self, PyObject *args, PyObject *kwargs)
@@ -431,7 +433,7 @@ rewind_trial(PyObject *self, PyObject *args, PyObject *kwargs)
 PyDoc_STRVAR(
     trial_status_doc,
     "trial_status(trial)\n--\n\n"
-    "Return 'ready', 'running', 'waiting' (has done its epochs, or is\n"
+    "Return 'ready', 'running', 'waiting' (its epochs are done, or it is\n"
     "held) or 'dropped'.");
 
 static PyObject *
@@ -456,7 +458,7 @@ trial_status(PyObject *self, PyObject *trial_arg)
 
 PyDoc_STRVAR(trial_position_doc,
              "trial_position(trial)\n--\n\n"
-             "Return (epoch, step, attempt) of the unit that is next or runs.");
+             "Return (epoch, step, attempt) of the next or running unit.");
 
 static PyObject *
 trial_position(PyObject *self, PyObject *trial_arg)
@@ -520,9 +522,10 @@ event(PyObject *self, PyObject *const *args, Py_ssize_t n, const char *name,
     return Py_BuildValue("(III)", unit.trial, unit.epoch, unit.step);
 }
 
-PyDoc_STRVAR(unit_done_doc,
-             "unit_done(worker, now, /)\n--\n\n"
-             "The worker's unit is done; returns its (trial, epoch, step).");
+PyDoc_STRVAR(
+    unit_done_doc,
+    "unit_done(worker, now, /)\n--\n\n"
+    "Mark the worker's unit as done; return its (trial, epoch, step).");
 
 static PyObject *
 unit_done(PyObject *self, PyObject *const *args, Py_ssize_t n)
@@ -533,8 +536,8 @@ unit_done(PyObject *self, PyObject *const *args, Py_ssize_t n)
 PyDoc_STRVAR(
     unit_failed_doc,
     "unit_failed(worker, now, /)\n--\n\n"
-    "The unit went wrong and is to be run again, with the next attempt\n"
-    "number; returns its (trial, epoch, step).");
+    "Mark the unit as failed, to run again with the next attempt number;\n"
+    "return its (trial, epoch, step).");
 
 static PyObject *
 unit_failed(PyObject *self, PyObject *const *args, Py_ssize_t n)
@@ -544,7 +547,7 @@ unit_failed(PyObject *self, PyObject *const *args, Py_ssize_t n)
 
 PyDoc_STRVAR(unit_lost_doc,
              "unit_lost(worker, now, /)\n--\n\n"
-             "The unit was cancelled or its fate is unknown; as unit_failed.");
+             "Mark the unit as cancelled or lost; otherwise as unit_failed.");
 
 static PyObject *
 unit_lost(PyObject *self, PyObject *const *args, Py_ssize_t n)
@@ -555,8 +558,9 @@ unit_lost(PyObject *self, PyObject *const *args, Py_ssize_t n)
 PyDoc_STRVAR(
     remaining_doc,
     "remaining()\n--\n\n"
-    "Return the seconds that one worker would need for all that is\n"
-    "left, units in flight counted whole; None until a unit was timed.");
+    "Return the seconds that one worker would need for all remaining\n"
+    "units, counting running ones in full; None until a unit has been\n"
+    "timed.");
 
 static PyObject *
 remaining(PyObject *self, PyObject *Py_UNUSED(ignored))
@@ -642,7 +646,7 @@ static PyGetSetDef schedule_properties[] = {
      NULL},
     {"finished", get_finished, NULL, "True when no trial is ready or running.",
      NULL},
-    {"nbytes", get_nbytes, NULL, "Bytes of memory held.", NULL},
+    {"nbytes", get_nbytes, NULL, "Bytes of memory used.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -32,8 +32,8 @@ read_size(PyObject *value, uint64_t *out)
     return *out == (uint64_t)-1 && PyErr_Occurred() ? -1 : 0;
 }
 
-/* The file's name as the operating system takes it. `keep` owns the bytes: the
- * mapping may change once the GIL is released. */
+/* The file name in the operating system's encoding. `keep` owns the bytes,
+ * because the dict may change once the GIL is released. */
 static const char *
 keep_file_name(PyObject *name, PyObject *keep)
 {
@@ -43,7 +43,7 @@ keep_file_name(PyObject *name, PyObject *keep)
     if (!PyUnicode_FSConverter(name, &bytes))
         return NULL;
     failed = PyList_Append(keep, bytes);
-    Py_DECREF(bytes); /* the list has one */
+    Py_DECREF(bytes); /* the list holds one */
     return failed ? NULL : PyBytes_AS_STRING(bytes);
 }
 
@@ -55,8 +55,8 @@ ends_with(const char *text, const char *end)
     return len >= end_len && strcmp(text + len - end_len, end) == 0;
 }
 
-/* {file name: bytes}: one file, or for a ragged column two, of which the one
- * named *.offsets.npy has the offsets. */
+/* Reads {file name: bytes}: one file, or for a ragged column two; *.offsets.npy
+ * has the offsets. */
 static int
 read_files(PyObject *files, PyObject *keep, cer_column_spec *spec)
 {
@@ -81,9 +81,9 @@ read_files(PyObject *files, PyObject *keep, cer_column_spec *spec)
         (!spec->ragged || spec->offsets_file != NULL))
         return 0;
     PyErr_Format(PyExc_ValueError,
-                 spec->ragged ? "column %s: a ragged column has two files, "
+                 spec->ragged ? "column %s: a ragged column needs two files, "
                                 "*.values.npy and *.offsets.npy"
-                              : "column %s: has one file",
+                              : "column %s: must have one file",
                  spec->name);
     return -1;
 }
@@ -97,8 +97,8 @@ read_column(PyObject *column, PyObject *keep, cer_column_spec *spec)
     int ragged;
 
     if (!PyArg_ParseTuple(column,
-                          "ssOpO!;a column is (name, dtype, row shape, ragged, "
-                          "{file name: bytes})",
+                          "ssOpO!;a column must be (name, dtype, row shape, "
+                          "ragged, {file name: bytes})",
                           &spec->name, &dtype, &shape, &ragged, &PyDict_Type,
                           &files))
         return -1;
@@ -114,7 +114,7 @@ read_column(PyObject *column, PyObject *keep, cer_column_spec *spec)
     return read_files(files, keep, spec);
 }
 
-/* Fills `specs`, one per column; whatever they point to is in `keep`. */
+/* Fills `specs`, one per column; `keep` owns everything they point to. */
 static int
 read_columns(PyObject *columns, PyObject *keep, cer_column_spec *specs)
 {
@@ -127,7 +127,7 @@ read_columns(PyObject *columns, PyObject *keep, cer_column_spec *specs)
         if (column == NULL)
             return -1;
         failed = PyList_Append(keep, column);
-        Py_DECREF(column); /* the list has one */
+        Py_DECREF(column); /* the list holds one */
         if (failed || read_column(column, keep, &specs[i]) < 0)
             return -1;
     }
@@ -141,9 +141,9 @@ PyDoc_STRVAR(
     "ShardReader(directory, rows, columns)\n--\n\n"
     "One shard, mapped read-only and checked against its manifest.\n\n"
     "`columns` has a tuple per column: (name, dtype, row shape, ragged,\n"
-    "{file name: size in bytes}). Sizes, .npy headers and the order of ragged\n"
-    "offsets are checked; hashes only by hashes(). Raises OSError or\n"
-    "CorruptDataError naming the file.");
+    "{file name: size in bytes}). Checks sizes, .npy headers and the\n"
+    "order of ragged offsets; hashes() checks the bytes. Raises OSError\n"
+    "or CorruptDataError naming the file.");
 
 static PyObject *
 reader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -241,7 +241,7 @@ view_of(PyObject *self, int type_number, int n_dims, npy_intp *shape,
 
     if (array == NULL)
         return NULL;
-    /* Takes a reference, on failure too. */
+    /* Steals the reference, even on failure. */
     if (PyArray_SetBaseObject((PyArrayObject *)array, Py_NewRef(self)) < 0)
         Py_CLEAR(array);
     return array;
@@ -286,7 +286,7 @@ reader_ragged(PyObject *self, PyObject *name)
     return Py_BuildValue("(NN)", values, offsets);
 }
 
-/* Adds {name: hash} of file number `file`. */
+/* Adds {name: hash} for file number `file`. */
 static int
 add_hash(reader_object *self, size_t file, PyObject *hashes)
 {
@@ -367,15 +367,16 @@ static PyMethodDef reader_methods[] = {
      "ragged(name)\n--\n\nReturn read-only views (values, offsets) of a ragged "
      "column: row r is\nvalues[offsets[r]:offsets[r + 1]]."},
     {"hashes", reader_hashes, METH_NOARGS,
-     "hashes()\n--\n\nRead every file again and return {file name: XXH3-64 in "
-     "hexadecimal}."},
+     "hashes()\n--\n\n"
+     "Reread every file and return {file name: XXH3-64 in hexadecimal}."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef reader_getset[] = {
     {"rows", get_rows, NULL, "Rows of the shard.", NULL},
-    {"directory", get_directory, NULL, "The shard's folder, as given.", NULL},
-    {"column_names", get_column_names, NULL, "Names in the order given.", NULL},
+    {"directory", get_directory, NULL, "The shard's folder, as passed.", NULL},
+    {"column_names", get_column_names, NULL,
+     "Column names in the order passed.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -8,7 +8,7 @@
 typedef struct slots_object {
     PyObject_HEAD
     cer_slots *slots; /* NULL: closed */
-    bool busy;        /* a call is at work without the GIL */
+    bool busy;        /* a call is working without the GIL */
 } slots_object;
 
 static core_state *
@@ -17,7 +17,7 @@ core_of(slots_object *self)
     return core_state_of((PyObject *)self);
 }
 
-/* Takes the object for one call that lets go of the GIL. -1: an exception. */
+/* Reserves the object for one call that releases the GIL. -1: an exception. */
 static int
 enter(slots_object *self)
 {
@@ -40,7 +40,7 @@ leave(slots_object *self)
     self->busy = false;
 }
 
-/* Ends a call: None, or what `err` says. */
+/* Ends a call: returns None or raises `err`. */
 static PyObject *
 leave_with(slots_object *self, cer_status status, const cer_error *err)
 {
@@ -107,7 +107,7 @@ slots_close(PyObject *object, PyObject *Py_UNUSED(unused))
 
 PyDoc_STRVAR(slots_fence_doc,
              "fence(attempt)\n--\n\n"
-             "Refuse packs of lower attempts from now on, in every process.");
+             "Reject packs of lower attempts from now on, in every process.");
 
 static PyObject *
 slots_fence(PyObject *object, PyObject *argument)
@@ -140,7 +140,7 @@ read_position(PyObject *number, uint64_t *out)
     return core_read_number(number, "position", UINT64_MAX, out);
 }
 
-/* begin and write; write(argument, to) runs without the GIL. */
+/* Begins a pack and calls write(argument, to) without the GIL. */
 static PyObject *
 pack_with(slots_object *self, size_t nbytes, uint32_t attempt,
           void (*write)(void *, uint8_t *), void *argument)
@@ -171,10 +171,10 @@ write_packed(void *writer, uint8_t *to)
 PyDoc_STRVAR(
     slots_pack_doc,
     "pack(state, *, attempt)\n--\n\n"
-    "Pack a nested state into the slot that is not the newest, to be "
-    "committed.\n\n"
-    "Returns its length in bytes. Raises StateError if a higher attempt has\n"
-    "begun or the state cannot be packed; the last commit stands.");
+    "Pack a nested state into the older slot; call commit() next.\n\n"
+    "Returns its length in bytes. Raises StateError if a higher attempt\n"
+    "has begun or the state cannot be packed; the last commit remains\n"
+    "valid.");
 
 static PyObject *
 slots_pack(PyObject *object, PyObject *args, PyObject *kwargs)
@@ -212,7 +212,7 @@ write_buffer(void *from, uint8_t *to)
     cer_copy_all(&copy, 1, CER_COPY_TO_DENSE, 0);
 }
 
-/* Whether the bytes are those of a whole state; -1: an exception. */
+/* Whether the bytes are a complete state; -1: an exception. */
 static int
 check_packed(core_state *core, const Py_buffer *view)
 {
@@ -228,10 +228,10 @@ check_packed(core_state *core, const Py_buffer *view)
     return 0;
 }
 
-PyDoc_STRVAR(
-    slots_put_doc,
-    "put(buffer, *, attempt)\n--\n\n"
-    "As pack, of a state that is packed already: a file's bytes, say.");
+PyDoc_STRVAR(slots_put_doc,
+             "put(buffer, *, attempt)\n--\n\n"
+             "Like pack(), for a state that is already packed, e.g. a file's\n"
+             "bytes.");
 
 static PyObject *
 slots_put(PyObject *object, PyObject *args, PyObject *kwargs)
@@ -265,10 +265,10 @@ hex_of(cer_hash128 hash)
 PyDoc_STRVAR(
     slots_commit_doc,
     "commit(position)\n--\n\n"
-    "Seal what was packed last with its hash, and make it the newest state.\n\n"
-    "Returns the hash, XXH3-128. Raises StateError if a higher attempt has\n"
-    "begun or another process has committed since; the last commit then "
-    "stands.");
+    "Seal the last pack with its hash and make it the newest state.\n\n"
+    "Returns the hash, XXH3-128. Raises StateError if a higher attempt\n"
+    "has begun or another process has committed since; the last commit\n"
+    "then remains valid.");
 
 static PyObject *
 slots_commit(PyObject *object, PyObject *argument)
@@ -337,10 +337,9 @@ slots_committed(PyObject *object, PyObject *Py_UNUSED(unused))
                          (unsigned int)info.attempt, (Py_ssize_t)info.nbytes);
 }
 
-PyDoc_STRVAR(
-    slots_attempt_doc,
-    "attempt()\n--\n\n"
-    "Return the highest attempt that has fenced or packed, 0 if none.");
+PyDoc_STRVAR(slots_attempt_doc,
+             "attempt()\n--\n\n"
+             "Return the highest attempt that has fenced or packed, or 0.");
 
 static PyObject *
 slots_attempt(PyObject *object, PyObject *Py_UNUSED(unused))
@@ -361,7 +360,7 @@ release_map(void *map)
     cer_slots_map_release(map);
 }
 
-/* The bytes of a view, which they take over. */
+/* A StateBuffer of a view's bytes, which it takes over. */
 static PyObject *
 buffer_of(slots_object *self, const cer_slots_view *view)
 {
@@ -372,8 +371,9 @@ buffer_of(slots_object *self, const cer_slots_view *view)
 PyDoc_STRVAR(
     slots_view_doc,
     "view(position=None)\n--\n\n"
-    "Return the bytes of the newest state, or of the one at `position`, as a\n"
-    "read-only buffer: unchanged until the second pack from now.");
+    "Return the bytes of the newest state, or of the one at `position`,\n"
+    "as a read-only buffer. They stay unchanged until the second pack\n"
+    "from now.");
 
 static PyObject *
 slots_view(PyObject *object, PyObject *args, PyObject *kwargs)
@@ -404,8 +404,8 @@ slots_view(PyObject *object, PyObject *args, PyObject *kwargs)
 PyDoc_STRVAR(
     slots_sealed_doc,
     "sealed()\n--\n\n"
-    "Return (position, attempt, bytes) of the state with the highest position\n"
-    "whose bytes are those that were sealed, or None. Reads all of it.");
+    "Return (position, attempt, bytes) of the state with the highest\n"
+    "position whose bytes match its seal, or None. Reads all its bytes.");
 
 static PyObject *
 slots_sealed(PyObject *object, PyObject *Py_UNUSED(unused))
@@ -456,7 +456,7 @@ slots_hash(PyObject *object, PyObject *Py_UNUSED(unused))
 
 PyDoc_STRVAR(slots_save_doc,
              "save(path)\n--\n\n"
-             "Write the newest state to a file. It is not synced.");
+             "Write the newest state to a file, without syncing it.");
 
 static PyObject *
 slots_save(PyObject *object, PyObject *args)
@@ -521,9 +521,9 @@ PyDoc_STRVAR(
     check_slots_doc,
     "check_slots(stem)\n--\n\n"
     "Compare a trial's slots with their records and seals; change nothing.\n\n"
-    "Returns None, or (suffix, what, in_use): the damaged file's suffix, what\n"
-    "is wrong with it, and whether the slots changed while they were read, so\n"
-    "that they may not be damaged.");
+    "Returns None, or (suffix, what, in_use): the damaged file's suffix,\n"
+    "the kind of damage, and whether the slots changed during the read\n"
+    "and may be intact.");
 
 static PyObject *
 check_slots(PyObject *module, PyObject *args)

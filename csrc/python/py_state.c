@@ -1,5 +1,5 @@
 /* py_state.c -- pack_state, unpack_state, load_into, hash_state, and the buffer
- * that a packed state lies in. */
+ * of a packed state. */
 #include "py_state.h"
 
 #include <string.h>
@@ -75,7 +75,7 @@ static PyGetSetDef buffer_getset[] = {
 };
 
 static PyType_Slot buffer_slots[] = {
-    {Py_tp_doc, "The bytes of a packed state: supports the buffer protocol."},
+    {Py_tp_doc, "The bytes of a packed state; supports the buffer protocol."},
     {Py_tp_dealloc, buffer_dealloc},
     {Py_tp_getset, buffer_getset},
     {Py_bf_getbuffer, buffer_get},
@@ -95,7 +95,7 @@ PyDoc_STRVAR(
     pack_state_doc,
     "pack_state(state)\n--\n\n"
     "Return a nested state as one buffer in the safetensors layout.\n\n"
-    "Raises StateError, naming the place, for what cannot be packed.");
+    "Raises StateError naming the value that cannot be packed.");
 
 static PyObject *
 pack_state(PyObject *module, PyObject *state)
@@ -123,7 +123,8 @@ done:
     return result;
 }
 
-/* Opens the state in a buffer; -1 with an exception and nothing to close. */
+/* Opens the state in a buffer; -1 with an exception, and nothing needs closing.
+ */
 static int
 open_state(core_state *core, PyObject *buffer, const char *name,
            Py_buffer *view, cer_state *state)
@@ -143,18 +144,16 @@ open_state(core_state *core, PyObject *buffer, const char *name,
 PyDoc_STRVAR(
     unpack_state_doc,
     "unpack_state(buffer, framework='numpy', copy=True, *, name='the state',\n"
-    "             only=None)\n"
-    "--\n\n"
+    "             only=None)\n--\n\n"
     "Return the nested state in a buffer.\n\n"
-    "Tensors come back as what they were packed from; where that framework\n"
-    "cannot be imported, and for tensors of others, as `framework`: 'torch',\n"
-    "'numpy' or 'jax'. With copy=False they are views of the buffer (but for\n"
-    "JAX's). Torch has no read-only tensors: views of a read-only buffer are\n"
-    "a BufferError, and with copy=None the caller promises to write to none.\n"
-    "`name` stands for the buffer in errors. With `only`, a key of the "
-    "state's\n"
-    "dict, the value under it is returned and nothing else is unpacked.\n"
-    "Raises CorruptDataError.");
+    "Tensors come back in the framework they were packed from. If it\n"
+    "cannot be imported or is not supported, they come back as\n"
+    "`framework`: 'torch', 'numpy' or 'jax'. With copy=False they are\n"
+    "views of the buffer (except for JAX). Torch has no read-only\n"
+    "tensors: views of a read-only buffer raise BufferError, unless\n"
+    "copy=None promises not to write to them. `name` is the buffer's name\n"
+    "in errors. With `only`, a key of the state's dict, only the value\n"
+    "under it is unpacked and returned. Raises CorruptDataError.");
 
 static PyObject *
 unpack_state(PyObject *module, PyObject *args, PyObject *kwargs)
@@ -198,11 +197,9 @@ PyDoc_STRVAR(
     load_into_doc,
     "load_into(buffer, state, *, name='the state')\n--\n\n"
     "Copy a packed state into the tensors of an equally structured one.\n\n"
-    "Returns the nested state of the buffer whose tensors are those of "
-    "`state`,\n"
-    "now with the buffer's values; or None, with nothing changed, if the "
-    "paths,\n"
-    "types or shapes of the tensors differ or one cannot be written to.");
+    "Returns the buffer's nested state with the tensors of `state`, which\n"
+    "now hold the buffer's values; or None, with nothing changed, if the\n"
+    "tensors' paths, types or shapes differ or one is read-only.");
 
 static PyObject *
 load_into(PyObject *module, PyObject *args, PyObject *kwargs)

@@ -1,5 +1,6 @@
-/* py_tensor.c -- Tensor: a piece of the core's memory, for DLPack and for the
- * buffer protocol. It computes nothing; every framework takes it as its own. */
+/* py_tensor.c -- Tensor: a piece of the core's memory, for DLPack and the
+ * buffer protocol. It has no arithmetic; frameworks import it without a copy.
+ */
 #include "py_tensor.h"
 
 #include <string.h>
@@ -10,7 +11,7 @@
 typedef struct tensor_object {
     PyObject_HEAD
     cer_tensor tensor;
-    /* The capsule made last, so that its destructor can be looked at; see
+    /* The last capsule made, kept to inspect its destructor; see
      * settle_capsule. */
     PyObject *capsule;
     Py_ssize_t shape[CER_TENSOR_MAX_DIMS]; /* for the buffer protocol */
@@ -19,8 +20,8 @@ typedef struct tensor_object {
 
 /* --- capsules ------------------------------------------------------------- */
 
-/* The name is only read: a consumer that failed may have left it as it was and
- * called the deleter all the same, and the export knows. */
+/* The name is only a hint: a consumer that failed may have kept the name and
+ * yet called the deleter. The export tracks that. */
 static void
 capsule_gone(PyObject *capsule)
 {
@@ -31,8 +32,8 @@ capsule_gone(PyObject *capsule)
     cer_export_capsule_gone(PyCapsule_GetContext(capsule), consumed);
 }
 
-/* JAX takes the destructor off the capsules that it consumed, so nobody would
- * say that such a capsule is gone; its tensor does. */
+/* JAX removes the destructor from capsules that it consumed, so their end goes
+ * unnoticed; the tensor handles it. */
 static void
 settle_capsule(tensor_object *self)
 {
@@ -60,7 +61,7 @@ new_capsule(const cer_tensor *tensor, bool versioned, uint64_t flags)
         cer_export_capsule_gone(block, false);
         return NULL;
     }
-    /* Neither fails on a capsule that was just made. */
+    /* Neither call fails on a new capsule. */
     (void)PyCapsule_SetContext(capsule, block);
     (void)PyCapsule_SetDestructor(capsule, capsule_gone);
     return capsule;
@@ -85,7 +86,7 @@ copied_capsule(core_state *state, const cer_tensor *tensor, bool to_host,
     if (!versioned)
         py_tensor_use_anywhere(&copy);
     capsule = new_capsule(&copy, versioned, DLPACK_FLAG_BITMASK_IS_COPIED);
-    cer_owner_release(copy.owner); /* the capsule has one */
+    cer_owner_release(copy.owner); /* the capsule holds one */
     return capsule;
 }
 
@@ -98,13 +99,13 @@ refuse_stream(PyObject *stream, const char *why)
     return -1;
 }
 
-/* Consumers on a device say on which stream they will use the tensor. */
+/* Consumers on a device name the stream on which they will use the tensor. */
 static int
 read_stream(const cer_tensor *tensor, PyObject *stream, intptr_t *out)
 {
     PyObject *number;
 
-    *out = CER_STREAM_LEGACY; /* what None stands for */
+    *out = CER_STREAM_LEGACY; /* the meaning of None */
     if (stream == NULL || stream == Py_None)
         return 0;
     if (tensor->place == NULL)
@@ -112,7 +113,7 @@ read_stream(const cer_tensor *tensor, PyObject *stream, intptr_t *out)
                                      "stream must be None");
     if (PyBool_Check(stream) || !PyIndex_Check(stream)) {
         PyErr_Format(PyExc_TypeError,
-                     "stream must be a whole number or None, not %.100s",
+                     "stream must be an int or None, not %.100s",
                      Py_TYPE(stream)->tp_name);
         return -1;
     }
@@ -121,11 +122,11 @@ read_stream(const cer_tensor *tensor, PyObject *stream, intptr_t *out)
     *out = (intptr_t)PyLong_AsSsize_t(number);
     Py_DECREF(number);
     if (*out == 0 || *out < CER_STREAM_NOBODY || PyErr_Occurred()) {
-        PyErr_Clear(); /* an int fails here only by its size */
-        return refuse_stream(
-            stream, "stream must be None, -1 (order your work yourself), 1 "
-                    "(the legacy default stream), 2 (the thread's default "
-                    "stream) or the address of a stream");
+        PyErr_Clear(); /* an int fails here only if too large */
+        return refuse_stream(stream,
+                             "stream must be None, -1 (no ordering), 1 (the "
+                             "legacy default stream), 2 (the thread's default "
+                             "stream) or the address of a stream");
     }
     return 0;
 }
@@ -151,8 +152,8 @@ read_version(PyObject *max_version, bool *versioned)
     return 0;
 }
 
-/* Where the consumer wants it: where it is, or a copy in main memory of what a
- * device has. */
+/* Reads the requested device: the tensor's own, or main memory for a copy of a
+ * device tensor. */
 static int
 read_device(const cer_tensor *tensor, PyObject *device, bool *to_host)
 {
@@ -183,7 +184,7 @@ read_device(const cer_tensor *tensor, PyObject *device, bool *to_host)
     return -1;
 }
 
-/* What a consumer asks for. */
+/* A consumer's request. */
 typedef struct request {
     intptr_t stream;
     bool versioned, copies, to_host;
@@ -209,8 +210,8 @@ read_request(const cer_tensor *tensor, PyObject *args, PyObject *kwargs,
         return -1;
     if (out->to_host && copies == 0) {
         PyErr_SetString(PyExc_BufferError,
-                        "a tensor of a device comes to main memory only as a "
-                        "copy: leave out copy=False");
+                        "a device tensor can only be copied to main memory: "
+                        "leave out copy=False");
         return -1;
     }
     out->copies = copies > 0 || out->to_host;
@@ -226,7 +227,7 @@ read_request(const cer_tensor *tensor, PyObject *args, PyObject *kwargs,
 void
 py_tensor_use_anywhere(const cer_tensor *tensor)
 {
-    if (tensor->place != NULL) /* does not fail: nothing is put on a stream */
+    if (tensor->place != NULL) /* cannot fail: queues nothing */
         (void)tensor->place->join(tensor->place, CER_STREAM_NOBODY, NULL);
 }
 
@@ -252,17 +253,14 @@ PyDoc_STRVAR(
     "__dlpack__($self, /, *, stream=None, max_version=None, dl_device=None,\n"
     "           copy=None)\n--\n\n"
     "Return a DLPack capsule: versioned if max_version is (1, 0) or later.\n\n"
-    "Of a tensor on a CUDA device, `stream` is where the consumer will use "
-    "it:\n"
-    "None or 1 (the legacy default stream), 2 (the thread's default stream), "
-    "the\n"
-    "address of a stream, or -1 for no order at all. dl_device=(1, 0) copies "
-    "to\n"
-    "main memory.\n\n"
-    "Raises BufferError for stream 0, for a stream with a tensor in main "
-    "memory,\n"
-    "for another device, and for read-only memory in the legacy form, which\n"
-    "cannot say so; DeviceError where the stream is being captured.");
+    "For a tensor on a CUDA device, `stream` is the consumer's stream:\n"
+    "None or 1 (the legacy default stream), 2 (the thread's default\n"
+    "stream), the address of a stream, or -1 for no ordering.\n"
+    "dl_device=(1, 0) copies to main memory.\n\n"
+    "Raises BufferError for stream 0, for a stream with a tensor in main\n"
+    "memory, for a different device, and for read-only memory in the\n"
+    "legacy form, which cannot express it; DeviceError if the stream is\n"
+    "being captured.");
 
 static PyObject *
 tensor_dlpack(PyObject *object, PyObject *args, PyObject *kwargs)
@@ -279,7 +277,7 @@ tensor_dlpack(PyObject *object, PyObject *args, PyObject *kwargs)
                                  ask.versioned);
     else if (py_tensor_join(state, &self->tensor, ask.stream) == 0)
         capsule = new_capsule(&self->tensor, ask.versioned, 0);
-    if (!ask.versioned) /* see py_dlpack.c: JAX asks like this */
+    if (!ask.versioned) /* JAX's request; see py_dlpack.c */
         py_tensor_use_anywhere(&self->tensor);
     if (capsule != NULL) {
         settle_capsule(self);
@@ -339,7 +337,8 @@ tensor_getbuffer(PyObject *object, Py_buffer *view, int flags)
         self->strides[i] = (Py_ssize_t)t->strides[i] * (Py_ssize_t)item;
     }
     view->obj = Py_NewRef(object);
-    /* Some readers take NULL for a failure: without values any address does. */
+    /* Some readers treat NULL as a failure; an empty tensor may use any
+     * address. */
     view->buf = t->data != NULL ? t->data : (void *)self->shape;
     view->len = (Py_ssize_t)cer_tensor_bytes(t);
     view->readonly = t->read_only;
@@ -467,16 +466,17 @@ static PyGetSetDef tensor_getset[] = {
     {"shape", tensor_shape, NULL, "Sizes of the dimensions.", NULL},
     {"dtype", tensor_dtype, NULL, "Name of the element type.", NULL},
     {"nbytes", tensor_nbytes, NULL, "Size of the values in bytes.", NULL},
-    {"readonly", tensor_readonly, NULL, "Whether the values must not change.",
+    {"readonly", tensor_readonly, NULL, "Whether the values are read-only.",
      NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-PyDoc_STRVAR(tensor_doc,
-             "A piece of memory with a shape and an element type.\n\n"
-             "Frameworks take it without a copy: np.from_dlpack,\n"
-             "torch.from_dlpack, jax.dlpack.from_dlpack; memoryview and\n"
-             "np.asarray too, bfloat16 as uint16. Row-major, on 256 bytes.");
+PyDoc_STRVAR(
+    tensor_doc,
+    "A piece of memory with a shape and an element type.\n\n"
+    "np.from_dlpack, torch.from_dlpack and jax.dlpack.from_dlpack take it\n"
+    "without a copy; so do memoryview and np.asarray, with bfloat16 as\n"
+    "uint16. Row-major, aligned to 256 bytes.");
 
 static PyType_Slot tensor_slots[] = {
     {Py_tp_doc, (void *)(uintptr_t)tensor_doc},

@@ -1,6 +1,6 @@
-/* py_unpack.c -- rebuilds the nested Python value of a state: reads the
- * structure, which must be exactly of the form that py_pack.c writes, and makes
- * a tensor for every place that names one, or finds the live one. */
+/* py_unpack.c -- rebuilds the nested Python value of a state. Reads the
+ * structure, which must have exactly the form written by py_pack.c, and creates
+ * each tensor that it names, or finds the live one. */
 #define NO_IMPORT_ARRAY
 #include "py_unpack.h"
 
@@ -15,13 +15,13 @@ typedef struct unpacker {
     const cer_state *state;
     const char *name; /* for errors */
     py_packed *live;  /* NULL: make new tensors */
-    const char *only; /* a key of the root: build its value alone */
-    bool misfit;      /* the live ones are not those of the structure */
+    const char *only; /* a key of the root: build only its value */
+    bool misfit;      /* the live tensors do not match the structure */
     cer_json_reader json;
     cer_text path;
-    bool *used; /* of each tensor of the state */
+    bool *used; /* for each tensor of the state */
     size_t n_used;
-    size_t next; /* the tensor that is expected next */
+    size_t next; /* the tensor expected next */
     py_importer importer;
 } unpacker;
 
@@ -58,7 +58,7 @@ expect_key(unpacker *u, const char *key)
     return -1;
 }
 
-/* A new str of a key or string. */
+/* Makes a str of a key or string. */
 static PyObject *
 text_of(unpacker *u, const cer_json_token *token)
 {
@@ -73,7 +73,7 @@ text_of(unpacker *u, const cer_json_token *token)
         return PyErr_NoMemory();
     len = cer_json_unescape(token, plain);
     if (len == SIZE_MAX)
-        corrupt(u, "a string in its structure is no text");
+        corrupt(u, "a string in its structure is not valid text");
     else
         result = PyUnicode_DecodeUTF8(plain, (Py_ssize_t)len, NULL);
     PyMem_Free(plain);
@@ -108,14 +108,14 @@ find_live(unpacker *u, py_kind kind)
     return Py_NewRef(u->live->tensors[i].object);
 }
 
-/* The tensor of the path at hand, which often is the one after the last. */
+/* Finds the tensor of the current path, which is usually the next one. */
 static const cer_state_tensor *
 find_tensor(unpacker *u)
 {
     const cer_state_tensor *next = u->state->tensors + u->next;
 
     if (u->next >= u->state->n_tensors || next->path_len != u->path.len ||
-        (u->path.len > 0 && /* the root's path is empty, perhaps NULL */
+        (u->path.len > 0 && /* the root's path is empty, possibly NULL */
          memcmp(next->path, u->path.bytes, u->path.len) != 0))
         next = cer_state_find(u->state, u->path.bytes, u->path.len);
     if (next != NULL)
@@ -132,7 +132,7 @@ build_tensor(unpacker *u, py_kind kind)
     if (u->path.failed)
         return PyErr_NoMemory();
     if (tensor == NULL)
-        return corrupt(u, "its structure names a tensor that is not there");
+        return corrupt(u, "its structure names a tensor that does not exist");
     i = (size_t)(tensor - u->state->tensors);
     if (u->used[i])
         return corrupt(u, "its structure names a tensor twice");
@@ -210,7 +210,7 @@ hex_digit(char c)
                                   : -1;
 }
 
-/* The next string, which is hexadecimal, as bytes. */
+/* Decodes the next string, hexadecimal, to bytes. */
 static PyObject *
 build_bytes(unpacker *u)
 {
@@ -289,7 +289,7 @@ build_list(unpacker *u)
     return list;
 }
 
-/* The array under "v" as a list. */
+/* Reads the array under "v" as a list. */
 static PyObject *
 build_listed(unpacker *u)
 {
@@ -339,8 +339,8 @@ are_ints(PyObject *tuple)
     return true;
 }
 
-/* torch.Size where torch is, else a tuple. Only of integers: torch.Size would
- * take a tensor too, read it before it is filled, and let go of it. */
+/* torch.Size if torch is installed, else a tuple. Only of integers: torch.Size
+ * would also accept a tensor, read it before it is filled, and drop it. */
 static PyObject *
 build_size(unpacker *u)
 {
@@ -358,8 +358,7 @@ build_size(unpacker *u)
     return size;
 }
 
-/* Adds to a dict, or a subclass of it; a key that is there already is an
- * error. */
+/* Adds to a dict or a dict subclass; a duplicate key is an error. */
 static int
 add_item(unpacker *u, PyObject *dict, PyObject *key, PyObject *value)
 {
@@ -370,13 +369,13 @@ add_item(unpacker *u, PyObject *dict, PyObject *key, PyObject *value)
     if (!failed && PyDict_GET_SIZE(dict) > before)
         return 0;
     if (!failed)
-        corrupt(u, "a key twice in one dict");
+        corrupt(u, "a duplicate key in one dict");
     else if (PyErr_ExceptionMatches(PyExc_TypeError)) /* not hashable */
         corrupt(u, "a list or dict as a key in its structure");
     return -1;
 }
 
-/* A plain dict from its first member on. */
+/* Reads a plain dict from its first member on. */
 static PyObject *
 build_plain_dict(unpacker *u, cer_json_token *token)
 {
@@ -405,7 +404,7 @@ build_plain_dict(unpacker *u, cer_json_token *token)
     return dict;
 }
 
-/* The rest of a pair behind its '[': key, value and ']'. */
+/* Reads the rest of a pair after its '[': key, value and ']'. */
 static int
 build_pair(unpacker *u, PyObject *dict, const cer_json_token *prefix)
 {
@@ -442,7 +441,7 @@ done:
     return result;
 }
 
-/* Fills `dict` (a reference it takes over) from [[key, value], ...]. */
+/* Fills `dict` (steals the reference) from [[key, value], ...]. */
 static PyObject *
 build_pairs(unpacker *u, PyObject *dict)
 {
@@ -476,7 +475,7 @@ failed:
 
 /* --- any value ----------------------------------------------------------- */
 
-/* What follows {"$": tag, without the closing brace. */
+/* Reads what follows {"$": tag, without the closing brace. */
 static PyObject *
 build_tagged(unpacker *u, const cer_json_token *tag)
 {
@@ -547,8 +546,8 @@ build_value(unpacker *u, const cer_json_token *token)
     }
 }
 
-/* The value under u->only in the root, which is a dict. What is before it is
- * skipped, what follows is not read. */
+/* Reads the value under u->only in the root, a dict. Skips the members before
+ * it and does not read those after it. */
 static PyObject *
 build_member(unpacker *u)
 {
@@ -571,10 +570,10 @@ build_member(unpacker *u)
     }
     return corrupt(u, token.kind == CER_JSON_INVALID
                           ? u->json.problem
-                          : "its structure lacks the key that is looked for");
+                          : "its structure lacks the requested key");
 }
 
-/* The whole structure, every tensor used once. */
+/* Reads the whole structure, which must use every tensor once. */
 static PyObject *
 build_root(unpacker *u)
 {
@@ -607,8 +606,8 @@ build_all(unpacker *u)
     u->used = PyMem_Calloc(n + 1, sizeof(bool));
     if (u->used == NULL)
         return PyErr_NoMemory();
-    /* Hundreds of new objects, none of them garbage, would only make the
-     * collector look at all the others. */
+    /* Hundreds of new objects, none of them garbage, would only trigger
+     * collections that scan all other objects. */
     collects = PyGC_Disable();
     value = build_root(u);
     if (collects)

@@ -1,11 +1,10 @@
-"""Draws docs/design/map.svg: the folders of the package, what each is for, and what imports what.
+"""Draws docs/design/map.svg: the folders of the package, their purposes and their imports.
 
-    python docs/design/map.py            draw the picture
-    python docs/design/map.py --check    fail if the picture is not what the imports say
+    python docs/design/map.py draw the picture python docs/design/map.py --check fail if the picture
+    does not match the imports
 
-A box stands on the lowest floor that is above everything it imports. Lines that follow from others
-are left out: if `api` imports `coordinator` and `coordinator` imports `run`, no line is drawn from
-`api` to `run`.
+A box is on the lowest floor above everything it imports. Implied lines are left out: if `api`
+imports `coordinator` and `coordinator` imports `run`, no line is drawn from `api` to `run`.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ PACKAGE = HERE.parent.parent / "cerebro"
 PICTURE = HERE / "map.svg"
 
 BOX, GAP, LINE, FLOOR = 214, 26, 14, 96
-LEFT_OUT = {"", "__main__"}  # what everybody may import, and what only starts the command line
+LEFT_OUT = {"", "__main__"}  # importable from everywhere; only starts the command line
 
 
 def top_of(file: Path) -> str:
-    """The folder at the top of the package that a file is in, or its own name."""
+    """Return a file's top-level folder in the package, or its own name."""
     parts = file.relative_to(PACKAGE).with_suffix("").parts
     return "" if parts == ("__init__",) else parts[0]
 
 
 def imports() -> dict[str, set[str]]:
-    """What each folder imports: at the top of its files, inside functions and for types."""
+    """Map each folder to its imports: at the top of files, inside functions and for types."""
     files = sorted(PACKAGE.rglob("*.py"))
     names = {top_of(file) for file in files} - LEFT_OUT
     found: dict[str, set[str]] = {name: set() for name in names}
@@ -52,7 +51,7 @@ def imports() -> dict[str, set[str]]:
 
 
 def floors(found: dict[str, set[str]]) -> dict[str, int]:
-    """The floor of each box, the ground floor being 0."""
+    """The floor of each box; the ground floor is 0."""
     level: dict[str, int] = {}
 
     def of(name: str) -> int:
@@ -66,7 +65,7 @@ def floors(found: dict[str, set[str]]) -> dict[str, int]:
 
 
 def reduced(found: dict[str, set[str]]) -> list[tuple[str, str]]:
-    """The lines that do not follow from others."""
+    """The lines that are not implied by others."""
     below: dict[str, set[str]] = {}
 
     def all_below(name: str) -> set[str]:
@@ -111,7 +110,7 @@ def picture() -> str:
     height = len(rows) * FLOOR + GAP
     place = {}
     for floor, row in enumerate(rows):
-        # A box alone is moved aside in turn, so that lines past it can be seen.
+        # Single boxes alternate sides, so that lines past them are visible.
         shift = (0 if len(row) > 1 else (-1, 0, 1, 0)[floor % 4]) * (BOX + GAP) * 0.8
         left = (width - len(row) * (BOX + GAP) + GAP) / 2 + shift
         for column, name in enumerate(row):

@@ -2,10 +2,10 @@
 
     python examples/optuna/pruned_mlp.py
 
-An objective in Optuna's style defines a network by asking the trial, trains it epoch by epoch,
-reports its accuracy after each and asks whether to prune. Here it is cut after the optimizer:
-what it has made by then is returned as a model, and ``study.optimize`` is
-``cerebro.optuna.optimize``. The lines that differ are marked.
+An Optuna objective defines a network from the trial's suggestions, trains it epoch by epoch,
+reports its accuracy after each and checks whether to prune. Here it ends after the optimizer: it
+returns a model, and ``cerebro.optuna.optimize`` replaces ``study.optimize``. The lines that differ
+are marked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PIXELS = 64
 
 
 def define_net(trial: optuna.Trial) -> nn.Sequential:
-    """Ask for the number of layers, and for the width and the dropout of each."""
+    """Suggest the number of layers, and the width and dropout of each."""
     layers: list[nn.Module] = []
     width = PIXELS
     for number in range(trial.suggest_int("layers", 1, 3)):

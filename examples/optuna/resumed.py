@@ -1,12 +1,11 @@
-"""Optuna's checkpoint example: a study in SQLite that goes on after its process was killed.
+"""Optuna's checkpoint example: a study in SQLite that resumes after its process was killed.
 
     timeout -s KILL 10 python examples/optuna/resumed.py
     python examples/optuna/resumed.py
 
-Trials that were in flight are trained on from their last shard, in the same study. What an
-objective needs for that (a heartbeat, a callback that asks for failed trials again, an artifact
-store, saving and loading checkpoints) is not there any more: all that is left is the name of the
-run. The lines that differ are marked.
+Running trials continue from their last shard, in the same study. An objective needs a heartbeat, a
+callback that retries failed trials, an artifact store, and code to save and load checkpoints; here
+the name of the run is enough. The lines that differ are marked.
 """
 
 from __future__ import annotations

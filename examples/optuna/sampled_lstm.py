@@ -2,9 +2,9 @@
 
     python examples/optuna/sampled_lstm.py
 
-A picture of a digit is read row by row. The sampler is Optuna's and is used as it is; because
-the study is asked and told in an order that timing cannot change, its seed gives the same
-study with any number of workers. The lines that differ from an objective are marked.
+The image of a digit is read row by row. The sampler is Optuna's, unchanged. Timing does not affect
+the order of suggestions and reports, so a seed gives the same study with any number of workers. The
+lines that differ from an objective are marked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import cerebro  # new
 
 
 class Reader(nn.Module):
-    """LSTM layers over the rows, and a linear layer over what they have come to."""
+    """LSTM layers over the rows, and a linear layer over their final output."""
 
     def __init__(self, layers: int, hidden: int, dropout: float) -> None:
         super().__init__()

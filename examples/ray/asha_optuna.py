@@ -1,9 +1,9 @@
-"""ASHA and Optuna in the manner of Ray Tune's PyTorch tutorial: two layers of a perceptron.
+"""ASHA and Optuna as in Ray Tune's PyTorch tutorial: a two-layer perceptron.
 
     python examples/ray/asha_optuna.py
 
-Optuna's sampler suggests, ASHA stops what is not promising, Tune logs and collects. In Tune's
-program the trainable loads the data, trains, validates and reports; here it ends with the
+Optuna's sampler suggests, ASHA stops unpromising trials, Tune logs and collects results. In Tune's
+program, the trainable loads the data, trains, validates and reports; here it ends with the
 optimizer. The lines that differ are marked.
 """
 
@@ -102,7 +102,7 @@ def main() -> None:
     print("best validation loss:", best.metrics["loss"])
     print("best validation accuracy:", best.metrics["accuracy"])
     print(results.get_dataframe()[["training_iteration", "loss", "config/lr"]].to_string())
-    # was: the best network made again, its checkpoint loaded, a loop over test batches
+    # was: the best network rebuilt, its checkpoint loaded, a loop over test batches
     run = cerebro.open(Path(results.experiment_path, "cerebro"), build=train_digits)
     outcome = run.trials[best.metrics["cerebro_trial"]].evaluate(test)
     print("test accuracy:", outcome["accuracy"])

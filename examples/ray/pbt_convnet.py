@@ -1,11 +1,11 @@
-"""Population based training in the manner of Ray Tune's guide to PBT: a small convnet.
+"""Population-based training as in Ray Tune's guide to PBT: a small convnet.
 
     python examples/ray/pbt_convnet.py
 
-Four networks train side by side; every few epochs the worst takes over weights, momentum and
-hyper-parameters of the best and goes on with the latter changed. In Tune's program the
-trainable has the loops over epochs and batches and saves and loads checkpoints by hand; here it
-ends with the optimizer. Scheduler, Tuner and results are Tune's. The lines that differ are marked.
+Four networks train in parallel. Every few epochs, the worst copies the weights, momentum and
+hyperparameters of the best and continues with changed hyperparameters. In Tune's program, the
+trainable has the loops over epochs and batches and saves and loads checkpoints; here it ends with
+the optimizer. Scheduler, Tuner and results are Tune's. The lines that differ are marked.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def main() -> None:
     scheduler = PopulationBasedTraining(
         time_attr="training_iteration",
         perturbation_interval=options.interval,
-        synch=True,  # networks that start late are waited for
+        synch=True,  # wait for networks that start late
         metric="mean_accuracy",
         mode="max",
         hyperparam_mutations={
@@ -108,7 +108,7 @@ def main() -> None:
     for trial in run.trials:
         if trial.parent is not None:
             print(f"trial {trial.number} is a clone of {trial.parent}: {trial.config}")
-    # was: the network made again, and the checkpoint's file loaded into it
+    # was: the network rebuilt, and the checkpoint's file loaded into it
     net = run.trials[best.metrics["cerebro_trial"]].load().net
     print("parameters:", sum(p.numel() for p in net.parameters()))
 

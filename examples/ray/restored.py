@@ -1,11 +1,11 @@
-"""A Tuner that goes on where it was interrupted, in the manner of Ray Tune's guide to it.
+"""A Tuner that resumes after an interruption, as in Ray Tune's guide.
 
-    python examples/ray/restored.py --storage results    # kill it, whenever you like
-    python examples/ray/restored.py --storage results    # and the same again
+    python examples/ray/restored.py --storage results # kill it at any time python
+    examples/ray/restored.py --storage results # run it again
 
-In Tune's program the trainable saves a checkpoint after every epoch, and loads the newest when it
-is restored. Here neither is needed: every epoch is on disk before Tune hears of it, and what was
-trained is not trained again. The lines that differ are marked.
+In Tune's program, the trainable saves a checkpoint after every epoch and loads the newest when it
+is restored. Here neither is needed: every epoch is on disk before Tune receives its result, and no
+epoch is trained twice. The lines that differ are marked.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> None:
     options = parser.parse_args()
 
     train, valid = make_data(options.data).split(0.75, 0.25, stratify="y")
-    trained = cerebro.ray.trainable(  # was: nothing; the function itself was given
+    trained = cerebro.ray.trainable(  # was: nothing; the function was passed itself
         trainable, train, validation=valid, batch_size=64, workers=options.workers
     )
     path = Path(options.storage).resolve() / NAME

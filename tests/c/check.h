@@ -1,7 +1,8 @@
-/* check.h -- the whole test framework of the C core.
+/* check.h -- the C core's complete test framework.
  *
- * A test program is a list of functions run by CHECK_MAIN. A check prints both
- * sides and where it stands; the program goes on and exits 1 at the end. */
+ * A test program is a list of functions run by CHECK_MAIN. A failed check
+ * prints both sides and its location; the program continues and exits 1 at the
+ * end. */
 #ifndef CHECK_H
 #define CHECK_H
 

@@ -1,5 +1,5 @@
-/* cuda_files.h -- for tests of GPUs: the stand-in opened as the CUDA runtime,
- * and a kernel that adds. */
+/* cuda_files.h -- for GPU tests: the stand-in opened as the CUDA runtime, and a
+ * kernel that adds. */
 #ifndef CUDA_FILES_H
 #define CUDA_FILES_H
 
@@ -10,7 +10,7 @@
 #define STANDIN STANDIN_FOLDER "/libcudart_standin.so"
 #define OLD_STANDIN STANDIN_FOLDER "/libcudart_old_standin.so"
 
-/* What the stand-in looks at of a module: that it is PTX, and its entries. */
+/* What the stand-in checks in a module: that it is PTX, and its entries. */
 static const char add_ptx[] = ".version 7.8\n.visible .entry test_add(\n";
 
 typedef struct add_args {
@@ -38,7 +38,7 @@ add_launch(const add_args *args)
                                .block = {32, 1, 1}};
 }
 
-/* Sets the stand-in up afresh, with two devices and the kernel. */
+/* Resets the stand-in, with two devices and the kernel. */
 static inline void
 fresh_standin(void)
 {
@@ -75,7 +75,7 @@ standin_device(int index)
     return device;
 }
 
-/* Ends a test: nothing is left and nothing was done that CUDA forbids. */
+/* Ends a test: checks that nothing leaked and CUDA's rules were kept. */
 static inline void
 nothing_left(void)
 {

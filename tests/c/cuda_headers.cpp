@@ -1,6 +1,6 @@
-/* cuda_headers.cpp -- csrc/cuda/cudart_calls.h against CUDA's own headers: that
- * it compiles is the test. Numbers are equal; functions take and give what the
- * prototypes say, where an enumeration may be an int and a handle a void *. */
+/* cuda_headers.cpp -- checks csrc/cuda/cudart_calls.h against CUDA's own
+ * headers: compiling is the test. Constants are equal; functions match the
+ * prototypes, where an enumeration may be an int and a handle a void *. */
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
@@ -10,7 +10,7 @@
 
 template <typename T> using plain = std::remove_cv_t<T>;
 
-/* Handles are pointers to structs that nobody sees into. */
+/* Handles are pointers to opaque structs. */
 template <typename T>
 constexpr bool is_opaque = std::is_void_v<T> || std::is_class_v<T>;
 

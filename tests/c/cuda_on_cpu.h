@@ -1,11 +1,11 @@
-/* cuda_on_cpu.h -- as much of CUDA C++ as csrc/cuda/kernels.cu uses, so that a
- * C++ compiler makes the very source into functions that run on the CPU: every
- * index is worked out as on a GPU, and the sanitizers see every access.
+/* cuda_on_cpu.h -- the subset of CUDA C++ that csrc/cuda/kernels.cu uses, so
+ * that a C++ compiler can compile the same source for the CPU. Indices are
+ * computed as on a GPU, and the sanitizers see every access.
  *
- * The threads of a block run one after the other, twice. In the first round a
- * thread ends at the barrier, so that afterwards shared memory holds what it
- * holds behind it on a GPU; in the second, barriers do nothing. kernels.cu
- * says what that asks of it. */
+ * The threads of a block run one after the other, twice. In the first round, a
+ * thread ends at the barrier; shared memory then has the same content as on a
+ * GPU. In the second, barriers do nothing. kernels.cu lists the resulting
+ * constraints. */
 #ifndef CUDA_ON_CPU_H
 #define CUDA_ON_CPU_H
 
@@ -58,8 +58,8 @@ __ldg(const T *at)
     return *at;
 }
 
-/* All blocks of a kernel. A kernel without a barrier does all of its work
- * twice, which changes nothing. */
+/* Runs all blocks of a kernel. A kernel without a barrier does all of its work
+ * twice, with the same result. */
 template <typename kernel, typename args_type>
 static void
 cuda_on_cpu_launch(kernel run, const args_type &args, uint32_t blocks,

@@ -1,7 +1,6 @@
-/* kernel_cases.h -- columns, chains and batches of every kind, by chance but
- * the same every time; what the loader's own functions make of them; and the
- * comparison with what was made otherwise. Same bits everywhere; where a float
- * is not a number, one that is not a number either. */
+/* kernel_cases.h -- reproducible random columns, chains and batches of every
+ * kind, the loader's own results for them, and the comparison with other
+ * results. The bits must be equal, except that any NaN equals any NaN. */
 #ifndef KERNEL_CASES_H
 #define KERNEL_CASES_H
 
@@ -24,13 +23,13 @@ typedef struct test_case {
     size_t n_ops;
     double mean[MAX_CHANNELS], std[MAX_CHANNELS];
     uint32_t rows[MAX_ROWS];
-    uint32_t *numbers; /* of the rows, for what is random; NULL: rows */
+    uint32_t *numbers; /* of the rows, for random operations; NULL: rows */
     size_t n_rows;
-    size_t skew; /* values before the first of what is written */
+    size_t skew; /* values before the first one written */
     cer_row_key key;
 } test_case;
 
-/* Memory of exactly this size: a sanitizer sees a step beyond. */
+/* Allocates exactly this size, so that a sanitizer sees any overrun. */
 static inline void *
 room(size_t bytes)
 {
@@ -53,7 +52,7 @@ any_dtype(cer_rng *rng)
     return (cer_dtype)below(rng, CER_C64);
 }
 
-/* Bits of every kind, with the values that matter among them. */
+/* Fills with random bits, including the special values. */
 static inline void
 fill_values(cer_rng *rng, uint8_t *at, size_t n, cer_dtype dtype)
 {
@@ -164,8 +163,8 @@ choose_ragged(cer_rng *rng, test_case *c)
     c->column.offsets = c->offsets;
 }
 
-/* The column's rows lie at the end of their memory, so that a step too far is
- * seen, and begin `skew` values into it, so that not all is aligned. */
+/* The column's rows are at the end of their memory, so that an overrun is seen,
+ * and begin `skew` values into it, so that not all are aligned. */
 static inline void
 choose_rows(cer_rng *rng, test_case *c)
 {
@@ -233,8 +232,8 @@ choose(cer_rng *rng, test_case *c, int kind)
     c->key = (cer_row_key){cer_rng_next(rng), below(rng, 5), below(rng, 1000)};
 }
 
-/* The same batch of a column that has its rows only, one after the other, as a
- * loader streams them. Its memory is the caller's. */
+/* The same batch from a column with only its rows, in order, as a loader
+ * streams them. The caller frees its memory. */
 static inline test_case
 streamed_case(const test_case *c, const cer_transform *t)
 {
@@ -277,7 +276,7 @@ free_streamed_case(const test_case *s)
         free(s->offsets);
 }
 
-/* --- what they give ------------------------------------------------------- */
+/* --- results ------------------------------------------------------- */
 
 typedef struct batch {
     uint8_t *values, *mask;
@@ -399,7 +398,7 @@ tell(const test_case *c, int number, const char *what)
     fprintf(stderr, "\n");
 }
 
-/* Another way to the same batch; notes in `seen` the kernels that it used. */
+/* A different way to make the same batch; notes the kernels used in `seen`. */
 typedef batch (*maker)(const cer_kernel_plan *plan, const cer_transform *t,
                        const test_case *c, size_t length, bool *seen);
 
@@ -408,8 +407,8 @@ typedef struct way {
     maker make;
 } way;
 
-/* Out of the whole column, and out of the batch's rows alone. False: the
- * kernels do not take the chain. */
+/* From the whole column, and from only the batch's rows. False: the kernels do
+ * not support the chain. */
 static inline bool
 check_case(const test_case *c, int number, const way *ways, size_t n_ways,
            bool *seen)
@@ -453,7 +452,7 @@ check_case(const test_case *c, int number, const way *ways, size_t n_ways,
     return true;
 }
 
-/* `n` cases; every kernel is used, and few chains are refused. */
+/* Runs `n` cases; every kernel must be used and few chains rejected. */
 static inline void
 check_cases(int n, const way *ways, size_t n_ways)
 {
@@ -477,7 +476,7 @@ check_cases(int n, const way *ways, size_t n_ways)
     CHECK(refused < n / 20);
 }
 
-/* Every half float and every 16-bit integer, as every type. */
+/* Every float16 and every 16-bit integer, as every type. */
 static inline void
 check_conversions(const way *ways, size_t n_ways)
 {

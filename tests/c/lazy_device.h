@@ -1,16 +1,15 @@
-/* lazy_device.h -- a device that does what is put on its streams as late and in
- * as odd an order as the rules allow.
+/* lazy_device.h -- a device that runs the work on its streams as late and in as
+ * odd an order as the rules allow.
  *
- * Work waits in its stream until somebody waits for it, or the dice say so; of
- * the streams that may go on, the dice choose one. What holds is what CUDA
- * promises: the order within a stream, and events. Memory that is used without
- * them is therefore read too early or written too soon, and gives wrong values,
- * or is touched after it was freed, which ASan tells. Freeing memory that
- * waiting copies still use is counted too.
+ * Work stays in its stream until it is waited for or randomly run; a runnable
+ * stream is chosen at random. Only CUDA's guarantees hold: the order within a
+ * stream, and events. Memory used without them is read or written too early,
+ * which gives wrong values, or is used after being freed, which ASan detects.
+ * Freeing memory that pending copies use is also counted.
  *
- * Every call can be made to fail, the nth in turn, and what is left is
- * counted. A loader's threads may take and give back pinned memory; everything
- * else is for one thread. */
+ * Every call can be made to fail, the nth in turn, and leaks are counted. A
+ * loader's threads may allocate and free pinned memory; everything else is for
+ * one thread. */
 #ifndef LAZY_DEVICE_H
 #define LAZY_DEVICE_H
 
@@ -27,11 +26,11 @@ typedef enum lazy_kind {
     LAZY_RUN,
     LAZY_RECORD,
     LAZY_WAIT,
-    LAZY_COMPARE, /* what a consumer reads */
+    LAZY_COMPARE, /* a consumer's read */
 } lazy_kind;
 
-/* One record of an event: who waits for the event waits for the record that was
- * the last one then. */
+/* One record of an event: a wait for the event waits for its last record at
+ * that time. */
 typedef struct lazy_record {
     struct lazy_record *next;
     bool done;
@@ -49,9 +48,10 @@ typedef struct lazy_op {
     void *to;
     const void *from;
     size_t bytes;
-    lazy_record *record; /* NULL: nothing to wait for */
+    lazy_record *record; /* NULL: no wait */
     void (*reference)(const void *args);
-    _Alignas(16) uint8_t args[]; /* a kernel's; what a consumer expects */
+    _Alignas(
+        16) uint8_t args[]; /* a kernel's, or the values a consumer expects */
 } lazy_op;
 
 typedef struct lazy_stream {
@@ -67,10 +67,10 @@ typedef struct lazy_device {
     lazy_event *events;
     lazy_record *records;
     uint32_t dice;
-    unsigned eager; /* steps of 16 calls in which work goes on by itself */
+    unsigned eager;         /* of 16 calls, how many run work */
     size_t capacity, taken; /* of device memory */
-    atomic_size_t live;     /* blocks, streams and events not given back */
-    size_t calls, fail_at;  /* the call that fails; 0: none does */
+    atomic_size_t live;     /* blocks, streams and events not freed */
+    size_t calls, fail_at;  /* the call that fails; 0: no failure */
     bool failed;
     size_t compared, wrong, kernels, freed_in_use, on_captured, syncs;
     size_t brought;       /* bytes copied to the device */
@@ -90,7 +90,7 @@ lazy_dice(lazy_device *d)
     return d->dice >> 16;
 }
 
-/* --- doing the work ------------------------------------------------------- */
+/* --- running work ------------------------------------------------------- */
 
 static inline bool
 lazy_may_go_on(const lazy_stream *s)
@@ -128,7 +128,7 @@ lazy_do(lazy_device *d, lazy_op *op)
     }
 }
 
-/* Does one piece of work on one of the streams that may go on. */
+/* Runs one piece of work on one of the runnable streams. */
 static inline bool
 lazy_step(lazy_device *d)
 {
@@ -163,9 +163,9 @@ lazy_finish(lazy_device *d)
         ;
 }
 
-/* --- putting it ----------------------------------------------------------- */
+/* --- queueing ----------------------------------------------------------- */
 
-/* Counts a call, and says whether it is the one. */
+/* Counts a call; true if it is to fail. */
 static inline bool
 lazy_strikes(lazy_device *d)
 {
@@ -178,7 +178,7 @@ lazy_strikes(lazy_device *d)
     return fails;
 }
 
-/* Every call comes here first, but for those of a loader's threads. */
+/* Every call comes here first, except those of a loader's threads. */
 static inline bool
 lazy_fails(lazy_device *d)
 {
@@ -190,7 +190,7 @@ lazy_fails(lazy_device *d)
 static inline cer_status
 lazy_failure(cer_error *err, const char *call)
 {
-    return cer_fail(err, CER_DEVICE, "cuda:0: %s: it was told to fail", call);
+    return cer_fail(err, CER_DEVICE, "cuda:0: %s: made to fail", call);
 }
 
 static inline lazy_stream *
@@ -199,7 +199,7 @@ lazy_stream_of(lazy_device *d, void *stream)
     return (uintptr_t)stream <= 2 ? &d->legacy : stream;
 }
 
-/* Puts a copy of `like` on a stream, with `args_bytes` of `args` behind it. */
+/* Queues a copy of `like` on a stream, followed by `args_bytes` of `args`. */
 static inline void
 lazy_put(lazy_device *d, void *stream, const lazy_op *like, const void *args,
          size_t args_bytes)
@@ -218,7 +218,7 @@ lazy_put(lazy_device *d, void *stream, const lazy_op *like, const void *args,
     pthread_mutex_unlock(&d->lock);
 }
 
-/* A consumer's kernel, which reads memory and finds there what was expected. */
+/* A consumer's kernel, which reads memory and checks the values. */
 static inline void
 lazy_compare(lazy_device *d, void *stream, const void *memory,
              const void *expected, size_t bytes)
@@ -233,7 +233,7 @@ lazy_compare(lazy_device *d, void *stream, const void *memory,
 static inline void
 lazy_drop(cer_device *device)
 {
-    cer_device_clear(device); /* the test has the struct */
+    cer_device_clear(device); /* the test owns the struct */
 }
 
 static inline cer_status
@@ -248,7 +248,7 @@ lazy_alloc_pinned(cer_device *device, size_t bytes, void **out, cer_error *err)
     return CER_OK;
 }
 
-/* Device memory knows its size. */
+/* Device memory records its size. */
 static inline cer_status
 lazy_alloc(cer_device *device, size_t bytes, void **out, cer_error *err)
 {
@@ -274,7 +274,7 @@ lazy_overlaps(const void *start, size_t bytes, const void *from, size_t size)
     return from != NULL && a < b + size && b < a + bytes;
 }
 
-/* Counts work that still waits for a block that goes. */
+/* Counts pending work that uses a block being freed. */
 static inline void
 lazy_check_free(lazy_device *d, const void *block, size_t bytes)
 {
@@ -346,7 +346,7 @@ static inline void
 lazy_stream_free(cer_device *device, void *stream)
 {
     lazy(device)->live--;
-    ((lazy_stream *)stream)->freed = true; /* its work goes on */
+    ((lazy_stream *)stream)->freed = true; /* its work continues */
 }
 
 static inline cer_status
@@ -519,7 +519,7 @@ lazy_run(cer_device *device, const cer_device_launch *launch, void *stream,
     return CER_OK;
 }
 
-/* The device, with so much memory; `eager` of 16 calls let work go on. */
+/* Sets up the device with this much memory; `eager` of 16 calls run work. */
 static inline void
 lazy_init(lazy_device *d, uint32_t seed, unsigned eager, size_t capacity)
 {
@@ -558,8 +558,8 @@ lazy_init(lazy_device *d, uint32_t seed, unsigned eager, size_t capacity)
         abort();
 }
 
-/* Gives up the test's reference, when all others are gone, and looks at what is
- * left. Work must be done by then. */
+/* Releases the test's reference, which must be the last, and checks for leaks.
+ * All work must be done. */
 static inline void
 lazy_end(lazy_device *d)
 {

@@ -1,9 +1,7 @@
-/* loader_files.h -- shards on disk for the tests of the loader. Row r of the
- * data set, counted over all shards, has
- *   id   int64     r
- *   v    float32   r, r + 0.5, -r
- *   img  uint8     4 x 5 x 3, pixel p is r * 7 + p
- *   t    int32     ragged: r % 5 values, r * 10, r * 10 + 1, ... */
+/* loader_files.h -- shards on disk for the loader tests. Row r of the data set,
+ * counted over all shards, has id int64 r v float32 r, r + 0.5, -r img uint8 4
+ * x 5 x 3, pixel p is r * 7 + p t int32 ragged: r % 5 values, r * 10, r * 10 +
+ * 1, ... */
 #ifndef LOADER_FILES_H
 #define LOADER_FILES_H
 
@@ -23,7 +21,7 @@ shard_file(int shard, const char *column)
     return names[turn];
 }
 
-/* Opens shard `number`, with the rows from `first` on. */
+/* Opens shard `number`, whose first row is `first`. */
 static inline cer_shard *
 make_shard(int number, size_t first, size_t rows)
 {
@@ -92,7 +90,7 @@ make_shard(int number, size_t first, size_t rows)
 
 enum { LOADER_SHARDS = 3, LOADER_ROWS = 23 + 40 + 1 };
 
-/* Three shards of 23, 40 and 1 rows, as parts of which all rows are taken. */
+/* Three shards of 23, 40 and 1 rows, as parts with all rows. */
 static inline void
 make_parts(cer_part parts[LOADER_SHARDS])
 {

@@ -1,5 +1,4 @@
-/* random_net.h -- a small native network and a batch for it, the same every
- * time. */
+/* random_net.h -- a small native network and a batch for it, reproducible. */
 #ifndef RANDOM_NET_H
 #define RANDOM_NET_H
 

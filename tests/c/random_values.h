@@ -1,10 +1,10 @@
-/* random_values.h -- values by chance, the same every time. */
+/* random_values.h -- reproducible random values. */
 #ifndef RANDOM_VALUES_H
 #define RANDOM_VALUES_H
 
 #include "rng.h"
 
-/* Fills with values from -1 to 1, which depend on the key alone. */
+/* Fills with values from -1 to 1 that depend only on the key. */
 static inline void
 fill(float *values, size_t n, uint64_t key)
 {

@@ -1,4 +1,4 @@
-/* scratch.h -- a folder of its own for a test program, removed at its end. */
+/* scratch.h -- a temporary folder per test program, removed at its end. */
 #ifndef SCRATCH_H
 #define SCRATCH_H
 
@@ -11,8 +11,7 @@
 
 static char scratch_folder[256];
 
-/* Removes the folder's files and the folder; there are no folders in it but
- * empty ones. */
+/* Removes the folder and its files; folders in it must be empty. */
 static inline void
 scratch_remove(void)
 {
@@ -31,7 +30,7 @@ scratch_remove(void)
     (void)rmdir(scratch_folder);
 }
 
-/* The path of a name in the folder, in one of eight buffers taken in turn. */
+/* The path of a name in the folder, in one of eight buffers used in turn. */
 static inline const char *
 scratch(const char *name)
 {
@@ -62,7 +61,7 @@ scratch_write(const char *name, const void *data, size_t len_bytes)
         abort();
 }
 
-/* Reads at most `room` bytes; how many there were, or -1 without the file. */
+/* Reads at most `room` bytes; returns their number, or -1 without the file. */
 static inline long
 scratch_read(const char *name, void *data, size_t room)
 {
@@ -76,7 +75,7 @@ scratch_read(const char *name, void *data, size_t room)
     return (long)n;
 }
 
-/* How many files the folder has. */
+/* Counts the folder's files. */
 static inline int
 scratch_files(void)
 {
@@ -91,7 +90,7 @@ scratch_files(void)
     return n;
 }
 
-/* How many descriptors are open, to find those forgotten. */
+/* Counts the open descriptors, to find leaks. */
 static inline int
 scratch_descriptors(void)
 {

@@ -16,7 +16,7 @@ static const uint16_t shard_y[3] = {0x3f80, 0x4000, 0x4040}; /* 1, 2, 3 */
 static const int32_t shard_t[5] = {10, 11, 12, 13, 14};
 static const int64_t shard_t_offsets[4] = {0, 2, 2, 5};
 
-/* Writes one .npy file and gives its size. */
+/* Writes one .npy file and returns its size. */
 static inline uint64_t
 write_npy(const char *name, cer_npy npy, const void *data)
 {

@@ -28,7 +28,7 @@ add_state(cer_state_writer *writer, cer_error *err)
     return status;
 }
 
-/* Writes that state to `bytes`, which has room for 1024. */
+/* Writes that state to `bytes`, which holds 1024. */
 static inline cer_status
 write_state(uint8_t *bytes, size_t *nbytes, cer_error *err)
 {

@@ -121,8 +121,7 @@ free_memory(void *context, cer_batch_block *block)
     cer_aligned_free(block->data);
 }
 
-/* Batches that are longer than all before ask for memory as often as their size
- * doubles, and not more. */
+/* Growing batches allocate memory only as often as their size doubles. */
 static void
 memory_grows_in_few_steps(void)
 {
@@ -198,8 +197,8 @@ batches_outlive_the_ring(void)
     cer_owner_release(&b->owner);
 }
 
-/* Other threads give batches back while this one takes them, and go on after
- * the ring was closed. */
+/* Other threads return batches while this one takes them, and continue after
+ * the ring is closed. */
 enum { GIVERS = 3, ROUNDS = 2000 };
 
 typedef struct giver {

@@ -11,7 +11,7 @@
 #include "check.h"
 #include "scratch.h"
 
-/* Waits until the thread has beaten `n` times more. */
+/* Waits for `n` more beats of the thread. */
 static void
 wait_for_beats(cer_beat *beat, uint64_t n)
 {
@@ -42,7 +42,7 @@ a_page_is_shared_by_its_descriptor(void)
 }
 
 #ifdef __linux__
-static bool is_old_kernel; /* one that knows nothing of executable memory */
+static bool is_old_kernel; /* predates the flags for executable memory */
 
 int memfd_create(const char *name, unsigned flags);
 
@@ -179,11 +179,11 @@ a_task_has_a_clock(void)
     cer_beat_close(beat);
 }
 
-/* --- the coordinator's end ------------------------------------------------ */
+/* --- the coordinator exits ------------------------------------------------ */
 enum { CLOSES, DIES, DIES_OF_STOPPED };
 
-/* The worker: leads a group, has started a process, watches `peer`. It and its
- * child hold `alive` open, and say on it when the watch has begun. */
+/* The worker: leads a group, has a child process, watches `peer`. Both hold
+ * `alive` open; a byte on it reports that the watch has begun. */
 static void
 be_worker(int peer, int alive, bool stops)
 {
@@ -202,8 +202,8 @@ be_worker(int peer, int alive, bool stops)
         (void)pause();
 }
 
-/* The coordinator: starts the worker, and ends when `go` says so, or hangs up
- * and stays. */
+/* The coordinator: starts the worker. On `go` it exits, or closes its end and
+ * stays. */
 static void
 be_coordinator(int how, const int *go, int alive)
 {
@@ -217,7 +217,7 @@ be_coordinator(int how, const int *go, int alive)
     worker = fork();
     if (worker == 0) {
         (void)close(go[0]);
-        /* As a fork of the coordinator would, somebody keeps its end open. */
+        /* A fork of the coordinator would keep its end open like this. */
         if (how == CLOSES)
             (void)close(sockets[0]);
         be_worker(sockets[1], alive, how == DIES_OF_STOPPED);

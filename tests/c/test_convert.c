@@ -43,7 +43,7 @@ float16_has_ieee_values(void)
     CHECK(isnan(double_from_bits(CER_F16, 0x7e00)));
 }
 
-/* All of them there and back. */
+/* Round trip of all values. */
 static void
 half_floats_round_trip(void)
 {
@@ -111,7 +111,7 @@ integers_wrap_and_widen(void)
     CHECK(truth);
 }
 
-/* More values than fit one piece, between all types that hold them. */
+/* More values than fit in one piece, between all types that hold them. */
 static void
 all_pairs_keep_small_numbers(void)
 {
@@ -135,7 +135,7 @@ all_pairs_keep_small_numbers(void)
     }
 }
 
-/* Whole lines and what is left after them, beside the general way. */
+/* Whole lines and the rest after them, against the general path. */
 static void
 pixels_become_the_same_floats(void)
 {

@@ -4,7 +4,7 @@
 
 #include "check.h"
 
-/* Fills memory with bytes that say where they are. */
+/* Fills memory with bytes that encode their position. */
 static void
 number(uint8_t *bytes, size_t n)
 {
@@ -26,7 +26,7 @@ dense_strides_are_recognised(void)
     CHECK(cer_copy_is_dense(8, 0, NULL, NULL));
 }
 
-/* The byte offset of the element with number `i` in C order. */
+/* The byte offset of element `i` in C order. */
 static int64_t
 offset_of(size_t i, uint32_t ndim, const int64_t *shape, const int64_t *strides)
 {
@@ -102,7 +102,7 @@ strided_tensors_are_copied(void)
 
 #define BIG ((size_t)10 << 20)
 
-/* Large totals go another way: streamed, and shared out between threads. The
+/* Large totals take a different path: streamed and split between threads. The
  * sizes are odd, and some copies are strided or empty. */
 static void
 check_large(unsigned threads)

@@ -1,4 +1,4 @@
-/* A GPU behind the device layer, over the stand-in for the CUDA runtime. */
+/* The device layer for a GPU, on the stand-in for the CUDA runtime. */
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -46,7 +46,7 @@ an_older_runtime_serves_too(void)
     CHECK_EQ_INT(cer_cudart_open(&search, &runtime, &err), CER_OK);
     CHECK_EQ_INT(runtime->version, 12000);
     CHECK_EQ_INT(cer_cudart_describe(runtime, 0, &about, &err), CER_OK);
-    CHECK(!about.mps); /* it does not know the question */
+    CHECK(!about.mps); /* it lacks the attribute */
     CHECK_EQ_INT(runtime->cudaGetLastError(), 0);
     CHECK_EQ_INT(cer_device_cuda_new(runtime, 0, add_ptx, &device, &err),
                  CER_OK);
@@ -66,8 +66,9 @@ what_is_no_runtime_is_refused(void)
 #ifdef __linux__
     search.path = "libm.so.6";
     CHECK_EQ_INT(cer_cudart_open(&search, &runtime, &err), CER_DEVICE);
-    CHECK(strstr(err.message, "lacks cudaRuntimeGetVersion, so it is no CUDA "
-                              "runtime of 12.0 or later"));
+    CHECK(strstr(err.message,
+                 "lacks cudaRuntimeGetVersion, so it is not a CUDA "
+                 "runtime of 12.0 or later"));
 #endif
     CHECK(setenv("STANDIN_VERSION", "11080", 1) == 0);
     fresh_standin();
@@ -113,7 +114,8 @@ devices_that_are_not_there(void)
 /* --- work -------------------------------------------------------------------
  */
 
-/* Four numbers to the device on one stream, added to, and back on another. */
+/* Copies four numbers to the device on one stream, adds, and copies back on
+ * another. */
 typedef struct scene {
     cer_device *device;
     cer_device_block there, here;
@@ -219,7 +221,7 @@ work_is_done_in_order(void)
     CHECK_EQ_INT(standin_thread_device(), 0);
     CHECK_EQ_INT(standin_thread_mode(), 0);
     CHECK(standin_has_context(1));
-    CHECK(!standin_has_context(0)); /* nobody asked for that device */
+    CHECK(!standin_has_context(0)); /* that device was not requested */
     nothing_left();
 }
 
@@ -258,7 +260,7 @@ deferred_work_waits_for_whoever_waits(void)
     nothing_left();
 }
 
-/* A launch of PyTorch's that went wrong is PyTorch's to find. */
+/* A failed launch of PyTorch is left for PyTorch to find. */
 static void
 asking_for_an_event_hides_no_error(void)
 {
@@ -283,7 +285,7 @@ asking_for_an_event_hides_no_error(void)
     nothing_left();
 }
 
-/* A device that takes work and does something else fails its check. */
+/* A device that accepts work but does it wrong fails its check. */
 static void
 wrong_results_are_found(void)
 {
@@ -350,8 +352,7 @@ the_check_runs_every_kernel(void)
     nothing_left();
 }
 
-/* The host's memory may change as soon as a copy has returned, unless it is
- * pinned. */
+/* Host memory may change as soon as a copy returns, unless it is pinned. */
 static void
 pinned_memory_is_read_late(void)
 {
@@ -378,8 +379,8 @@ pinned_memory_is_read_late(void)
     nothing_left();
 }
 
-/* What is asked for pinned is ordinary memory where the system pins no more;
- * for any other reason it fails. */
+/* Pinned memory falls back to ordinary memory if the system allows no more; any
+ * other error fails. */
 static void
 without_pinned_memory_work_is_the_same(void)
 {
@@ -436,7 +437,7 @@ graphs_of_others_are_left_alone(void)
         cer_device_stream_capturing(s.device, s.second, &capturing, NULL),
         CER_OK);
     CHECK(capturing);
-    /* The default stream would take part in it. */
+    /* The default stream would take part in the capture. */
     CHECK_EQ_INT(cer_device_stream_capturing(s.device, NULL, &capturing, NULL),
                  CER_OK);
     CHECK(capturing);
@@ -478,7 +479,7 @@ everything(cer_error *err)
     return status;
 }
 
-/* Calls whose failing nobody can do anything about: freeing, putting back. */
+/* Calls whose failure cannot be handled: freeing and restoring. */
 static bool
 is_quiet(const char *name)
 {
@@ -495,8 +496,8 @@ is_quiet(const char *name)
     return false;
 }
 
-/* Runs `action` with its 1st, 2nd, ... call failing until none does. Every
- * failure names the call, or could not matter; all is given back. */
+/* Runs `action` with its 1st, 2nd, ... call failing until no call fails. Every
+ * failure names the call or is harmless; nothing leaks. */
 static void
 fail_every_call(cer_status (*action)(cer_error *err), unsigned at_least)
 {
@@ -529,7 +530,7 @@ fail_every_call(cer_status (*action)(cer_error *err), unsigned at_least)
     CHECK(n > at_least && told > at_least / 2);
 }
 
-/* With the kernels that are in the module. */
+/* With the module's real kernels. */
 static cer_status
 check_a_device(cer_error *err)
 {
@@ -566,10 +567,10 @@ errors_say_what_to_do(void)
     CHECK_EQ_INT(add_ten(&s, &err), CER_DEVICE);
     CHECK_EQ_STR(err.message,
                  "cuda:1: cudaMemcpyAsync: cudaErrorIllegalAddress (700): as "
-                 "the test asked; this process cannot use the device any more, "
-                 "a new one can");
+                 "the test asked; this process can no longer use the device, "
+                 "a new process can");
     CHECK_EQ_INT(standin_thread_error(), 0);
-    CHECK_EQ_INT(add_ten(&s, &err), CER_OK); /* the process goes on */
+    CHECK_EQ_INT(add_ten(&s, &err), CER_OK); /* the process still works */
     tear_down(&s);
     nothing_left();
 }
@@ -590,7 +591,7 @@ kernels_that_the_driver_refuses(void)
     CHECK_EQ_INT(cer_device_run(device, &launch, NULL, &err), CER_DEVICE);
     CHECK(strstr(err.message, "cuda:0: cuModuleLoadDataEx: cudaErrorInvalidPtx "
                               "(218): ") != NULL);
-    CHECK(strstr(err.message, ": line 1: no PTX") != NULL);
+    CHECK(strstr(err.message, ": line 1: not PTX") != NULL);
     cer_device_release(device);
     cer_cudart_release(runtime);
 
@@ -636,9 +637,7 @@ short_memory_says_what_is_resident(void)
     nothing_left();
 }
 
-/* --- memory of somebody else's
- * ------------------------------------------------
- */
+/* --- foreign memory ------------------------------------------------ */
 
 static cer_status
 lend(void *context, int device, size_t bytes, void **out, void **ticket,
@@ -663,8 +662,8 @@ take_back(void *context, int device, void *data, void *ticket)
 static cer_device_block pool;
 static const cer_device_allocator lender = {&pool, lend, take_back};
 
-/* A device whose pool gives memory while its last owner's work, which makes
- * 2 of the 1 in it, still waits to run on the default stream. */
+/* A device whose pool reuses memory while the last owner's work, which changes
+ * its 1 to 2, is still pending on the default stream. */
 static cer_device *
 device_with_pool(void)
 {
@@ -713,7 +712,7 @@ memory_of_a_pool_is_waited_for(void)
     free_pool(device);
 }
 
-/* The depot's blocks are written behind that work, and nobody waits. */
+/* The depot's blocks are written after that work, without a host wait. */
 static void
 blocks_of_a_pool_come_behind_its_last_owner(void)
 {
@@ -839,8 +838,8 @@ write_on_own_stream(void *context)
     return NULL;
 }
 
-/* The default stream of a thread that has ended is not that of a new one which
- * has its id: what is there is waited for. */
+/* The default stream of an ended thread is not that of a new thread with the
+ * same id, so its work is waited for. */
 static void
 thread_ids_that_come_again(void)
 {
@@ -864,7 +863,7 @@ thread_ids_that_come_again(void)
                  CER_OK);
     CHECK(pthread_create(&thread, NULL, write_on_own_stream, &second) == 0);
     CHECK(pthread_join(thread, NULL) == 0);
-    CHECK(pthread_equal(first.self, second.self)); /* or this shows nothing */
+    CHECK(pthread_equal(first.self, second.self)); /* else this tests nothing */
     CHECK_EQ_INT(((int32_t *)s.here.data)[3],
                  0); /* the device was waited for */
     cer_uses_end(&uses);

@@ -1,12 +1,12 @@
 /* Batches by kernel through the device layer: planned, launched and fetched as
- * the loader does it. Over the stand-in, which runs the references; or, where
- * CEREBRO_TEST_CUDART names the CUDA runtime, on the first GPU, in all cases or
- * (under a sanitizer, which takes its time) in CEREBRO_TEST_CASES of them. */
+ * in the loader. Runs on the stand-in, which runs the references; or, if
+ * CEREBRO_TEST_CUDART names the CUDA runtime, on the first GPU.
+ * CEREBRO_TEST_CASES limits the cases, for slow sanitizers. */
 #include "cuda_files.h"
 #include "kernel_cases.h"
 #include "kernels_ptx.h"
 
-enum { BEYOND = 64 }; /* bytes behind what is written, which must stay */
+enum { BEYOND = 64 }; /* guard bytes after the output, which must not change */
 
 static cer_device *device;
 
@@ -25,7 +25,7 @@ need(cer_status status, const cer_error *err)
     abort();
 }
 
-/* A copy in the device's memory; NULL where there is nothing to copy. */
+/* A copy in the device's memory; NULL if empty. */
 static cer_device_block
 upload(const void *from, size_t bytes)
 {
@@ -40,7 +40,7 @@ upload(const void *from, size_t bytes)
     return block;
 }
 
-/* Fetches `bytes` and sees that what follows them is as it was uploaded. */
+/* Fetches `bytes` and checks that the guard bytes after them are unchanged. */
 static void
 fetch(void *to, cer_device_block *block, size_t bytes)
 {
@@ -60,7 +60,7 @@ fetch(void *to, cer_device_block *block, size_t bytes)
     cer_device_free(device, block);
 }
 
-/* Room for `bytes`, with the batch's marks and as many bytes behind them. */
+/* Allocates `bytes` with the batch's marks, plus the guard bytes. */
 static cer_device_block
 upload_marked(const void *from, size_t bytes)
 {
@@ -180,8 +180,8 @@ conversions_are_those_of_the_cpu(void)
     close_device();
 }
 
-/* Rows of every width around those of vectors and tiles, more of them than a
- * block takes, from everywhere in a large column. */
+/* Row widths around those of vectors and tiles, with more rows than fit in a
+ * block, from all over a large column. */
 static void
 rows_of_every_width(void)
 {

@@ -1,5 +1,5 @@
-/* The native network on a GPU, over the stand-ins for the CUDA runtime and for
- * cuDNN: against the network on the host, and with every call failing in turn.
+/* The native network on a GPU, on the stand-ins for the CUDA runtime and cuDNN:
+ * compared with the network on the host, and with every call failing in turn.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -113,7 +113,7 @@ it_is_the_network_of_the_host(void)
     end_test();
 }
 
-/* Trains a little from a state that is pushed; the network holds the result. */
+/* Trains a little from a pushed state; the network holds the result. */
 static cer_native_net *
 trained(int from, int to, const cer_native_net *before)
 {
@@ -145,7 +145,7 @@ trained(int from, int to, const cer_native_net *before)
     return net;
 }
 
-/* The same bits twice, and with a hop to another network in between. */
+/* The same bits twice, and with a hop to a second network in between. */
 static void
 bits_are_reproduced(void)
 {
@@ -207,8 +207,8 @@ do_everything(cer_error *err)
     return status;
 }
 
-/* A heuristic that refuses, an engine that does not say what it is and a plan
- * that cannot be finished are no errors: cuDNN is asked for another. */
+/* A failing heuristic, an engine without notes and a plan that cannot be
+ * finalized are not errors: the next proposal is tried. */
 static void
 every_call_of_cudnn_may_fail(void)
 {
@@ -228,7 +228,7 @@ every_call_of_cudnn_may_fail(void)
             CHECK_EQ_INT(status, CER_DEVICE);
             CHECK(strncmp(err.message, "cuda:1: ", 8) == 0);
             CHECK(strstr(err.message, "CUDNN_STATUS_EXECUTION_FAILED") ||
-                  strstr(err.message, "no deterministic engine"));
+                  strstr(err.message, "no deterministic float32 engine"));
         }
         CHECK_EQ_INT(standin_cudnn_left(), 0);
         nothing_left();
@@ -236,10 +236,10 @@ every_call_of_cudnn_may_fail(void)
     standin_cudnn_fail(0);
     CHECK_EQ_INT(status, CER_OK);
     CHECK(nth > 500);
-    /* Five convolutions. For each of them the first heuristic is asked (made,
-     * two attributes, finished, read); what four engines are that are not taken
-     * (two attributes); and for a plan with two of them (made, two attributes,
-     * finished), one of which says how much memory it needs. */
+    /* Five convolutions. Each queries the first heuristic (create, two
+     * attributes, finalize, read), the notes of four rejected engines (two
+     * attributes), and two plans (create, two attributes, finalize), one of
+     * which reports its workspace. */
     CHECK_EQ_INT(refused, 5 * (5 + 4 * 2 + 2 * 4 + 1));
     end_test();
 }
@@ -291,7 +291,7 @@ what_is_no_cudnn_is_refused(void)
     CHECK(strstr(err.message, "/nonexistent/l.so does not load"));
     CHECK_EQ_INT(cer_native_cuda_new(net, device, STANDIN, &gpu, &err),
                  CER_DEVICE);
-    CHECK(strstr(err.message, "lacks cudnnGetVersion, so it is no cuDNN 9"));
+    CHECK(strstr(err.message, "lacks cudnnGetVersion, so it is not cuDNN 9"));
     CHECK(setenv("STANDIN_CUDNN_VERSION", "8907", 1) == 0);
     CHECK_EQ_INT(cer_native_cuda_new(net, device, CUDNN, &gpu, &err),
                  CER_DEVICE);

@@ -1,7 +1,7 @@
-/* The loader on a device that works as late and as oddly as it may
- * (lazy_device.h): batches have the bits of the CPU's loader, whatever the
- * chain, resident or streamed, on whatever streams they are used; and memory is
- * never written again before its last user is done. */
+/* The loader on a device that works as late and as oddly as allowed
+ * (lazy_device.h). Batches have the same bits as the CPU loader's for every
+ * chain, resident or streamed, on any stream; and memory is not rewritten
+ * before its last use is done. */
 #include "device_loader.h"
 
 #include <pthread.h>
@@ -58,7 +58,8 @@ add_op(chains *c, int column, cer_op op)
 
 enum { CHAINS = 9 };
 
-/* Several sets of chains: together every kind of step, type and layout. */
+/* Several sets of chains, which together cover every operation, type and
+ * layout. */
 static void
 make_chains(chains *c, int which)
 {
@@ -99,20 +100,20 @@ make_chains(chains *c, int which)
         add_op(c, 1, scale);
         add_op(c, 2, to_chw);
         add_op(c, 3, cast(CER_BOOL));
-    } else if (which == 6) { /* longer than a kernel takes */
+    } else if (which == 6) { /* longer than a kernel supports */
         for (int i = 0; i < 15; i++) {
             add_op(c, 1, cast(i % 2 ? CER_F32 : CER_F64));
             add_op(c, 1, scale);
         }
         add_op(c, 2, scale);
-    } else if (which == 7) { /* for a kernel only what is looked up */
+    } else if (which == 7) { /* only table lookups suit a kernel */
         for (int i = 0; i < 4; i++) {
             for (int k = 0; k < 15; k++) {
                 add_op(c, i, cast(k % 2 ? CER_F64 : CER_F32));
                 add_op(c, i, scale);
             }
         }
-    } else if (which == 8) { /* pictures as they are trained on */
+    } else if (which == 8) { /* typical training images */
         add_op(c, 2, crop);
         add_op(c, 2, flip);
         add_op(c, 2, scale);
@@ -131,7 +132,7 @@ typedef struct setting {
     cer_residence residence;
     int chains;
     bool plain;  /* without the ragged column */
-    int streams; /* of consumers; each batch is used on one or two of them */
+    int streams; /* of consumers; each batch is used on one or two */
     bool known;  /* kernels run on the consumer's stream */
     size_t limit;
     size_t start;
@@ -145,7 +146,7 @@ typedef struct scene {
     cer_loader *expected;
     chains chains;
     void *streams[6];
-    size_t resident, batches; /* of the last pass, and of all */
+    size_t resident, batches; /* of the last pass; of all passes */
 } scene;
 
 static cer_part parts[LOADER_SHARDS];
@@ -171,7 +172,7 @@ open_scene(scene *s, const setting *set, cer_error *err)
     return status;
 }
 
-/* Streams outlive what was used on them. */
+/* Streams outlive the batches used on them. */
 static void
 close_scene(scene *s)
 {
@@ -184,8 +185,7 @@ close_scene(scene *s)
     lazy_end(&s->device);
 }
 
-/* A consumer: joins with each tensor, reads it later, and has let go by then.
- */
+/* A consumer: joins each tensor, reads it later, after releasing it. */
 static cer_status
 use_on(scene *s, const cer_batch *b, const cer_batch *expected, void *stream,
        cer_error *err)
@@ -278,7 +278,7 @@ check_setting(const setting *set, uint32_t seed, unsigned eager)
         fprintf(stderr, "chains %d: %s\n", set->chains, err.message);
     }
     CHECK(s.batches != 0 || set->load.drop_last);
-    if (set->limit != 0) /* of chain 7 a kernel takes one column, which fits */
+    if (set->limit != 0) /* chain 7 has one column for a kernel, which fits */
         CHECK(s.resident > 0 &&
               (s.resident < LOADER_SHARDS || set->chains == 7));
     CHECK_EQ_INT(s.device.syncs, 0);
@@ -315,7 +315,7 @@ bytes_of_shard(const cer_shard *shard)
     return bytes;
 }
 
-/* Resident, streamed, and some of it resident: the shard that comes first. */
+/* Resident, streamed, and partly resident: the first shard. */
 static setting
 any_setting(int chain, int residence)
 {
@@ -326,8 +326,7 @@ any_setting(int chain, int residence)
     return set;
 }
 
-/* Rows of no bytes: their batches have memory all the same, which is copied
- * nowhere. */
+/* Rows of zero bytes: their batches have memory, but nothing is copied. */
 static void
 batches_of_no_bytes(void)
 {
@@ -406,8 +405,8 @@ every_option_of_a_pass(void)
     }
 }
 
-/* What is streamed is transformed by a kernel where that makes it larger or is
- * as large; else on the host. */
+/* Streamed rows are transformed by a kernel if that does not shrink them, else
+ * on the host. */
 static void
 streamed_rows_come_as_they_are(void)
 {
@@ -435,8 +434,8 @@ on_alignment(size_t bytes)
     return (bytes + CER_ALIGNMENT - 1) / CER_ALIGNMENT * CER_ALIGNMENT;
 }
 
-/* Of a batch of chain 8: what moves, or is padded, crosses as bytes of the
- * shard. */
+/* For a batch of chain 8: columns that are moved or padded are uploaded as the
+ * shard's bytes. */
 static size_t
 raw_bytes_of(const cer_batch *b)
 {
@@ -445,7 +444,7 @@ raw_bytes_of(const cer_batch *b)
 
     for (size_t i = 0; i < n; i++)
         things += (size_t)lengths[i];
-    return on_alignment(n * sizeof(uint32_t)) + /* the numbers of its rows */
+    return on_alignment(n * sizeof(uint32_t)) + /* its row numbers */
            on_alignment(n * sizeof(int64_t)) +  /* id */
            on_alignment(n * 3 * sizeof(float)) + on_alignment(n * IMG_BYTES) +
            on_alignment(things * sizeof(int32_t)) +
@@ -483,7 +482,7 @@ bytes_that_cross(void)
     }
 }
 
-/* One whole shard and its loader, for what needs no more. */
+/* One whole shard and its loader, for simple tests. */
 static void
 open_plain(scene *s, setting set)
 {
@@ -498,7 +497,8 @@ open_plain(scene *s, setting set)
     }
 }
 
-/* For the largest batch of every way in the pass; then no thread makes any. */
+/* Buffers fit the largest batch of each kind in the pass; no thread allocates
+ * later. */
 static void
 pinned_memory_is_made_when_a_pass_begins(void)
 {
@@ -507,7 +507,7 @@ pinned_memory_is_made_when_a_pass_begins(void)
         scene s = {.depot = NULL};
         cer_error err = {0};
 
-        set.plain = true; /* ragged rows are counted as empty */
+        set.plain = true; /* ragged rows count as empty */
         set.load.threads = way & 2 ? 2 : 0;
         open_plain(&s, set);
         for (int epoch = 0; epoch < 2; epoch++) {
@@ -560,7 +560,7 @@ more_streams_than_are_remembered(void)
             cer_owner_release(&b->owner);
             cer_owner_release(&e->owner);
         }
-        CHECK(s.device.syncs != 0); /* which of them it is, nobody knows */
+        CHECK(s.device.syncs != 0); /* the stream in question is unknown */
         close_scene(&s);
     }
 }
@@ -592,7 +592,7 @@ consumers_without_order(void)
         CHECK_EQ_INT(cer_loader_next(s.expected, &e, &err), CER_OK);
         CHECK_EQ_INT(place->join(place, (intptr_t)s.streams[0], &err), CER_OK);
         CHECK_EQ_INT(place->join(place, CER_STREAM_NOBODY, &err), CER_OK);
-        /* As whoever asks for no order does: sees to it by itself. */
+        /* A consumer that asks for no ordering must order its own work. */
         CHECK_EQ_INT(cer_device_stream_sync(&s.device.base, s.streams[0], &err),
                      CER_OK);
         for (size_t i = 0; i < b->n_tensors; i++)
@@ -614,7 +614,7 @@ join_on_own_stream(void *argument)
     return NULL;
 }
 
-/* Another thread's default stream has no name here. */
+/* A different thread's default stream has no name here. */
 static void
 default_streams_of_threads(void)
 {
@@ -668,7 +668,7 @@ kept_batches_never_hang(void)
         CHECK(cer_device_loader_buffers(s.loader) <= n / 2 + 4);
         cer_device_loader_close(s.loader);
         lazy_finish(&s.device);
-        for (size_t i = 1; i < n; i += 2) /* valid after the loader's end */
+        for (size_t i = 1; i < n; i += 2) /* valid after the loader is freed */
             cer_owner_release(&kept[i]->owner);
         close_scene(&s);
     }
@@ -681,7 +681,7 @@ release_later(void *argument)
     return NULL;
 }
 
-/* The last to go is a batch, on a thread of its own. */
+/* The last reference is a batch, freed on a separate thread. */
 static void
 a_batch_outlives_loader_and_depot(void)
 {
@@ -725,7 +725,7 @@ nothing_is_put_on_a_captured_stream(void)
     captured->capturing = false;
     cer_owner_release(&b->owner);
     for (size_t i = 1; i < cer_loader_batches(s.expected); i++) {
-        b = take(&s, captured); /* the pass goes on */
+        b = take(&s, captured); /* the pass continues */
         CHECK(b != NULL);
         if (b != NULL)
             cer_owner_release(&b->owner);
@@ -733,8 +733,8 @@ nothing_is_put_on_a_captured_stream(void)
     close_scene(&s);
 }
 
-/* Batches were used on a stream that another thread captures later: their
- * memory is left alone until that is over, and the pass goes on. */
+/* Batches were used on a stream that a different thread captures later: their
+ * memory is not reused until the capture ends, and the pass continues. */
 static void
 a_stream_that_is_captured_later_ends_no_pass(void)
 {
@@ -768,8 +768,8 @@ a_stream_that_is_captured_later_ends_no_pass(void)
 
 /* --- memory --------------------------------------------------------------- */
 
-/* With a limit that some shards do not fit, those are streamed: the bits stay,
- * and the note says why. */
+/* Shards beyond the limit are streamed: the bits are the same, and the note
+ * says why. */
 static void
 shards_that_do_not_fit_are_streamed(void)
 {
@@ -803,8 +803,8 @@ shards_that_do_not_fit_are_streamed(void)
     }
 }
 
-/* The device's memory is short: shards that no pass uses are given back for
- * those that one does. */
+/* The device is short of memory: unused shards are freed for those a pass uses.
+ */
 static void
 shards_make_way_for_each_other(void)
 {
@@ -867,7 +867,7 @@ a_column_is_there_once(void)
     close_scene(&s);
 }
 
-/* Batches for which there is no memory: the error says what is resident. */
+/* No memory for batches: the error says what is resident. */
 static void
 out_of_memory_says_what_is_held(void)
 {
@@ -917,7 +917,7 @@ copies_of_tensors(void)
                 CHECK_EQ_INT(t->place->copy(t, way == 0, stream, &copy, &err),
                              CER_OK);
                 CHECK_EQ_INT(copy.place == NULL, way == 0);
-                if (way == 1) /* put on the consumer's stream */
+                if (way == 1) /* queued on the consumer's stream */
                     lazy_compare(&s.device, s.streams[1], copy.data,
                                  e->tensors[i].data, bytes);
                 else /* done */
@@ -961,7 +961,7 @@ every_call_fails_in_turn(void)
                       (status == CER_DEVICE || status == CER_NOMEM));
             while (s.loader != NULL &&
                    cer_device_loader_next(s.loader, NULL, &b, NULL) == CER_OK &&
-                   b != NULL) /* what failed was the consumer's */
+                   b != NULL) /* the consumer's call failed */
                 cer_owner_release(&b->owner);
             CHECK(b == NULL);
             s.device.fail_at = 0;
@@ -970,7 +970,7 @@ every_call_fails_in_turn(void)
     }
 }
 
-/* After a failure the loader goes on with its next pass. */
+/* After a failure, the loader can run its next pass. */
 static void
 a_failure_ends_one_pass_only(void)
 {

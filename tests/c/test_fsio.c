@@ -12,8 +12,8 @@
 #include "check.h"
 #include "scratch.h"
 
-/* --- injected failures: these stand in for the C library's ---------------- */
-/* Every write is interrupted once and then takes at most this many bytes. */
+/* --- injected failures: these replace the C library's ---------------- */
+/* Every write is interrupted once, then writes at most this many bytes. */
 static size_t short_writes;
 static int write_interrupted;
 static int fail_write_with;
@@ -42,7 +42,8 @@ write(int fd, const void *data, size_t len_bytes)
     return (ssize_t)syscall(SYS_write, fd, data, len_bytes);
 }
 
-/* A file system that cannot reserve blocks, and what else it writes of zeros.
+/* A file system that cannot reserve blocks, and the room for zeros written
+ * instead.
  */
 static int fail_reserve_with;
 static long room_for_writes = -1; /* in bytes; -1: enough */
@@ -83,7 +84,7 @@ on_signal(int number)
     (void)number;
 }
 
-/* Sends 26 letters one by one, each after a signal to the reader. */
+/* Sends 26 letters one at a time, each after a signal to the reader. */
 static void *
 send_letters(void *arg)
 {
@@ -192,7 +193,7 @@ maps_for_reading(void)
     CHECK_EQ_INT(scratch_descriptors(), descriptors);
     cer_fsio_unmap(&map);
     CHECK(map.data == NULL && map.size_bytes == 0);
-    cer_fsio_unmap(&map); /* once more does nothing */
+    cer_fsio_unmap(&map); /* a second time does nothing */
 
     scratch_write("empty", "", 0);
     CHECK_EQ_INT(cer_fsio_map_read(scratch("empty"), &map, NULL), CER_OK);
@@ -269,8 +270,8 @@ an_empty_writable_mapping_can_grow(void)
     cer_fsio_unmap(&map);
 }
 
-/* A full disk is an error, not a signal: the blocks are there before the
- * mapping is. */
+/* A full disk is an error, not a signal: blocks are allocated before mapping.
+ */
 static void
 a_disk_without_room_is_an_error(void)
 {
@@ -300,11 +301,11 @@ a_disk_without_room_is_an_error(void)
     CHECK_EQ_INT(cer_fsio_map_write(scratch("never"), 16384, true, &map, &err),
                  CER_IO);
     CHECK_EQ_INT(setrlimit(RLIMIT_FSIZE, &old_limit), 0);
-    CHECK_EQ_INT(scratch_files(), files); /* what it made, it removed */
+    CHECK_EQ_INT(scratch_files(), files); /* it removed its new file */
     CHECK(map.data == NULL && map.fd == -1);
 }
 
-/* Where no blocks can be reserved, they are written. */
+/* Blocks that cannot be reserved are written. */
 static void
 a_file_system_that_reserves_nothing(void)
 {
@@ -331,8 +332,7 @@ a_file_system_that_reserves_nothing(void)
         fail_reserve_with = 0;
         CHECK_EQ_INT(err.os_errno, ENOSPC);
         CHECK_EQ_INT(stat(path, &info), 0);
-        CHECK_EQ_INT(info.st_size,
-                     20000); /* what had been added is given back */
+        CHECK_EQ_INT(info.st_size, 20000); /* the extension is truncated */
         cer_fsio_unmap(&map);
         CHECK_EQ_INT(unlink(path), 0);
     }
@@ -409,13 +409,13 @@ overwriting_makes_and_empties(void)
     (void)close(fd);
     CHECK_EQ_INT(scratch_read("over", text, sizeof text), 2);
     CHECK_EQ_INT(cer_fsio_shorten(-1, 2, "over", &err), CER_IO);
-    /* Nobody reads at the other end: to wait for that would be for ever. */
+    /* Opening a pipe without a reader would block forever. */
     CHECK_EQ_INT(mkfifo(scratch("pipe"), 0600), 0);
     CHECK_EQ_INT(cer_fsio_overwrite(scratch("pipe"), &fd, &err), CER_IO);
     CHECK_EQ_INT(fd, -1);
 }
 
-/* A write that takes nothing, and says so, would be tried for ever. */
+/* A write that returns 0 would be retried forever. */
 static void
 a_write_of_nothing_is_an_error(void)
 {

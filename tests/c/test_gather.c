@@ -4,7 +4,7 @@
 
 #include "check.h"
 
-/* Every length around the special cases, with guards on both sides. */
+/* All lengths around the special cases, with guards on both sides. */
 static void
 rows_of_every_length(void)
 {
@@ -29,8 +29,8 @@ rows_of_every_length(void)
     free(dst);
 }
 
-/* Long rows at odd addresses; from n rows on all together are larger than the
- * caches, and streamed. */
+/* Long rows at odd addresses; n or more rows exceed the caches and are
+ * streamed. */
 static void
 check_long_rows(size_t n)
 {

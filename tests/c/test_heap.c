@@ -6,7 +6,7 @@
 enum { NODES = 64 };
 
 static cer_heap_node nodes[NODES];
-static bool inside[2][NODES]; /* which nodes each of two heaps has */
+static bool inside[2][NODES]; /* the nodes in each of two heaps */
 
 static uint32_t
 first_by_search(int heap)
@@ -37,7 +37,7 @@ test_random_pushes_and_removals(void)
             cer_heap_remove(&heaps[heap], nodes, node);
             inside[heap][node] = false;
         } else {
-            /* Few different keys, so that ties are common. */
+            /* Few distinct keys, so that ties are common. */
             cer_heap_push(&heaps[heap], nodes, node,
                           (double)cer_rng_below(&rng, 8), node);
             inside[heap][node] = true;

@@ -6,7 +6,7 @@
 
 /* --- text ----------------------------------------------------------------- */
 
-/* Whether the text is exactly `expected`; clears it. */
+/* Checks that the text is exactly `expected`; clears it. */
 static void
 check_text(cer_text *text, const char *expected)
 {
@@ -162,8 +162,8 @@ invalid_texts_are_refused(void)
     }
 }
 
-/* Every start of a text is read without looking behind its end, which the
- * sanitizers see on a copy of just that size. */
+/* Every prefix of a text is read without a read past its end; the sanitizers
+ * check a copy of exactly that size. */
 static void
 texts_may_end_anywhere(void)
 {

@@ -1,5 +1,5 @@
-/* Batches by kernel: the references, and the kernels' source itself run on the
- * CPU, against the loader's own functions. */
+/* Batches by kernel: the references, and the kernel source run on the CPU,
+ * compared with the loader's own functions. */
 #include "kernel_cases.h"
 #include "kernels_ptx.h"
 #if defined(KERNELS_ON_CPU)
@@ -85,8 +85,7 @@ batches_are_the_loaders(void)
 {
     check_cases(3000, ways, N_WAYS);
     if (N_WAYS == 1)
-        printf("%s: no C++ compiler, the references alone were run\n",
-               __FILE__);
+        printf("%s: no C++ compiler, ran only the references\n", __FILE__);
 }
 
 static void
@@ -149,7 +148,8 @@ kernels_have_names(void)
     CHECK(CER_KERNEL_COUNT <= CER_DEVICE_MAX_KERNELS);
 }
 
-/* As entries, each with one argument of the size that the launch copies. */
+/* Each kernel is an entry with one argument of the size that the launch copies.
+ */
 static void
 the_ptx_has_every_kernel(void)
 {
@@ -173,7 +173,7 @@ large_batches_are_counted_right(void)
     cer_error err = {0};
     void *at = (void *)(uintptr_t)CER_ALIGNMENT; /* not read */
 
-    /* 2 GiB less 16 bytes a row, 131072 tiles each. */
+    /* 2 GiB - 16 bytes per row, 131072 tiles each. */
     CHECK_EQ_INT(cer_kernel_rows(at, at, 0x7ffffff0, at, 100, &call, &err),
                  CER_OK);
     CHECK_EQ_INT(call.kernel, CER_KERNEL_ROWS_16);

@@ -41,7 +41,7 @@ next_batch(cer_loader *loader)
     return b;
 }
 
-/* Every column of every row against what loader_files.h says. */
+/* Compares every column of every row with loader_files.h. */
 static void
 check_values(const cer_batch *b)
 {
@@ -76,7 +76,7 @@ check_values(const cer_batch *b)
     }
 }
 
-/* Runs a pass and gives the ids in order; how many there were. */
+/* Runs a pass and stores the ids in order; returns their number. */
 static size_t
 collect(cer_loader *loader, int64_t ids[LOADER_ROWS], size_t sizes[64],
         size_t *n_batches)
@@ -103,7 +103,8 @@ batches_are_counted(void)
     CHECK_EQ_INT(cer_loader_count(0, 4, false), 0);
     CHECK_EQ_INT(cer_loader_count(1, 4, false), 1);
     CHECK_EQ_INT(cer_loader_count(4, 4, false), 1);
-    CHECK_EQ_INT(cer_loader_count(5, 4, false), 1); /* one row joins */
+    CHECK_EQ_INT(cer_loader_count(5, 4, false),
+                 1); /* one row joins the batch */
     CHECK_EQ_INT(cer_loader_count(6, 4, false), 2);
     CHECK_EQ_INT(cer_loader_count(9, 4, false), 2);
     CHECK_EQ_INT(cer_loader_count(3, 1, false), 3);
@@ -112,7 +113,7 @@ batches_are_counted(void)
     CHECK_EQ_INT(cer_loader_count(7, 4, true), 1);
 }
 
-/* The order of a pass as its definition says, with 0, 1, 2 and 5 threads. */
+/* The order of a pass follows its definition, with 0, 1, 2 and 5 threads. */
 static void
 check_pass(const cer_part *parts, cer_load_options options, uint64_t epoch,
            size_t start)
@@ -230,8 +231,8 @@ row_lists_and_ranges(void)
     release_parts(all);
 }
 
-/* Passes that are left in the middle, begun again, over one part and over all:
- * the loader serves them all, and buffers stay few. */
+/* Passes that are abandoned and restarted, over one part and over all: all
+ * work, and buffers stay few. */
 static void
 a_loader_is_used_for_many_passes(void)
 {
@@ -304,7 +305,7 @@ batches_outlive_the_loader(void)
     release_parts(parts);
 }
 
-/* The loader keeps the shards that it reads. */
+/* The loader keeps its shards alive. */
 static void
 shards_may_be_released_first(void)
 {
@@ -359,10 +360,10 @@ a_forked_child_is_told(void)
     release_parts(parts);
 }
 
-/* Memory for batches; a batch that needs it is being filled. */
+/* Allocates memory for batches while one is being filled. */
 typedef struct asking {
     cer_loader *loader;
-    bool fork; /* ask in a child that was forked meanwhile, too */
+    bool fork; /* also allocate in a child forked meanwhile */
     size_t asked;
 } asking;
 
@@ -382,7 +383,7 @@ get_and_ask(void *context, size_t bytes, cer_batch_block *out, cer_error *err)
 
     (void)err;
     if (child == 0) {
-        (void)alarm(20); /* what waits here would wait for ever */
+        (void)alarm(20); /* a wait here would last forever */
         ask(a->loader);
         cer_loader_close(a->loader);
         _exit(cer_loader_batches(a->loader) == 0 ? 0 : 1);
@@ -402,7 +403,7 @@ give(void *context, cer_batch_block *block)
     cer_aligned_free(block->data);
 }
 
-/* Also in a child that was forked at that moment. */
+/* Also in a child forked at that moment. */
 static void
 counts_are_known_while_a_batch_is_filled(void)
 {
@@ -426,7 +427,7 @@ counts_are_known_while_a_batch_is_filled(void)
     release_parts(parts);
 }
 
-/* Batches of scaled values, in the order of the rows, as bytes. */
+/* Batches of scaled values, in row order, as bytes. */
 static size_t
 scaled(const cer_part *parts, int mode, int mode_of_making, uint32_t threads,
        uint8_t *out)
@@ -448,7 +449,7 @@ scaled(const cer_part *parts, int mode, int mode_of_making, uint32_t threads,
                                 &loader, NULL),
                  CER_OK);
     CHECK_EQ_INT(fegetround(), mode_of_making);
-    CHECK_EQ_INT(fesetround(FE_TONEAREST), 0); /* which threads are born with */
+    CHECK_EQ_INT(fesetround(FE_TONEAREST), 0); /* inherited by new threads */
     CHECK_EQ_INT(cer_loader_begin(loader, visits, 3, 0, 0, NULL), CER_OK);
     CHECK_EQ_INT(fesetround(mode), 0);
     while ((b = next_batch(loader)) != NULL) {
@@ -466,7 +467,7 @@ scaled(const cer_part *parts, int mode, int mode_of_making, uint32_t threads,
     return n;
 }
 
-/* A thread's rounding mode, as an example of what may be changed in it. */
+/* A thread's rounding mode, as an example of changed thread state. */
 static void
 bits_do_not_depend_on_the_mode_of_a_thread(void)
 {
@@ -489,7 +490,7 @@ bits_do_not_depend_on_the_mode_of_a_thread(void)
 }
 
 #ifdef __GLIBC__
-/* With a stack that is larger than the address space no thread starts. */
+/* With a stack larger than the address space, no thread starts. */
 static void
 set_default_stack(size_t bytes)
 {
@@ -524,7 +525,8 @@ without_threads_to_be_had_a_loader_goes_on(void)
     CHECK_EQ_INT(pthread_getattr_default_np(&attributes), 0);
     CHECK_EQ_INT(pthread_attr_getstacksize(&attributes, &stack), 0);
     (void)pthread_attr_destroy(&attributes);
-    for (int i = 0; i < 3; i++) { /* none to be had, then there are, then not */
+    for (int i = 0; i < 3;
+         i++) { /* no threads, then threads, then none again */
         set_default_stack(i == 1 ? stack : (size_t)1 << 50);
         if (i != 1)
             CHECK_EQ_INT(

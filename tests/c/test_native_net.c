@@ -1,4 +1,4 @@
-/* The native network: its gradients, its bits, and what it refuses. */
+/* The native network: its gradients, its bits and its errors. */
 #include <fenv.h>
 #include <math.h>
 #include <stdlib.h>
@@ -30,8 +30,8 @@ parts_have_names_and_shapes(void)
     cer_native_net_free(NULL);
 }
 
-/* Central differences of the loss, for every value of the network. At this
- * point no value lies close to a bend of ReLU or of a maximum. */
+/* Central differences of the loss for every value of the network. At this point
+ * no value is close to a kink of ReLU or of a maximum. */
 static void
 gradients_are_those_of_the_loss(void)
 {
@@ -116,7 +116,7 @@ it_learns_and_repeats_its_bits(void)
     size_t bytes, same;
     float *once = trained(&bytes, FE_TONEAREST);
 
-    /* Whatever the mode of the thread. */
+    /* In any rounding mode of the thread. */
     for (int i = 0; i < 3; i++) {
         float *again = trained(&same, modes[i]);
 
@@ -127,7 +127,7 @@ it_learns_and_repeats_its_bits(void)
     free(once);
 }
 
-/* A row's scores do not depend on the rows beside it, or on those before. */
+/* A row's scores do not depend on the other rows or on earlier batches. */
 static void
 rows_are_alone(void)
 {

@@ -9,7 +9,7 @@
 #define CHECK_NEAR(left, right, most)                                          \
     CHECK(fabs((double)(left) - (double)(right)) <= (most))
 
-enum { M = 5, K = 37, N = 41 }; /* no multiples of the lanes */
+enum { M = 5, K = 37, N = 41 }; /* not multiples of the lanes */
 
 static void
 products_are_those_of_matrices(void)
@@ -42,7 +42,7 @@ products_are_those_of_matrices(void)
     for (size_t i = 0; i < M * N; i++) {
         float one[1] = {c[i]};
 
-        /* Every sum has the order of its terms, however it was tiled. */
+        /* Every sum adds its terms in order, however it was tiled. */
         cer_native_add_product(1, K, 1, a + i / N * K, K, 1, bt + i % N * K,
                                one);
         CHECK(memcmp(one, made + i, sizeof *one) == 0);
@@ -106,9 +106,8 @@ a_convolution_is_what_it_is_defined_to_be(void)
     }
 }
 
-/* <unfold x, c> = <x, fold c>, and so for the gradients of a convolution, which
- * is linear in its picture and in its filters: <conv x, d> is the same number
- * seen from each of them. */
+/* <unfold x, c> = <x, fold c>. A convolution is linear in its picture and its
+ * filters, so each of its gradients gives the same number <conv x, d>. */
 static void
 backward_is_the_adjoint_of_forward(void)
 {
@@ -184,7 +183,7 @@ cross_entropy_and_its_gradient(void)
 
     CHECK_NEAR(cer_native_cross_entropy(3, scores, 1, 4, d, &right), log(sum),
                1e-15);
-    CHECK(right); /* the first of two that are equal */
+    CHECK(right); /* the first of two equal ones */
     CHECK_NEAR(d[0], exp(-2.0) / sum / 4, 1e-8);
     CHECK_NEAR(d[1], (1 / sum - 1) / 4, 1e-8);
     CHECK_NEAR(d[2], 1 / sum / 4, 1e-8);

@@ -5,7 +5,7 @@
 #include "check.h"
 
 /* A file in memory: a header of the given version around `text`, padded to 64
- * bytes, and `data_bytes` zeros. In a block of its own size, so that a read
+ * bytes, and `data_bytes` zeros. The block has the exact size, so that a read
  * past its end is found. */
 static uint8_t *
 make_file(uint8_t version, const char *text, size_t data_bytes, size_t *size)
@@ -167,7 +167,7 @@ sizes_that_overflow_are_refused(void)
         "(4611686018427387904,)",      /* times 4 bytes overflows */
         "(2305843009213693952,)",      /* 2**63 bytes: no file */
         "(4294967296, 4294967296)",    /* the product overflows */
-        "(0, 4294967296, 4294967296)", /* also of an empty array */
+        "(0, 4294967296, 4294967296)", /* even for an empty array */
         "(4294967296, 4294967296, 0)",
     };
 
@@ -221,8 +221,8 @@ a_file_cut_anywhere_is_refused(void)
     }
 }
 
-/* Any byte of the header changed to any value: refused, or read as something
- * that fits the file; never a crash or a read out of bounds. */
+/* Changing any byte of the header to any value is an error, or reads as an
+ * array that fits the file; never a crash or an out-of-bounds read. */
 static void
 any_changed_byte_is_survived(void)
 {
@@ -262,7 +262,7 @@ magic_version_and_alignment_are_checked(void)
     CHECK_EQ_INT(cer_npy_parse(file, size, "x.npy", &npy, NULL), CER_OK);
     CHECK_EQ_INT(npy.n_dims, 0);
     CHECK_EQ_INT(npy.data_bytes, 1);
-    file[0] = 'P'; /* a zip file, say */
+    file[0] = 'P'; /* like a zip file */
     CHECK_EQ_INT(cer_npy_parse(file, size, "x.npy", &npy, NULL), CER_CORRUPT);
     file[0] = 0x93;
     file[6] = 4;
@@ -271,7 +271,7 @@ magic_version_and_alignment_are_checked(void)
     file[7] = 1;
     CHECK_EQ_INT(cer_npy_parse(file, size, "x.npy", &npy, NULL), CER_CORRUPT);
     file[7] = 0;
-    file[8]--; /* the text one byte shorter: it lacks its newline */
+    file[8]--; /* the text lacks its final newline */
     CHECK_EQ_INT(cer_npy_parse(file, size, "x.npy", &npy, NULL), CER_CORRUPT);
     memcpy(file + 10 + file[8] - 1, "\n", 1); /* and now is not aligned */
     CHECK_EQ_INT(cer_npy_parse(file, size, "x.npy", &npy, NULL), CER_CORRUPT);
@@ -297,7 +297,7 @@ headers_are_those_of_numpy(void)
     CHECK(memcmp(header, expected, 128) == 0);
 }
 
-/* Writes a header, reads it back as a file without its elements. */
+/* Writes a header and reads it back as a file without elements. */
 static void
 check_round_trip(cer_npy *npy)
 {

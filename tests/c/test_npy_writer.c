@@ -43,7 +43,7 @@ check_file(const char *name, uint64_t file_bytes, uint64_t hash)
     free(file);
 }
 
-/* The same file whatever the pieces: below, at and above the buffer's size. */
+/* The same file for all piece sizes: below, at and above the buffer's size. */
 static void
 pieces_of_any_size_make_the_same_file(void)
 {
@@ -135,8 +135,8 @@ what_is_there_is_never_touched(void)
     CHECK_EQ_INT(err.os_errno, ENOENT);
 }
 
-/* The limit is in the place of a disk that fills. At 0 rows after it the
- * buffer still holds what does not fit, and close finds out. */
+/* The limit simulates a full disk. At 0 rows after it, the excess is still in
+ * the buffer, and close reports it. */
 static void
 a_disk_that_fills_is_an_error(void)
 {

@@ -1,4 +1,5 @@
-/* The device layer over host memory: books, short memory, foreign allocators.
+/* The device layer on host memory: accounting, out of memory, foreign
+ * allocators.
  */
 #include <stdlib.h>
 
@@ -107,7 +108,7 @@ reclaimers_are_asked_until_one_gives(void)
         cer_device_alloc(device, 300, CER_USE_SHARDS, &full.block, NULL),
         CER_OK);
     cer_device_add_reclaimer(device, &first);
-    cer_device_add_reclaimer(device, &second); /* asked first: has nothing */
+    cer_device_add_reclaimer(device, &second); /* called first: frees nothing */
     failing_alloc_arm(1);
     CHECK_EQ_INT(cer_device_alloc(device, 200, CER_USE_BATCHES, &block, NULL),
                  CER_OK);
@@ -117,7 +118,7 @@ reclaimers_are_asked_until_one_gives(void)
 
     full.asked = 0;
     cer_device_remove_reclaimer(device, &first);
-    cer_device_remove_reclaimer(device, &first); /* gone already */
+    cer_device_remove_reclaimer(device, &first); /* already removed */
     failing_alloc_arm(1);
     CHECK_EQ_INT(cer_device_alloc(device, 200, CER_USE_BATCHES, &block, NULL),
                  CER_NOMEM);
@@ -171,7 +172,7 @@ blocks_go_back_where_they_came_from(void)
     CHECK(p.taken == 1 && p.device == 0);
     CHECK_EQ_INT(
         cer_device_alloc_pinned(device, 10, CER_USE_STATES, &ours, NULL),
-        CER_OK); /* host memory is never theirs */
+        CER_OK); /* not for host memory */
     CHECK_EQ_INT(p.taken, 1);
     cer_device_free(device, &ours);
     cer_device_set_allocator(device, NULL);

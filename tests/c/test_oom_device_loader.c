@@ -1,6 +1,6 @@
-/* The nth allocation of making a depot and a loader over it, of passes, and of
- * a copy of a tensor fails in turn, over a device of host memory: the error
- * says so, and nothing is left behind. */
+/* On a device of host memory, the nth allocation fails in turn while a depot
+ * and its loader are made, in passes, and while a tensor is copied. The error
+ * says so, and nothing leaks. */
 #include "check.h"
 #include "device_loader.h"
 #include "failing_alloc.h"
@@ -57,8 +57,7 @@ load(cer_error *err)
     return status;
 }
 
-/* A resident shard for which there is no memory is streamed: then nobody is
- * told. */
+/* A resident shard without memory is streamed, without an error. */
 static void
 every_allocation_fails(void)
 {

@@ -2,7 +2,7 @@
 #include "failing_alloc.h"
 #include "kernels.h"
 
-/* Planning with its 1st, 2nd, ... allocation failing until none does. */
+/* Plans with the 1st, 2nd, ... allocation failing until no allocation fails. */
 static void
 a_plan_gives_everything_back(void)
 {

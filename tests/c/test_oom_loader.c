@@ -1,5 +1,5 @@
-/* The nth allocation of making a loader, of a pass and of an export fails in
- * turn: the error says so, and nothing is left behind. */
+/* The nth allocation fails in turn while a loader is made, in a pass and in an
+ * export: the error says so, and nothing leaks. */
 #include <string.h>
 
 #include "check.h"
@@ -109,8 +109,8 @@ a_pass_without_threads(void)
     fail_every_allocation(load, 30);
 }
 
-/* A thread may have failed in what nobody came to ask for, so the pass is not
- * always told: only that nothing is left behind and nothing hangs. */
+/* A thread may fail on a batch that is never requested, so the pass does not
+ * always report it. Only checks that nothing leaks or hangs. */
 static void
 a_pass_with_threads(void)
 {

@@ -1,4 +1,4 @@
-/* The native network where memory is short: each allocation fails in turn. */
+/* The native network out of memory: each allocation fails in turn. */
 #include "check.h"
 #include "failing_alloc.h"
 #include "native_net.h"
@@ -55,7 +55,7 @@ a_larger_batch_without_memory_changes_nothing(void)
         CHECK(failing_alloc_triggered());
         CHECK_EQ_INT(failing_alloc_live(), held);
     }
-    failing_alloc_arm(1); /* one row needs nothing more */
+    failing_alloc_arm(1); /* one row needs no allocation */
     CHECK_EQ_INT(
         cer_native_net_evaluate(net, pictures, labels, 1, &metrics, NULL),
         CER_OK);

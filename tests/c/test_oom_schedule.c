@@ -1,5 +1,5 @@
-/* The scheduler when memory runs out: constructors fail cleanly, what was
- * there stays usable, and steps never allocate. */
+/* The scheduler out of memory: constructors fail cleanly, existing objects stay
+ * usable, and steps never allocate. */
 #include "check.h"
 #include "failing_alloc.h"
 #include "schedule.h"
@@ -38,7 +38,7 @@ test_new(void)
     failing_alloc_arm(0);
 }
 
-/* Adds with each allocation failing in turn, trying again until it works. */
+/* Adds with each allocation failing in turn, retrying until it succeeds. */
 static void
 add_stubbornly(cer_schedule *s)
 {
@@ -68,7 +68,7 @@ test_adding_and_steps(void)
 
         CHECK_EQ_INT(cer_schedule_new(&modes[mode], &s, NULL), CER_OK);
         add_stubbornly(s);
-        failing_alloc_arm(1); /* from here on nothing may be allocated */
+        failing_alloc_arm(1); /* no allocations from here on */
         do {
             while (cer_schedule_next(s, units, &c)) {
                 if (c.kind == CER_COMMAND_RUN)

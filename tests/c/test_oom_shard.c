@@ -10,8 +10,8 @@
 
 typedef cer_status (*attempt)(cer_error *err);
 
-/* Runs `action` with its 1st, 2nd, ... allocation failing until none does.
- * Every failure is CER_NOMEM with a message, and gives everything back. */
+/* Runs `action` with its 1st, 2nd, ... allocation failing until no allocation
+ * fails. Every failure is CER_NOMEM with a message and leaks nothing. */
 static void
 fail_every_allocation(attempt action, int at_least)
 {

@@ -41,7 +41,7 @@ scale_divides_by_whole_numbers(void)
 }
 
 /* A table and the operations themselves give the same bits: the second chain is
- * the first one with its bytes made int32 before. */
+ * the first one on bytes cast to int32. */
 static void
 tables_have_the_bits_of_the_operations(void)
 {
@@ -75,8 +75,8 @@ tables_have_the_bits_of_the_operations(void)
     }
 }
 
-/* Channels that are no divisor of the piece, more of them than one piece, and
- * lengths that end within a period. */
+/* Channel counts that do not divide the piece or exceed it, and lengths that
+ * end within a period. */
 static void
 channels_go_round(void)
 {
@@ -113,7 +113,7 @@ channels_go_round(void)
     }
 }
 
-/* float16 rounds after each operation: 2049 is no float16. */
+/* float16 rounds after each operation: 2049 is not a float16. */
 static void
 half_floats_round_after_each_operation(void)
 {
@@ -163,7 +163,7 @@ nonsense_is_refused(void)
     cer_pointwise_free(chain);
     chain = new_chain(CER_F32, 1);
     while (cer_pointwise_scale(chain, 2, NULL) == CER_OK)
-        ; /* ends: the steps are limited */
+        ; /* ends because the steps are limited */
     cer_pointwise_free(chain);
 }
 

@@ -1,5 +1,5 @@
-/* The scheduler: single decisions, and random searches in which what must
- * never happen is looked for at every step. */
+/* The scheduler: single decisions, and random searches that check the
+ * invariants at every step. */
 #include "check.h"
 #include "rng.h"
 #include "schedule.h"
@@ -56,8 +56,8 @@ test_oldest_trial_first_and_it_stays_on_its_worker(void)
     cer_schedule_free(s);
 }
 
-/* Two workers become idle at once: the trial goes where its state is live,
- * else where its shard is warm, else to the lowest number. */
+/* Two workers become idle at once: the trial goes to the worker with its live
+ * state, else with its shard warm, else to the lowest number. */
 static void
 test_choice_of_the_worker(void)
 {
@@ -77,8 +77,8 @@ test_choice_of_the_worker(void)
     CHECK(cer_schedule_next(s, 1.0, &c));
     CHECK_EQ_INT(c.unit.shard, 0);
     CHECK_EQ_INT(c.worker, 1);
-    /* It begins epoch 1 at shard 0, which both have warm; it fails there, so
-     * that it is live nowhere and the lowest number is taken. */
+    /* It begins epoch 1 at shard 0, which both have warm. It fails there, so it
+     * is live nowhere and the lowest number is chosen. */
     OK(cer_schedule_unit_failed(s, 1, 2.0, NULL, &err));
     CHECK(cer_schedule_next(s, 2.0, &c));
     CHECK_EQ_INT(c.unit.attempt, 1);
@@ -91,8 +91,8 @@ test_choice_of_the_worker(void)
     cer_schedule_free(s);
 }
 
-/* A trial that has as much work left as there is for each worker may not wait
- * any longer, be it ever so young. */
+/* A trial with as much work left as each worker's share must start now, however
+ * new it is. */
 static void
 test_urgent_trial_goes_before_older_ones(void)
 {
@@ -144,7 +144,7 @@ test_orphaned_shards_are_loaded_by_the_worker_with_the_fewest(void)
     cer_command c;
 
     OK(cer_schedule_new(&options, &s, &err));
-    CHECK(!cer_schedule_next(s, 0.0, &c)); /* nobody can load anything */
+    CHECK(!cer_schedule_next(s, 0.0, &c)); /* no worker can load a shard */
     for (int i = 0; i < 3; i++)
         OK(cer_schedule_add_worker(s, &worker, &err));
     for (int64_t shard = 0; shard < 3; shard++)
@@ -164,7 +164,7 @@ test_orphaned_shards_are_loaded_by_the_worker_with_the_fewest(void)
         CHECK_EQ_INT(c.worker, 1 + shard % 2);
     }
     CHECK(!cer_schedule_next(s, 0.0, &c));
-    /* Validation is everybody's until it is placed. */
+    /* Every worker holds the validation set until it is placed. */
     OK(cer_schedule_set_holders(s, CER_SHARD_VALIDATION, NULL, 0, &err));
     CHECK(cer_schedule_next(s, 0.0, &c));
     CHECK_EQ_INT(c.kind, CER_COMMAND_LOAD);
@@ -239,14 +239,14 @@ test_a_dropped_trial_keeps_its_worker_until_its_unit_ends(void)
     CHECK(cer_schedule_next(s, 1.0, &c));
     CHECK_EQ_INT(c.unit.trial, 1);
     OK(cer_schedule_drop_trial(s, 1, &err));
-    CHECK(!cer_schedule_finished(s)); /* its unit runs still */
+    CHECK(!cer_schedule_finished(s)); /* its unit is still running */
     OK(cer_schedule_remove_worker(s, 0, &err));
     CHECK(cer_schedule_finished(s));
     cer_schedule_free(s);
 }
 
-/* A window of trials moves over many numbers, which are spread so that places
- * in the index collide; nothing is mixed up, and the room is used again. */
+/* A window of trials moves over many numbers, spread so that index slots
+ * collide. Trials are not mixed up, and entries are reused. */
 static void
 test_forgotten_trials_leave_their_room(void)
 {
@@ -293,7 +293,7 @@ test_only_dropped_trials_are_forgotten(void)
     CHECK(cer_schedule_next(s, 0.0, &c));
     CHECK_EQ_INT(cer_schedule_forget_trial(s, 1, &err), CER_INVALID);
     CHECK_EQ_STR(err.message, "trial 1 was not dropped");
-    OK(cer_schedule_drop_trial(s, 0, &err)); /* its unit runs */
+    OK(cer_schedule_drop_trial(s, 0, &err)); /* its unit is running */
     CHECK_EQ_INT(cer_schedule_forget_trial(s, 0, &err), CER_INVALID);
     OK(cer_schedule_unit_done(s, 0, 1.0, &unit, &err));
     OK(cer_schedule_forget_trial(s, 0, &err));
@@ -358,8 +358,8 @@ typedef struct search {
     cer_unit unit[MAX_WORKERS];
     uint32_t n_trials;
     uint32_t epochs[MAX_TRIALS];
-    uint32_t done[MAX_TRIALS];     /* units, all epochs together */
-    uint32_t attempts[MAX_TRIALS]; /* of the unit that is next */
+    uint32_t done[MAX_TRIALS];     /* units in all epochs */
+    uint32_t attempts[MAX_TRIALS]; /* of the next unit */
     bool running[MAX_TRIALS];
     double cost[MAX_TRIALS];
 } search;
@@ -404,7 +404,7 @@ check_run(search *r, const cer_command *c)
     CHECK(!r->options.exclusive || r->holds[c->worker][c->unit.shard]);
 }
 
-/* No exclusive shard is used twice at once, and without stagger no more than
+/* An exclusive shard is used only once at a time, and without stagger at most
  * two shards are open. */
 static void
 check_shards(const search *r)

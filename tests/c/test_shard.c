@@ -23,8 +23,8 @@ open_good(void)
     return shard;
 }
 
-/* Opens with changed specs or files, which has to fail saying `what`, and has
- * to leave nothing behind. */
+/* Opens with changed specs or files, which must fail with `what` and leak
+ * nothing. */
 static void
 check_refused(const cer_column_spec *specs, size_t n, cer_status status,
               const char *what)
@@ -108,12 +108,12 @@ missing_and_changed_files_are_named(void)
     write_shard(specs);
     CHECK_EQ_INT(rename(scratch("y.npy"), scratch("x.npy")), 0);
     check_refused(specs, 3, CER_CORRUPT, "/x.npy: has 134 bytes");
-    specs[0].file_bytes = 134; /* even if the manifest were so */
+    specs[0].file_bytes = 134; /* even if the manifest agrees */
     check_refused(specs, 3, CER_CORRUPT,
                   "/x.npy: holds uint16 where the manifest says float32");
 }
 
-/* The manifest agrees with a truncated file: then the header does not. */
+/* The manifest agrees with a truncated file, but the header does not. */
 static void
 a_file_cut_anywhere_is_refused(void)
 {
@@ -285,7 +285,7 @@ hashes_are_of_the_file_as_it_is_now(void)
         CHECK_EQ_INT(cer_shard_hash_file(shard, i, &hash, NULL), CER_OK);
         CHECK_EQ_HEX(hash, cer_hash64(content, (size_t)size));
     }
-    /* Damage after opening is an error that names the file and no signal. */
+    /* Damage after opening is an error naming the file, not a signal. */
     CHECK_EQ_INT(truncate(scratch("x.npy"), 5), 0);
     CHECK_EQ_INT(cer_shard_hash_file(shard, 0, &hash, &err), CER_CORRUPT);
     CHECK(strstr(err.message, "/x.npy: has 5 bytes; it had 152") != NULL);
@@ -295,7 +295,7 @@ hashes_are_of_the_file_as_it_is_now(void)
     cer_shard_release(shard);
 }
 
-/* Larger than the chunk that is read at a time, and a multiple of it. */
+/* Larger than a read chunk, and a multiple of it. */
 static void
 large_files_hash_in_chunks(void)
 {

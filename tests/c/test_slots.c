@@ -35,7 +35,7 @@ pack(cer_slots *slots, uint32_t attempt, uint64_t position, size_t nbytes,
     return commit(slots, position, err);
 }
 
-/* Whether the newest state is at `position` and is `nbytes` of `value`. */
+/* Checks that the newest state is at `position` and is `nbytes` of `value`. */
 static void
 check_newest(cer_slots *slots, uint64_t position, size_t nbytes, int value)
 {
@@ -103,7 +103,7 @@ files_are_as_long_as_their_state(void)
     cer_slots_close(slots);
 }
 
-/* What a begin without a commit leaves is the state before it. */
+/* A begin without a commit leaves the previous state. */
 static void
 an_unfinished_pack_changes_nothing(void)
 {
@@ -144,7 +144,7 @@ fences_refuse_begins_and_commits(void)
     check_newest(coordinator, 1, 10, 1);
     CHECK_EQ_INT(cer_slots_begin(late, 2, 10, &to, NULL), CER_OK);
     cer_slots_fence(coordinator, 1); /* never lowered */
-    cer_slots_fence(coordinator, 2); /* not above the one that has begun */
+    cer_slots_fence(coordinator, 2); /* not above the begun attempt */
     memset(to, 2, 10);
     CHECK_EQ_INT(commit(late, 2, NULL), CER_OK);
     check_newest(coordinator, 2, 10, 2);
@@ -172,7 +172,7 @@ two_at_once_are_caught_at_the_commit(void)
     cer_slots_close(two);
 }
 
-/* The position of the state that a fresh opening believes, 0: none. */
+/* The position of the state found by a fresh open; 0: no state. */
 static uint64_t
 sealed_position(const char *name)
 {
@@ -188,9 +188,9 @@ sealed_position(const char *name)
     return position;
 }
 
-/* A writer that is late in what it may do: half of its bytes are written after
- * another process has committed, and its own commit comes last. The lengths
- * are those of the slot's file before, of the late writer and of the other. */
+/* A late writer: it writes half of its bytes after another process has
+ * committed, and commits last. The lengths are those of the slot's file before,
+ * of the late writer and of the other. */
 static void
 check_late(const char *name, size_t before, size_t late_bytes, size_t bytes)
 {
@@ -231,8 +231,8 @@ a_late_writer_changes_nothing_that_is_committed(void)
     check_late("late4", 5000, 5000, 100);
 }
 
-/* What a writer was about to write to its record when it was stopped, it writes
- * when others have gone on: it is not the record that they use. */
+/* A stopped writer that resumes finishes writing its record after other
+ * processes have continued. They do not use that record. */
 static void
 a_record_that_was_given_up_is_not_used_again(void)
 {
@@ -244,7 +244,7 @@ a_record_that_was_given_up_is_not_used_again(void)
     CHECK_EQ_INT(pack(late, 1, 1, 100, 1, NULL), CER_OK);
     CHECK_EQ_INT(pack(late, 1, 2, 100, 2, NULL), CER_OK);
     CHECK_EQ_INT(scratch_read("place.slots", page, 4096), 4096);
-    memcpy(record, page + 192, sizeof record); /* as b's is now */
+    memcpy(record, page + 192, sizeof record); /* like b's now */
     memset(other, 0xa5, sizeof other);
     for (unsigned round = 1; round <= 30; round++) {
         uint64_t position = round + 2;
@@ -275,9 +275,9 @@ a_record_that_was_given_up_is_not_used_again(void)
     cer_slots_close(late);
 }
 
-/* A process that is stopped between any two instructions of a pack, while
- * another one takes the trial over, changes nothing of what that one commits.
- * Sanitizers make of few instructions many. */
+/* A process is stopped between any two instructions of a pack while another
+ * takes over the trial. It cannot change the other's commits. Sanitizers
+ * multiply the instructions. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define STEPS_ARE_FEW 0
 #elif defined(__has_feature)
@@ -297,8 +297,8 @@ remove_step(void)
     (void)unlink(scratch("step.slots"));
 }
 
-/* A traced process that has opened slots and is about to pack; -1: there are no
- * traced processes here. */
+/* Starts a traced process that has opened slots and is about to pack; -1:
+ * tracing is not possible here. */
 static pid_t
 start_late(void)
 {
@@ -317,7 +317,7 @@ start_late(void)
     return WIFSTOPPED(status) ? child : -1;
 }
 
-/* Goes on by `steps` instructions; how many it was until the process ended. */
+/* Runs `steps` instructions; returns how many ran until the process ended. */
 static long
 step(pid_t child, long steps, int *status)
 {
@@ -329,7 +329,7 @@ step(pid_t child, long steps, int *status)
     return done;
 }
 
-/* The slots of a trial; `files` of them have been in use. */
+/* The slots of a trial; `files` of them have been used. */
 static cer_slots *
 make_step(int files)
 {
@@ -395,7 +395,7 @@ a_writer_stopped_anywhere_changes_nothing(void)
 }
 #endif
 
-/* What is written is no state before head says so. */
+/* Written bytes are not a state until head says so. */
 static void
 what_is_recorded_and_not_committed_is_hidden(void)
 {
@@ -410,7 +410,7 @@ what_is_recorded_and_not_committed_is_hidden(void)
     memset(to, 3, 10);
     CHECK_EQ_INT(scratch_read("hidden.slots", page, 4096), 4096);
     CHECK_EQ_INT(commit(late, 3, NULL), CER_OK);
-    fd = open(scratch("hidden.slots"), O_WRONLY); /* head as it was */
+    fd = open(scratch("hidden.slots"), O_WRONLY); /* the old head */
     CHECK_EQ_INT(pwrite(fd, page + 64, 8, 64), 8);
     (void)close(fd);
     check_newest(slots, 2, 10, 2);
@@ -421,7 +421,7 @@ what_is_recorded_and_not_committed_is_hidden(void)
     cer_slots_close(late);
 }
 
-/* Nothing is removed by its name when the names are another page's. */
+/* Does not delete files by name if the names now belong to a different page. */
 static void
 a_page_that_has_been_replaced_is_left_alone(void)
 {
@@ -444,7 +444,7 @@ a_page_that_has_been_replaced_is_left_alone(void)
     cer_slots_close(late);
 }
 
-/* A page as it was written before records had places. */
+/* A page written before records had places. */
 static void
 a_page_of_version_1_is_taken_up(void)
 {
@@ -484,7 +484,7 @@ a_page_of_version_1_is_taken_up(void)
     CHECK_EQ_INT(page[8], 2);
 }
 
-/* A worker that committed and died before it said so is taken back. */
+/* A commit whose worker died before reporting it is reverted. */
 static void
 the_state_before_is_made_the_newest_again(void)
 {
@@ -510,7 +510,7 @@ the_state_before_is_made_the_newest_again(void)
     cer_slots_close(late);
 }
 
-/* Whoever is killed after that, in the middle of a pack, loses nothing. */
+/* A process killed later, in the middle of a pack, loses nothing. */
 static void
 a_revert_leaves_a_whole_state_whatever_follows(void)
 {
@@ -540,14 +540,13 @@ views_outlive_everything(void)
     CHECK_EQ_INT(pack(slots, 0, 2, 5000, 2, NULL), CER_OK);
     CHECK_EQ_INT(view.bytes[4999], 1);
     CHECK_EQ_INT(pack(slots, 0, 3, 50000, 3, NULL), CER_OK);
-    CHECK_EQ_INT(view.bytes[4999], 3); /* the second pack since */
+    CHECK_EQ_INT(view.bytes[4999], 3); /* the second pack since the view */
     cer_slots_close(slots);
     CHECK_EQ_INT(view.bytes[0], 3);
     cer_slots_map_release(view.map);
 }
 
-/* Nothing of a view is cut off, though another process packs shorter states.
- */
+/* A view is not truncated, although another process packs shorter states. */
 static void
 views_of_others_outlive_shorter_states(void)
 {
@@ -605,7 +604,7 @@ what_is_committed_is_believed(void)
     cer_slots_close(slots);
 }
 
-/* What a loss of power may leave: files cut, bytes and records of other days.
+/* Possible results of a power loss: truncated files, stale bytes and records.
  */
 static void
 what_is_torn_is_not_believed(void)
@@ -657,7 +656,7 @@ the_newest_state_is_saved(void)
     CHECK_EQ_INT(scratch_read("saved", buffer, sizeof buffer), 5000);
     CHECK(buffer[0] == 'b' && buffer[4999] == 'b');
     CHECK_EQ_INT(cer_slots_save(slots, scratch("no/where"), NULL), CER_IO);
-    /* A file that may not grow that far is removed again. */
+    /* A file that cannot grow that far is removed. */
     (void)signal(SIGXFSZ, SIG_IGN);
     (void)getrlimit(RLIMIT_FSIZE, &limit);
     small = limit;
@@ -688,7 +687,7 @@ pages_are_checked(void)
     scratch_write("page.slots", page, sizeof page);
     CHECK_EQ_INT(cer_slots_open(scratch("page"), false, &slots, &err),
                  CER_CORRUPT);
-    /* A maker was killed before it had written the version. */
+    /* The creator was killed before it wrote the version. */
     memcpy(page, "CERSLOTS", 8);
     scratch_write("page.slots", page, sizeof page);
     slots = open_slots("page");
@@ -705,8 +704,8 @@ pages_are_checked(void)
     CHECK(slots == NULL);
 }
 
-/* What is missing may have been the newest record: a cut page is not filled up
- * with zeros and taken for one that has less in it. */
+/* The missing part may have been the newest record, so a truncated page is not
+ * padded with zeros and accepted. */
 static void
 a_page_cut_anywhere_is_refused(void)
 {
@@ -726,7 +725,7 @@ a_page_cut_anywhere_is_refused(void)
         CHECK_EQ_INT(cer_slots_open(scratch("cut"), false, &slots, &err),
                      CER_CORRUPT);
         CHECK(strstr(err.message, "cut.slots is not a commit page") != NULL);
-        if (len > 0) /* an empty one is new */
+        if (len > 0) /* an empty file is new */
             CHECK_EQ_INT(cer_slots_open(scratch("cut"), true, &slots, NULL),
                          CER_CORRUPT);
         CHECK_EQ_INT(scratch_read("cut.slots", page, sizeof page), len);
@@ -737,8 +736,8 @@ a_page_cut_anywhere_is_refused(void)
     cer_slots_close(slots);
 }
 
-/* Another process has written nonsense since the page was checked: there is no
- * third slot to look at. */
+/* Another process has written garbage since the page was checked: a third slot
+ * does not exist. */
 static void
 a_page_that_changes_under_us_is_survived(void)
 {
@@ -751,7 +750,7 @@ a_page_that_changes_under_us_is_survived(void)
 
     CHECK_EQ_INT(pack(slots, 0, 1, 100, 1, NULL), CER_OK);
     CHECK_EQ_INT(scratch_read("nonsense.slots", page, sizeof page), 4096);
-    /* The record behind b's, as if it were the third slot's. */
+    /* The record after b's, as if it were a third slot's. */
     memcpy(page + 256, page + 128, 64);
     page[64] |= 3;
     fd = open(scratch("nonsense.slots"), O_WRONLY);
@@ -771,7 +770,7 @@ check_is_link_error(cer_status status, const cer_error *err, const char *name)
     CHECK(strstr(err->message, "symbolic link") != NULL);
 }
 
-/* What a link points to is neither read nor written. */
+/* A link's target is neither read nor written. */
 static void
 links_are_not_followed(void)
 {
@@ -834,14 +833,14 @@ damage_is_found_where_it_is(void)
     uint8_t page[4097] = {0}, *to;
 
     CHECK(damage_of("nowhere").suffix == NULL);
-    CHECK(damage_of("check").suffix == NULL); /* nothing is committed */
+    CHECK(damage_of("check").suffix == NULL); /* no commit yet */
     CHECK_EQ_INT(pack(slots, 0, 1, 100, 1, NULL), CER_OK);
     CHECK_EQ_INT(pack(slots, 0, 2, 100, 2, NULL), CER_OK);
     CHECK(damage_of("check").suffix == NULL);
     flip("check.a", 50); /* the older state */
     check_damage("check", ".a", "checksum differs from its seal");
     CHECK_EQ_INT(cer_slots_begin(slots, 0, 100, &to, NULL), CER_OK);
-    CHECK(damage_of("check").suffix == NULL); /* it is being replaced */
+    CHECK(damage_of("check").suffix == NULL); /* being replaced */
     cer_slots_close(slots);
     flip("check.b", 99);
     check_damage("check", ".b", "checksum differs from its seal");
@@ -863,7 +862,7 @@ damage_is_found_where_it_is(void)
     CHECK_EQ_INT(scratch_descriptors(), descriptors);
 }
 
-/* Changes bytes of a page that mean nothing until it is killed. */
+/* Changes unused bytes of a page until it is killed. */
 static void
 touch_for_ever(const char *path, pid_t parent)
 {
@@ -894,8 +893,8 @@ slots_that_change_meanwhile_are_in_use(void)
     check_damage("busy", ".a", "checksum differs");
 }
 
-/* Packs until it is killed, or its parent was; every byte of the state at
- * position p is p mod 256. */
+/* Packs until it or its parent is killed; every byte of the state at position p
+ * is p mod 256. */
 static void
 pack_for_ever(const char *stem, uint64_t position, pid_t parent)
 {

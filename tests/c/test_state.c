@@ -60,8 +60,7 @@ a_state_is_read(void)
     cer_state_close(&state);
 }
 
-/* Neither a path nor a dimension is ever kept: there is no memory for either.
- */
+/* Stores neither a path nor a dimension: there is no memory for them. */
 static void
 a_scalar_can_be_all_there_is(void)
 {
@@ -109,7 +108,8 @@ a_state_cut_anywhere_is_corrupt(void)
     }
 }
 
-/* Any byte of the header changed to any of a few is refused or harmless. */
+/* Changing any byte of the header to one of several values is an error or
+ * harmless. */
 static void
 damaged_headers_do_no_harm(void)
 {

@@ -102,7 +102,7 @@ exports_describe_the_tensor(void)
     CHECK_EQ_INT(h.drops, 1);
 }
 
-/* Memory of a device says so, however it is exported. */
+/* Device memory is labeled as such in every export. */
 static void
 exports_name_the_device(void)
 {
@@ -130,8 +130,8 @@ exports_name_the_device(void)
     CHECK_EQ_INT(h.drops, 1);
 }
 
-/* In every order, and with the deleter called once too often before the capsule
- * goes, the reference comes back once. */
+/* In every order, and with an extra deleter call before the capsule is freed,
+ * the reference is released once. */
 static void
 deleters_run_once(void)
 {

@@ -40,7 +40,7 @@ strides_become_bytes(void)
     CHECK_EQ_INT(view.ndim, 3);
     CHECK_EQ_INT(view.shape[2], 3);
     CHECK_EQ_INT(view.strides[0], 4);
-    CHECK_EQ_INT(view.strides[1], 0); /* nobody takes a step there */
+    CHECK_EQ_INT(view.strides[1], 0); /* never used */
     CHECK_EQ_INT(view.strides[2], -16);
     CHECK(view.data == (uint8_t *)values + 100);
     CHECK(!view.read_only);
@@ -82,7 +82,7 @@ shapes_that_cannot_be_are_refused(void)
     check_refused(&tensor, "a shape that no memory has");
     tensor = tensor_of(1, large, NULL);
     check_refused(&tensor, "");
-    tensor = tensor_of(1, large, zeros); /* one element, again and again */
+    tensor = tensor_of(1, large, zeros); /* one element, repeated */
     check_refused(&tensor, "a shape that no memory has");
     tensor = tensor_of(3, product, zeros);
     check_refused(&tensor, "a shape that no memory has");
@@ -126,7 +126,7 @@ addresses_do_not_wrap(void)
     check_refused(&tensor, "lead out of all memory");
     tensor.byte_offset = UINT64_MAX - (uintptr_t)values - 3;
     check_refused(&tensor, "lead out of all memory");
-    tensor.data = (void *)(uintptr_t)40; /* 40 - 126 to those who see a sign */
+    tensor.data = (void *)(uintptr_t)40; /* 40 - 126 if signed */
     tensor.byte_offset = UINT64_MAX - 125;
     check_refused(&tensor, "lead out of all memory");
     tensor.byte_offset = 0;
@@ -179,7 +179,7 @@ versions_are_minded(void)
     CHECK_EQ_INT(cer_tensor_view_take_versioned(&managed, &view, NULL), CER_OK);
     CHECK(!view.read_only);
     managed.version.major++;
-    managed.dl_tensor.ndim = 1 << 30; /* means something else by now */
+    managed.dl_tensor.ndim = 1 << 30; /* reused by now */
     CHECK_EQ_INT(cer_tensor_view_take_versioned(&managed, &view, &err),
                  CER_INVALID);
     CHECK(strstr(err.message, "cannot read") != NULL);

@@ -86,7 +86,7 @@ channels_come_first(void)
     cer_transform_free(t);
 }
 
-/* What the moves of one row are, drawn as transform.h says. */
+/* The moves of one row, drawn as defined in transform.h. */
 typedef struct drawn {
     int top, left;
     bool mirrored;
@@ -105,8 +105,8 @@ draw(uint32_t row, uint64_t epoch, int room_y, int room_x, int padding)
     return d;
 }
 
-/* Crop with padding, flip, channels first, in any element type, with the values
- * changed before or after the padding: against the plain definition. */
+/* Crop with padding, flip and channels first, in any element type, with value
+ * changes before or after the padding: compared with the plain definition. */
 static void
 check_moves(cer_dtype dtype, bool scale_first, bool chw, uint64_t epoch)
 {
@@ -168,8 +168,8 @@ images_move(void)
     }
 }
 
-/* Two crops that pad, with a value change between them: the later padding lies
- * over the earlier one. A crop that leaves nothing of the image is all padding.
+/* Two crops that pad, with a value change between them: the later padding
+ * covers the earlier one. A crop with nothing of the image is all padding.
  */
 static void
 paddings_lie_over_each_other(void)
@@ -280,7 +280,7 @@ ragged_rows_are_padded(void)
     cer_transform_free(t);
 }
 
-/* Steps after Pad change the padding, per channel; without Pad it is 0. */
+/* Operations after Pad change the padding, per channel; without Pad it is 0. */
 static void
 padding_takes_part_in_the_chain(void)
 {
@@ -315,8 +315,8 @@ padding_takes_part_in_the_chain(void)
     }
 }
 
-/* Offsets in a mapped file may change after the length was found: no more is
- * written than there is room for. */
+/* Offsets in a mapped file may change after the length is computed; writes must
+ * still fit the buffer. */
 static void
 longer_rows_than_there_is_room_for_are_cut(void)
 {

@@ -1,4 +1,4 @@
-"""Models whose states are too large for Ray's messages; run as a program, a search that is killed.
+"""Models with states too large for Ray's messages; as a program, a search that is killed.
 
 python ballast.py FOLDER DATA ADDRESS UNIT
 """
@@ -19,7 +19,7 @@ import cerebro
 BALLAST = 40_000  # float64
 SLOW_NODE = "node-2"
 SLOW_SECONDS = 0.03
-"""What a batch takes there more than elsewhere, which is a hundred times as long."""
+"""Extra seconds per batch on the slow node: a hundred times the usual time."""
 
 
 class Model(resumable.Model):
@@ -29,13 +29,13 @@ class Model(resumable.Model):
         self.gate = config.get("gate")
 
     def begin_epoch(self, epoch):
-        """Wait before the second epoch until whoever tests says go."""
+        """Wait before the second epoch until the test opens the gate."""
         if self.gate and epoch == 1:
             for _ in range(1200):
                 if Path(self.gate).exists():
                     return
                 time.sleep(0.1)
-            raise TimeoutError("nobody has opened the gate")
+            raise TimeoutError("the gate was not opened")
 
     def train_batch(self, batch):
         self.ballast += self.w[1]
@@ -55,7 +55,7 @@ def build(config, info):
 
 
 class SlowModel(Model):
-    """Takes long on one of the nodes, as an older machine would."""
+    """Slow on one of the nodes, like an older machine."""
 
     def train_batch(self, batch):
         if os.environ.get("NODE") == SLOW_NODE:
@@ -74,7 +74,7 @@ def build_huge(config, info):
 
 
 class Strike:
-    """Kills this process after so many units, and says which actors it had."""
+    """Kills this process after a number of units, and reports its actors."""
 
     def __init__(self, left):
         self.left = left
@@ -86,7 +86,7 @@ class Strike:
 
 
 if __name__ == "__main__":
-    import ballast  # under its own name, so that `build` is found again
+    import ballast  # under its module name, so that `build` can be found again
 
     folder, data, address, unit = sys.argv[1:]
     resumable.search(

@@ -1,4 +1,4 @@
-"""Clusters of Ray on this one machine: nodes with a processor each, and small stores."""
+"""Ray clusters on this machine: nodes with one CPU each, and small stores."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ STORE_BYTES = 80_000_000
 
 
 class Cluster:
-    """A cluster whose nodes keep their caches apart, as on several machines.
+    """A cluster whose nodes have separate caches, as on several machines.
 
-    The head has no processor: this process is on it, and reads the data where they are.
+    The head has no CPU: this process is on it, and reads the data in place.
     """
 
     def __init__(self, folder, nodes=3, **head):
@@ -39,7 +39,7 @@ class Cluster:
         self.restore(nodes)
 
     def restore(self, nodes=3):
-        """Have so many nodes, whatever a test has lost or added, with empty caches."""
+        """Restore this number of nodes after a test, with empty caches."""
         while len(self.nodes) < nodes:
             self.add()
         while len(self.nodes) > nodes:
@@ -56,7 +56,7 @@ class Cluster:
         self.nodes.append(self.cluster.add_node(env_vars=variables, **options))
 
     def kill(self, node):
-        """End a node's processes at once, as a loss of power does."""
+        """Kill a node's processes, as in a power loss."""
         self.nodes.remove(node)
         self.cluster.remove_node(node, allow_graceful=False)
 
@@ -87,14 +87,14 @@ def running(folder, **options):
 
 
 def living_actors():
-    """What actors there are in the cluster that this process belongs to."""
+    """The actors of this process's cluster."""
     from ray._private.state import actors
 
     return [actor for actor in actors().values() if actor["State"] != "DEAD"]
 
 
 def wait_until(condition):
-    """Wait for what other processes do; each look is an event of theirs or a short while."""
+    """Poll until other processes reach a condition, on their events or after short pauses."""
     for _ in range(600):
         if condition():
             return

@@ -1,4 +1,4 @@
-"""What the tests on clusters share; the folder is not called ray, or it would be imported so."""
+"""Shared by the cluster tests. The folder is not named ray, or `import ray` would find it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cerebro.ray.cluster.placement import Pace
 
 INTEGRATION = Path(__file__).parent.parent / "integration"
 sys.path.insert(0, str(INTEGRATION))
-# Whatever a cluster starts finds the models of these tests.
+# Processes of a cluster must find the models of these tests.
 HERE = Path(__file__).parent
 os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(INTEGRATION), os.environ["PYTHONPATH"]])
 
@@ -25,7 +25,7 @@ SHARDS = 6
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """Three nodes for a module's tests, which leave them as they are."""
+    """Three nodes for a module's tests, which do not change them."""
     with running(tmp_path_factory.mktemp("cluster")) as made:
         yield made
 
@@ -43,7 +43,8 @@ def data(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def even_pace(monkeypatch):
-    """No node is relieved because this machine was busy for a moment; returns what would say so."""
+    """Do not drop nodes because this machine is briefly busy; return the messages that would
+    report it."""
     measured = Pace.speeds
     monkeypatch.setattr(Pace, "speeds", lambda pace: {})
     return measured
@@ -51,7 +52,7 @@ def even_pace(monkeypatch):
 
 @pytest.fixture
 def apart(monkeypatch):
-    """Nodes do not see the run's folder, as if they were other machines."""
+    """Nodes do not see the run's folder, as if they were separate machines."""
     from cerebro.ray.cluster import hiring as module
 
     @contextlib.contextmanager

@@ -1,7 +1,7 @@
-"""GPUs that are there by name only, on nodes of Ray: what actors and workers see of them.
+"""Fake GPUs on Ray nodes, to test what actors and workers see of them.
 
-Ray deals out GPUs that it is told of. That an actor finds the one that it was given is pretended,
-by a hook that runs in each process that Ray starts.
+Ray assigns the GPUs that it is configured with. A hook in each process that Ray starts lets an
+actor find its assigned GPU.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LABEL, MEMORY = "GPU A", 8 * 10**9
 
 
 def find() -> Found:
-    """As many as ``CUDA_VISIBLE_DEVICES`` says."""
+    """Find the number of devices in ``CUDA_VISIBLE_DEVICES``."""
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     found = tuple(Device(f"cuda:{i}", LABEL, MEMORY, name) for i, name in enumerate(visible))
     return Found(found, "" if found else "no NVIDIA driver is loaded")
@@ -29,7 +29,7 @@ def pretend() -> None:
 
 
 class Model:
-    """Fits a number, and prints where it is."""
+    """Fits a number, and prints its device."""
 
     framework = "numpy"
 

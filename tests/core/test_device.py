@@ -174,8 +174,8 @@ print(json.dumps([runtime, devices, free, total, again, left, library.standin_fa
         ("cudaMemcpyAsync:2:700", "cuda:0: cudaMemcpyAsync: cudaErrorIllegalAddress (700): "),
         ("cudaMalloc:1:2", "out of memory on cuda:0: "),
         ("cuModuleLoadDataEx:1:222", "the NVIDIA driver is too old: update it"),
-        ("cuLaunchKernel:1:719", "this process cannot use the device any more, a new one can"),
-        ("cuDevicePrimaryCtxRetain:1:46", "another process has the device for itself, or it"),
+        ("cuLaunchKernel:1:719", "this process can no longer use the device, a new process can"),
+        ("cuDevicePrimaryCtxRetain:1:46", "another process uses the device exclusively, or it"),
         ("cuCtxPushCurrent:1:3", "CUDA does not survive a fork"),
     ],
 )

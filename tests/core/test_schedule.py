@@ -249,7 +249,7 @@ def test_a_list_that_shrinks_while_it_is_read_is_taken_as_it_was() -> None:
         schedule.set_holders(0, items)  # type: ignore[arg-type]
     assert items == []
     for wrong in (3.5, None, Emptying(items)):
-        with pytest.raises(TypeError, match="a number or the weights"):
+        with pytest.raises(TypeError, match="a number or a sequence of weights"):
             new(shards=wrong)
         with pytest.raises(TypeError, match="a sequence of numbers"):
             schedule.set_holders(0, wrong)  # type: ignore[arg-type]

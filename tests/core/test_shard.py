@@ -122,7 +122,7 @@ def test_rows_in_pieces_and_from_other_layouts(tmp_path: Path) -> None:
 )
 def test_rows_of_another_kind_are_refused(tmp_path: Path, rows: object) -> None:
     writer = _core.NpyWriter(tmp_path / "a.npy", "float32", (3,), 2)
-    with pytest.raises(ValueError, match=r"a\.npy: rows of another dtype"):
+    with pytest.raises(ValueError, match=r"a\.npy: rows have a different dtype"):
         writer.write(rows)
     writer.write(np.ones((2, 3), np.float32))  # and the writer goes on
     writer.close()
@@ -385,22 +385,22 @@ def test_offsets_out_of_order(
     ("columns", "error", "message"),
     [
         ([], ValueError, "without columns"),
-        ([("x",)], TypeError, "a column is"),
+        ([("x",)], TypeError, "a column must be"),
         ([3], TypeError, "int"),
         ([("x", "float", (), False, {"x.npy": 1})], ValueError, "unknown dtype 'float'"),
         ([("x", "int8", (-1,), False, {"x.npy": 1})], ValueError, "x: a size of -1"),
         ([("x", "int8", (1,) * 9, False, {"x.npy": 1})], ValueError, "at most 8"),
         ([("x", "int8", (2**70,), False, {"x.npy": 1})], OverflowError, "int"),
         ([("x", "int8", ("a",), False, {"x.npy": 1})], TypeError, "integer"),
-        ([("x", "int8", (), False, {})], ValueError, "x: has one file"),
-        ([("x", "int8", (), False, {"a": 1, "b": 1})], ValueError, "x: has one file"),
+        ([("x", "int8", (), False, {})], ValueError, "x: must have one file"),
+        ([("x", "int8", (), False, {"a": 1, "b": 1})], ValueError, "x: must have one file"),
         ([("x", "int8", (), True, {"x.values.npy": 1})], ValueError, "x: a ragged column"),
         ([("x", "int8", (), True, {"a.npy": 1, "b.npy": 1})], ValueError, "x: a ragged column"),
         ([("x", "int8", (), False, {"x.npy": -1})], OverflowError, "int"),
         ([("x", "int8", (), False, {"x.npy": "1"})], TypeError, "int"),
         ([("x", "int8", (), False, {"a\0b": 1})], ValueError, "null"),
         ([("x", "int8", (), False, {"../x.npy": 1})], ValueError, "leads out"),
-        ([("x", "int8", (), False, ["x.npy"])], TypeError, "a column is"),
+        ([("x", "int8", (), False, ["x.npy"])], TypeError, "a column must be"),
     ],
 )
 def test_impossible_columns(

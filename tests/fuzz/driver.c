@@ -1,6 +1,6 @@
-/* driver.c -- runs a fuzzer without libFuzzer: every file of a folder as it is,
- * cut at every byte, and with every bit of its first bytes turned over. Always
- * the same, and no substitute for a fuzzer: it goes nowhere new. */
+/* driver.c -- runs a fuzzer without libFuzzer: every file of a folder
+ * unchanged, cut at every byte, and with every bit of its first bytes flipped.
+ * Deterministic, and not a substitute for a fuzzer: it finds no new inputs. */
 #include <dirent.h>
 #include <sys/stat.h>
 

@@ -1,8 +1,8 @@
-/* fuzz.h -- what all fuzzers share.
+/* fuzz.h -- shared by all fuzzers.
  *
- * A fuzzer is one function that takes any bytes. It gives them to the core, and
- * where the core takes them for good, it checks what must hold then: FUZZ_CHECK
- * ends the program like an error that a sanitizer has found. */
+ * A fuzzer is one function that takes any bytes and passes them to the core. If
+ * the core accepts them, it checks the invariants: FUZZ_CHECK ends the program
+ * like a sanitizer error. */
 #ifndef FUZZ_H
 #define FUZZ_H
 
@@ -24,7 +24,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
         }                                                                      \
     } while (0)
 
-/* Bytes in a block of exactly their size, so that a read past the end is found.
+/* Copies bytes to a block of exactly their size, so that a read past the end is
+ * found.
  */
 static inline uint8_t *
 fuzz_copy(const uint8_t *data, size_t size)
@@ -37,7 +38,7 @@ fuzz_copy(const uint8_t *data, size_t size)
     return copy;
 }
 
-/* A refusal has a message, and says what file it is about. */
+/* An error has a message that names the file. */
 static inline void
 fuzz_check_error(const cer_error *err, const char *name)
 {

@@ -1,7 +1,7 @@
-/* fuzz_dlpack.c -- any DLPack tensor, decoded from bytes, as a producer might
- * hand it over. What is taken must have strides that lead nowhere beyond all
- * memory; what besides lies within our own block is packed, compared with
- * elements that were looked up one by one, and loaded back. */
+/* fuzz_dlpack.c -- any DLPack tensor that a producer might pass, decoded from
+ * bytes. An accepted tensor must have strides that stay in the address space.
+ * If it is also within our own block, it is packed, compared element by
+ * element, and loaded back. */
 #include "fuzz.h"
 #include "state.h"
 #include "tensor_view.h"
@@ -21,7 +21,7 @@ typedef struct cursor {
     const uint8_t *at, *end;
 } cursor;
 
-/* Zeros where the input has ended. */
+/* Returns zeros after the input's end. */
 static uint8_t
 take_byte(cursor *in)
 {
@@ -63,7 +63,8 @@ take_dtype(cursor *in, uint8_t flags)
     return type;
 }
 
-/* --- what was taken ------------------------------------------------------- */
+/* --- accepted tensors -------------------------------------------------------
+ */
 
 static bool
 is_empty(const cer_tensor_view *view)
@@ -78,7 +79,8 @@ is_empty(const cer_tensor_view *view)
     return empty;
 }
 
-/* The lowest and the highest address of any byte; the number of elements. */
+/* Finds the lowest and highest address of any byte; returns the number of
+ * elements. */
 static size_t
 find_extent(const cer_tensor_view *view, uintptr_t *low, uintptr_t *high)
 {
@@ -170,8 +172,7 @@ check_view(const cer_tensor_view *view, const uint8_t *arena)
         pack_and_load(view, elements);
 }
 
-/* --- what is handed over ---------------------------------------------------
- */
+/* --- the producer --------------------------------------------------- */
 
 static void
 try_tensor(cursor *in, uint8_t *arena)
@@ -209,7 +210,7 @@ try_tensor(cursor *in, uint8_t *arena)
     status = (flags & VERSIONED) != 0
                  ? cer_tensor_view_take_versioned(&managed, &view, &err)
                  : cer_tensor_view_take(tensor, &view, &err);
-    free(shape); /* nothing of the producer's is needed any more */
+    free(shape); /* the producer's data is no longer needed */
     free(strides);
     FUZZ_CHECK(status == CER_OK || status == CER_INVALID);
     if (status == CER_OK)

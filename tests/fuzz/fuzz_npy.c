@@ -1,5 +1,5 @@
-/* fuzz_npy.c -- any bytes as a .npy file. What is taken for one must end with
- * its last element, and its header, written anew, must read the same. */
+/* fuzz_npy.c -- any bytes as a .npy file. An accepted file must end with its
+ * last element, and its header must survive a rewrite. */
 #include "fuzz.h"
 #include "npy.h"
 

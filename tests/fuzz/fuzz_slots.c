@@ -1,6 +1,6 @@
 /* fuzz_slots.c -- any bytes as the three files of a trial's slots: they are
- * checked, opened, looked at and packed into. Whatever was in them, what is
- * committed afterwards must come back. */
+ * checked, opened, read and packed into. Whatever they contained, a later
+ * commit must be read back. */
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -53,7 +53,7 @@ make_folder(void)
     (void)atexit(remove_folder);
 }
 
-/* A file with these bytes; none where there are none. */
+/* Writes a file with these bytes; no file if there are none. */
 static void
 write_file(int file, const uint8_t *data, size_t size)
 {
@@ -67,7 +67,7 @@ write_file(int file, const uint8_t *data, size_t size)
     (void)close(fd);
 }
 
-/* A record's check word as its writer makes it: no fuzzer finds a hash. */
+/* Sets a record's check word, because a fuzzer cannot guess a hash. */
 static void
 sign(uint8_t *page, int slot)
 {
@@ -81,7 +81,7 @@ sign(uint8_t *page, int slot)
     memcpy(record + 24, &hash, 8);
 }
 
-/* And its seal, of the bytes that the slot is to have. */
+/* Sets its seal for the slot's bytes. */
 static void
 seal(uint8_t *page, int slot, const uint8_t *state, size_t nbytes)
 {
@@ -142,7 +142,7 @@ look(cer_slots *slots, const uint64_t *position)
     cer_slots_map_release(view.map);
 }
 
-/* Packs a few bytes; if that is allowed they must come back. */
+/* Packs a few bytes; if allowed, they must be read back. */
 static void
 pack(cer_slots *slots, uint32_t attempt, uint64_t position)
 {
@@ -168,13 +168,13 @@ pack(cer_slots *slots, uint32_t attempt, uint64_t position)
     FUZZ_CHECK(view.info.nbytes == sizeof state &&
                memcmp(view.bytes, state, sizeof state) == 0);
     cer_slots_map_release(view.map);
-    /* It is believed, or one further on. */
+    /* This one is found, or a later one. */
     FUZZ_CHECK(cer_slots_look_sealed(slots, &view));
     FUZZ_CHECK(view.info.position >= position);
     cer_slots_map_release(view.map);
 }
 
-/* What a seal confirms has that hash, and is there by its position, too. */
+/* A sealed state has that hash and can also be found by its position. */
 static void
 look_sealed(cer_slots *slots)
 {

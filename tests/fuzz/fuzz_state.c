@@ -1,13 +1,13 @@
 /* fuzz_state.c -- any bytes as a state: eight bytes of length, the JSON header
- * and data. What is taken for one must have every tensor within its bytes, none
- * over another; packed anew it is a state that holds the same and that packs
- * into itself. */
+ * and data. In an accepted state, tensors are within its bytes and do not
+ * overlap. Repacking it gives a state with the same content, which repacks to
+ * itself. */
 #include "fuzz.h"
 #include "json.h"
 #include "state.h"
 
-/* The header's length is four bytes of the input, so that most inputs have one
- * that fits: "....HEADERDATA". 0xffffffff stands for eight bytes as they are.
+/* The header's length is four bytes of the input, so that most inputs have a
+ * valid one: "....HEADERDATA". 0xffffffff means eight raw bytes follow.
  */
 static uint8_t *
 make_file(const uint8_t *data, size_t size, size_t *len)
@@ -48,7 +48,7 @@ check_tensors(const cer_state *state, const uint8_t *file, size_t len)
     FUZZ_CHECK(total <= len);
 }
 
-/* The structure is text from a file like any other. */
+/* The structure is untrusted text from a file. */
 static void
 read_structure(const cer_state *state)
 {

@@ -1,4 +1,4 @@
-"""Tests that need a GPU: ``python -m pytest -m gpu``; without one each is skipped by name."""
+"""Tests that need a GPU: ``python -m pytest -m gpu``; without a GPU, each is skipped by name."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not ours:
         return
     found = devices.lookup()
-    if found.devices:  # PyTorch looks once in a process, at the first product of matrices
+    if found.devices:  # PyTorch reads it once per process, at the first matrix product
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", devices.CUBLAS_WORKSPACE)
-        # JAX would take three quarters of the GPU, for all tests that come after its own.
+        # JAX would take three quarters of the GPU for all later tests.
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     for item in ours:
         item.add_marker(pytest.mark.gpu)

@@ -1,4 +1,4 @@
-"""A search of small convolutional networks; run as a program, it is killed after so many units.
+"""A search of small convolutional networks; as a program, it is killed after a number of units.
 
 python small_cnns.py FOLDER DATA UNITS
 """
@@ -56,7 +56,7 @@ def make(config, info, *, graph=False, refuse=False):
     optimizer = torch.optim.AdamW(net.parameters(), lr=config["lr"])
 
     def loss(output, target):
-        if refuse:  # a wait, which no graph takes
+        if refuse:  # a wait, which graphs do not support
             float(output.detach().sum())
         return functional.cross_entropy(output, target)
 
@@ -130,7 +130,7 @@ def hashes(result):
 
 
 class Strike:
-    """Kills this process after so many units."""
+    """Kills this process after a number of units."""
 
     def __init__(self, units):
         self.left = units

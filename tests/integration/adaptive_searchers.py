@@ -1,4 +1,4 @@
-"""Small searchers that listen, for tests: they pause, resume, stop and clone."""
+"""Small adaptive searchers for tests: they pause, resume, stop and clone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cerebro import DONE, Decision, Suggestion
 
 
 class Recorded:
-    """Writes down what it is asked and told, and what it says."""
+    """Records its calls, reports and decisions."""
 
     adaptive = True
 
@@ -42,7 +42,7 @@ class Recorded:
 
 
 class Halving(Recorded):
-    """Synchronous successive halving: all trials to a rung, the better half on to the next."""
+    """Synchronous successive halving: all trials reach a rung, the better half continues."""
 
     kept = ("rungs", "rung", "begun", "results", "resumed", "waiting")
 
@@ -103,7 +103,7 @@ class Population(Recorded):
             return Suggestion(self.configs[-1])
         while self.clones:
             parent, factor = self.clones.pop(0)
-            if str(parent) not in self.latest:  # it is at the end by now
+            if str(parent) not in self.latest:  # it has finished by now
                 continue
             config = dict(self.configs[parent])
             config["lr"] *= factor
@@ -128,7 +128,7 @@ class Population(Recorded):
 
 
 def decisions_of(result: cerebro.Result) -> list[tuple[Any, ...]]:
-    """What the store has on record of a run's searcher."""
+    """The stored data of a run's searcher."""
     from cerebro.run.store import reader
 
     with reader(result.path) as connection:

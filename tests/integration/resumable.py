@@ -1,4 +1,4 @@
-"""A search that is struck at a unit of one's choice; run as a program, it is the victim.
+"""A search that is struck at a chosen unit; as a program, it is the victim.
 
 python resumable.py FOLDER DATA '{"at": 9, "signal": 9, ...}'
 """
@@ -25,7 +25,7 @@ UNITS = TRIALS * EPOCHS * (SHARDS + 1)
 
 
 class Model:
-    """Least squares with noise of its own, so that its generators matter; told by `info`."""
+    """Least squares with its own noise, so that its generators matter; may depend on `info`."""
 
     framework = "numpy"
 
@@ -62,7 +62,7 @@ def build_some_fail(config, info):
 
 
 class Strike:
-    """Sends this process a signal after so many units."""
+    """Sends this process a signal after a number of units."""
 
     def __init__(self, at, number=signal.SIGKILL):
         self.left = at
@@ -86,7 +86,7 @@ class StrikeAll(Strike):
 
 
 def search(folder, data, *, callbacks=(), workers=0, **settings):
-    """The search that tests undisturbed, struck and resumed runs against each other with."""
+    """The search with which tests compare undisturbed, struck and resumed runs."""
     defaults = {
         "epochs": EPOCHS,
         "n_trials": TRIALS,
@@ -118,7 +118,7 @@ def hashes(result):
 
 
 def struck(folder, data, *, at, number=signal.SIGKILL, **options):
-    """Run the search in a process of its own that is struck; return the process, ended."""
+    """Run the search in a separate process that is struck; return the ended process."""
     options = {"at": at, "signal": int(number), **options}
     environment = dict(os.environ)
     return subprocess.run(
@@ -132,7 +132,7 @@ def struck(folder, data, *, at, number=signal.SIGKILL, **options):
 
 
 def block_rows(epoch):
-    """Have the store's thread stop for ever where it would record that epoch of any trial."""
+    """Block the store's thread forever before it records that epoch of any trial."""
     write = Transaction.write
 
     def blocked(batch, connection):
@@ -158,6 +158,6 @@ def main(folder, data, options):
 
 
 if __name__ == "__main__":
-    import resumable  # under its own name, so that `build` is found again
+    import resumable  # under its module name, so that `build` can be found again
 
     resumable.main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))

@@ -1,4 +1,4 @@
-"""A JAX search that is killed at a unit; run as a program, it is the victim."""
+"""A JAX search that is killed at a unit; as a program, it is the victim."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def build(config, info):
 
 
 def search(folder, data, callbacks=(), **settings):
-    # Batches of one shape: each other one would be compiled once more.
+    # Batches of one shape: every further shape would be compiled separately.
     settings = {"workers": 2, "epochs": 2, "n_trials": 3, "batch_size": 20} | settings
     return resumable.search(folder, data, build=build, space=SPACE, callbacks=callbacks, **settings)
 

@@ -1,4 +1,4 @@
-"""A PyTorch search that is killed at a unit; run as a program, it is the victim."""
+"""A PyTorch search that is killed at a unit; as a program, it is the victim."""
 
 from __future__ import annotations
 

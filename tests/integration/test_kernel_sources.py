@@ -83,7 +83,7 @@ def test_the_ptx_is_current() -> None:
     """In a process of its own: NVRTC leaves the thread that it compiles on in the C locale."""
     command = [sys.executable, str(CUDA / "make_ptx.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True)
-    if "NVRTC 11.8 is not here" in done.stderr:
+    if "NVRTC 11.8 is not installed" in done.stderr:
         pytest.skip(done.stderr.strip())
     assert done.returncode == 0, f"{done.stderr}run python csrc/cuda/make_ptx.py"
 
@@ -104,14 +104,17 @@ def test_a_stale_file_is_found(
     (tmp_path / "kernels.ptx").write_text(ptx + "\n")
     capsys.readouterr()
     assert make_ptx.main(["--check"]) == 1
-    assert capsys.readouterr().err == "kernels.ptx is not what make_ptx.py makes of kernels.cu\n"
+    assert (
+        capsys.readouterr().err
+        == "kernels.ptx is not up to date with kernels.cu: run make_ptx.py\n"
+    )
 
 
 def test_without_the_compiler_it_says_how_to_get_it(
     make_ptx: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert make_ptx.main(["--nvrtc", str(tmp_path)]) == 1
-    expected = "error: NVRTC 11.8 is not here: pip install nvidia-cuda-nvrtc-cu11==11.8.89\n"
+    expected = "error: NVRTC 11.8 is not installed: pip install nvidia-cuda-nvrtc-cu11==11.8.89\n"
     assert capsys.readouterr().err == expected
 
 

@@ -1,12 +1,12 @@
-/* disk.c -- stands between a process and its disk (LD_PRELOAD): writes down what
- * reaches the disk and in which order, and fails calls on purpose.
+/* disk.c -- intercepts a process's disk calls (LD_PRELOAD): records their order
+ * and makes calls fail.
  *
  * DISK_TRACE   a file that gets one line per call: "fsync /run/states/0.new"
  * DISK_FAIL    "fsync:-wal:2:5": the second fsync of a path that contains "-wal"
  *              fails with errno 5, and every later one; DISK_ARM: only once this
  *              file exists are calls counted
  *
- * fdatasync counts as fsync, pwrite as write, unlinkat as unlink. */
+ * fdatasync counts as fsync, pwrite as write, unlinkat as unlink.  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -38,7 +38,7 @@ trace(const char *name, const char *path)
     }
 }
 
-/* The errno that the call is to fail with, or 0. */
+/* The errno with which the call must fail, or 0. */
 static int
 failure(const char *name, const char *path)
 {
@@ -54,7 +54,7 @@ failure(const char *name, const char *path)
     return atomic_fetch_add(&calls, 1) + 1 >= from ? code : 0;
 }
 
-/* 0: go on; -1: errno is set. */
+/* 0: proceed; -1: errno is set. */
 static int
 enter(const char *name, const char *path)
 {

@@ -1,4 +1,4 @@
-"""Other ways of scheduling, for comparison: each has the methods that the simulator needs."""
+"""Other scheduling policies, for comparison: each has the methods that the simulator needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Command = tuple[Literal["run"], int, int, int, int, int, int]
 
 
 class Policy:
-    """Bookkeeping that all policies share; units of a trial go round the shards."""
+    """Bookkeeping shared by all policies; a trial's units cycle through the shards."""
 
     def __init__(self, shards: int) -> None:
         self.shards = shards
@@ -77,7 +77,7 @@ class LongestFirst(Policy):
 
 
 class OneTrialPerWorker(Policy):
-    """What task-parallel tuners do: a trial keeps its worker from the first unit to the last."""
+    """As in task-parallel tuners: a trial keeps its worker from the first unit to the last."""
 
     def __init__(self, shards: int) -> None:
         super().__init__(shards)
@@ -96,7 +96,7 @@ class OneTrialPerWorker(Policy):
 
 
 class RandomUnits(Policy):
-    """The published rule: an idle worker takes a random unit that is left for its shards.
+    """The published rule: an idle worker takes a random remaining unit of its shards.
 
     Worker w holds the shards s with s mod workers = w, and a trial visits the
     shards of an epoch in any order.

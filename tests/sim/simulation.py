@@ -22,7 +22,7 @@ LEAST_FACTOR = 0.1  # noise makes no unit shorter than this share of its cost
 
 @dataclass(frozen=True, slots=True)
 class Unit(SimulatedUnit):
-    """A unit that may hop to another worker and end badly: its worker may be lost with it."""
+    """A unit that may move to another worker, fail or lose its worker."""
 
     hopped: bool
     outcome: Literal["done", "failed", "lost"]
@@ -30,9 +30,9 @@ class Unit(SimulatedUnit):
 
 @dataclass(frozen=True)
 class Search(Simulation):
-    """The result of `simulate`; `lower_bound` is what no schedule can beat, given the same times:
-    the longest trial, the work over the workers, and the work of the fullest holder of exclusive
-    shards."""
+    """The result of `simulate`; `lower_bound` is the lower bound of every schedule with the same
+    times: the longest trial, the work over the workers, and the work of the busiest holder of
+    exclusive shards."""
 
     lower_bound: float
 
@@ -43,12 +43,12 @@ class Search(Simulation):
 
     @property
     def hop_share(self) -> float:
-        """Share of the units that ran on another worker than their trial's last."""
+        """Share of the units that ran on a different worker than their trial's previous unit."""
         return sum(unit.hopped for unit in self.units) / max(1, len(self.units))
 
 
 def spread_costs(trials: int, spread: float = 1.0, seed: int = 0) -> list[float]:
-    """Return a cost per trial between 1 and ``spread``, evenly in the logarithm."""
+    """Return a cost per trial between 1 and ``spread``, log-uniform."""
     return [spread**u for u in _core.random_doubles(trials, seed, "space")]
 
 
@@ -72,42 +72,20 @@ def simulate(
 ) -> Search:
     """Run trials on a simulated clock.
 
-    Parameters
-    ----------
-    costs
-        For each trial the seconds per weight of a shard.
-    workers
-        How many there are from the start.
-    shards
-        Their number, or a weight for each, e.g. its rows.
-    epochs
-        Of all trials, or of each.
-    eval_cost
-        Weight of the validation unit that ends an epoch; 0: none.
-    noise
-        Standard deviation of a unit's time, as a share of it. The random factor is a function
-        of the seed and the unit: searches of one seed differ only in what the scheduler does.
-    hop_cost
-        Seconds more for a unit whose trial another worker ran before.
-    failures
-        Share of the units that fail at their end and run again.
-    joins
-        Times at which a worker joins; they are numbered on in order of time.
-    leaves
-        Times at which a worker leaves, and its number.
-    exclusive, stagger, live_models
-        As of :class:`cerebro._core.Schedule`.
-    seed
-        Of noise and failures.
-    schedule
-        Another scheduler than ``_core.Schedule`` made from these arguments; it
-        must be new, without workers and trials.
+    Parameters ---------- costs For each trial the seconds per weight of a shard. workers Their
+    number at the start. shards Their number, or a weight for each, e.g. its rows. epochs Of all
+    trials, or per trial. eval_cost Weight of the validation unit that ends an epoch; 0: none. noise
+    Standard deviation of a unit's time, as a share of it. The random factor is a function of the
+    seed and the unit: searches with the same seed differ only by the scheduler. hop_cost Extra
+    seconds for a unit whose trial last ran on a different worker. failures Share of the units that
+    fail at their end and run again. joins Times at which a worker joins; joined workers get the
+    next numbers in order of time. leaves Times at which a worker leaves, and its number. exclusive,
+    stagger, live_models As of :class:`cerebro._core.Schedule`. seed Of noise and failures. schedule
+    A scheduler to replace the ``_core.Schedule`` made from these arguments; it must be new, without
+    workers and trials.
 
-    Raises
-    ------
-    InputError
-        If an argument is out of range, or if trials are left when every
-        worker has left.
+    Raises ------ InputError If an argument is out of range, or if trials remain when every worker
+    has left.
     """
     check(costs, workers, noise, failures)
     weights = [1.0] * shards if isinstance(shards, int) else [float(w) for w in shards]
@@ -215,7 +193,7 @@ class SearchRun(SimulatedRun):
         )
 
     def next_event(self) -> None:
-        """Of one time, the ends of units come first, then the changes in the order given."""
+        """At the same time, ends of units come first, then the changes in the given order."""
         if not self.running and not self.changes:
             raise InputError(f"{len(self.unfinished)} trials are left and no worker is")
         if self.running and (not self.changes or self.running[0][0] <= self.changes[0][0]):
@@ -249,7 +227,7 @@ class SearchRun(SimulatedRun):
         seconds = self.costs[trial] * weight
         if self.noise == 0:
             return seconds
-        # Box and Muller: a normal number from two uniform ones.
+        # Box-Muller: a normal number from two uniform ones.
         radius, angle = _core.random_doubles(
             2, self.seed, "space", trial + 1, self.key(epoch, step)
         )
@@ -283,12 +261,12 @@ class SearchRun(SimulatedRun):
 
 
 def capacity(spans: Sequence[tuple[float, float]], until: float) -> float:
-    """Return the seconds of work that workers there in ``spans`` can do up to a time."""
+    """Return the seconds of work that workers present in ``spans`` can do up to a time."""
     return sum(max(0.0, min(end, until) - start) for start, end in spans)
 
 
 def time_for(work: float, spans: Sequence[tuple[float, float]]) -> float:
-    """Return the time at which workers that never idle have done ``work`` seconds of it."""
+    """Return the time at which workers that are never idle have done ``work`` seconds."""
     times = sorted({time for span in spans for time in span if math.isfinite(time)})
     done, before = 0.0, 0.0
     for time in times:

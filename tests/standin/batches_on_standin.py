@@ -1,7 +1,7 @@
-"""Batches on a GPU that is none: tests/core/test_device_batches.py runs it, in its own process.
+"""Batches on a fake GPU; tests/core/test_device_batches.py runs this in a separate process.
 
-The CUDA runtime is the stand-in of this folder, so device memory can be looked at, work is done as
-late as CUDA allows, and whatever CUDA forbids is counted.
+The CUDA runtime is the stand-in of this folder: device memory can be inspected, work is done as
+late as CUDA allows, and forbidden calls are counted.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def checked(code: int) -> None:
 
 
 class Consumer:
-    """A framework that reads tensors on a stream of its own, and lets go before it has read them.
+    """A framework that reads tensors on a private stream, and releases them before reading.
 
-    Its "kernel" is a copy to pinned memory, put on the stream that it names in the handshake.
+    Its "kernel" is a copy to pinned memory, on the stream that it names in the handshake.
     """
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class Consumer:
 
 
 class Elsewhere(Consumer):
-    """One like JAX: it names a stream to learn that a tensor is ready, and computes on another."""
+    """Like JAX: it names a stream to wait for a tensor, and computes on a different one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ def consumer(request: pytest.FixtureRequest) -> Iterator[Consumer]:
     yield made
     gc.collect()
     depots.depot("cuda:0").device.synchronize()
-    # Its stream has to outlive what was used on it: what came back is freed first.
+    # Its stream must outlive the tensors used on it, so these are freed first.
     depots.depot.cache_clear()
     gc.collect()
     made.close()
@@ -148,7 +148,7 @@ def consumer(request: pytest.FixtureRequest) -> Iterator[Consumer]:
 
 @pytest.fixture(autouse=True)
 def allowed() -> Iterator[None]:
-    """Nothing was done that CUDA does not allow, and all of it is given back."""
+    """Check that nothing forbidden by CUDA was done, and that everything is freed."""
     runtime.standin_reset()
     assert depots.problem("cuda:0") == ""
     yield
@@ -176,7 +176,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> cerebro.data.Dataset:
 
 
 def on_host(data: Any, size: int = 16, **options: Any) -> list[bytes]:
-    """The bytes of every tensor of a pass, as the CPU's loader makes them."""
+    """The bytes of every tensor of a pass, from the CPU's loader."""
     return [
         bytes(memoryview(tensor).cast("B")) if tensor.nbytes else b""
         for batch in data.batches(size, seed=5, framework="dlpack", **options)
@@ -285,7 +285,7 @@ def test_every_kind_of_stream(data: Any, consumer: Consumer) -> None:
         with pytest.raises(BufferError, match="stream must be None, -1"):
             x.__dlpack__(stream=wrong)
     for wrong in ("1", 1.0, True):
-        with pytest.raises(TypeError, match="stream must be a whole number"):
+        with pytest.raises(TypeError, match="stream must be an int or None"):
             x.__dlpack__(stream=wrong)
     made.close()
 
@@ -321,7 +321,7 @@ def log() -> list[str]:
 
 
 def test_nothing_is_waited_for_on_the_host(tmp_path: Path, consumer: Consumer) -> None:
-    """Ordering is by events alone, and every buffer is taken again behind its consumer's."""
+    """Events alone give the order, and every buffer is reused after its consumer's event."""
     flat = cerebro.data.shard({"v": np.arange(400.0).reshape(100, 4)}, tmp_path / "d", shards=2)
     made = loader(flat, 10, residence="streamed")
     made.begin([0, 1], 0)
@@ -351,7 +351,7 @@ def on_alignment(nbytes: int) -> int:
 def test_what_is_streamed_crosses_as_it_is_on_disk(
     tmp_path: Path, consumer: Consumer, threads: int
 ) -> None:
-    """Pictures that are cropped, mirrored and made floats are bytes; ragged rows are not padded."""
+    """Images to be cropped, flipped and cast are uploaded as bytes; ragged rows are not padded."""
     pictures = np.random.default_rng(1).integers(0, 256, (40, 6, 5, 3), np.uint8)
     words = [list(range(i % 9)) for i in range(40)]
     flat = cerebro.data.shard({"x": pictures, "t": words}, tmp_path / "d", shards=1)
@@ -367,7 +367,7 @@ def test_what_is_streamed_crosses_as_it_is_on_disk(
     host = view.batches(20, seed=5, framework="numpy")
     lengths = [int(batch["t_length"].sum()) for batch in host]
     assert copied == [
-        # The numbers of the rows, the pictures, what the rows of t hold, and where they begin.
+        # The row numbers, the images, the values of the rows of t, and their offsets.
         sum(map(on_alignment, (20 * 4, 20 * 6 * 5 * 3, n * 8, 21 * 8)))
         for n in lengths
     ]
@@ -421,7 +421,7 @@ def test_what_does_not_fit_is_streamed(
 
 
 def test_out_of_device_memory(data: Any) -> None:
-    """The error says what is held, and the next pass goes on when there is memory again."""
+    """The error says what is held, and the next pass works when memory is available again."""
     made = loader(data, residence="resident")
     made.begin([0, 1, 2, 3], 0)
     depot = depots.depot("cuda:0")
@@ -484,7 +484,7 @@ def test_every_call_fails_in_turn(data: Any, residence: str) -> None:
 
 
 def test_units_take_them(data: Any) -> None:
-    """`run_unit` counts the rows and batches of a device loader as of any other."""
+    """`run_unit` counts the rows and batches of a device loader like those of any other."""
     made = loader(data)
     made.begin([0, 2], 1)
     host = make_loader(data, 16, seed=5, framework="dlpack")
@@ -550,7 +550,7 @@ def test_a_loader_that_goes_waits_without_the_gil(data: Any) -> None:
 def test_pytorchs_pool_is_taken_when_pytorch_comes_later(
     data: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever was opened before: two pools would compete for the device."""
+    """Even if devices are already open, because two pools would compete for memory."""
     runtime.cudaMalloc.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
     runtime.cudaFree.argtypes = (ctypes.c_void_p,)
     taken: list[int] = []

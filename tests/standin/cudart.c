@@ -1,8 +1,8 @@
 /* cudart.c -- the stand-in's functions; see standin.h.
  *
  * One lock guards everything. A stream is a queue of operations; an event holds
- * a marker, which is an operation of some stream, and waiting for it runs that
- * stream up to it, with the streams that it waits for. */
+ * a marker, an operation in a stream. Waiting for it runs that stream up to the
+ * marker, with the streams that it waits for. */
 #include "standin.h"
 
 #include <pthread.h>
@@ -59,7 +59,7 @@ typedef enum kind {
 static const char *const kind_names[KIND_COUNT] = {"device", "pinned", "stream",
                                                    "event", "module"};
 
-/* Something that the caller has to give back. */
+/* A resource that the caller must free. */
 typedef struct thing {
     struct thing *next;
     kind kind;
@@ -73,7 +73,7 @@ typedef struct stream stream;
 typedef struct marker {
     unsigned users; /* the event, and operations in queues */
     bool done;
-    stream *stream; /* whose queue it is in, until it is done */
+    stream *stream; /* its queue's, until done */
 } marker;
 
 typedef struct operation {
@@ -81,11 +81,11 @@ typedef struct operation {
     enum { COPY, FILL, KERNEL, RECORD, WAIT } what;
     void *to;
     const void *from;
-    void *staged; /* bytes of `from` that were read when it was called */
+    void *staged; /* bytes of `from`, read at the call */
     size_t bytes;
     int value;
     void (*reference)(const void *args);
-    int kernel; /* of Cerebro's own where `reference` is NULL */
+    int kernel; /* Cerebro's own if `reference` is NULL */
     marker *marker;
 } operation;
 
@@ -130,7 +130,7 @@ static size_t memory_bytes;
 static bool deferred;
 static thing *things;
 static size_t device_bytes[MAX_DEVICES];
-static bool contexts[MAX_DEVICES]; /* primary ones that were made */
+static bool contexts[MAX_DEVICES]; /* primary contexts that exist */
 static stream default_streams[MAX_DEVICES];
 static unsigned n_streams, n_events;
 static stream *captured;
@@ -142,7 +142,7 @@ static unsigned fail_in;       /* calls; 0: not armed */
 static bool fail_always;
 static int fail_code;
 static char failed[64];
-static char broken[64]; /* what is put on streams and not done; "": nothing */
+static char broken[64]; /* the work that is queued but not done */
 static atomic_int *gate;
 
 static unsigned faults;
@@ -155,7 +155,7 @@ static _Thread_local int thread_mode;
 static _Thread_local int thread_error;
 static _Thread_local bool thread_bound; /* has a context */
 
-/* What a thread had when a context was put on top. */
+/* A thread's state when a context was pushed. */
 typedef struct pushed {
     int device;
     bool bound;
@@ -410,7 +410,7 @@ standin_kernel(const char *name, size_t bytes,
 /* --- calls -----------------------------------------------------------------
  */
 
-/* What every function begins with: 0, or the error to give. */
+/* The start of every function: returns 0, or the error to return. */
 static int
 begin(const char *name)
 {
@@ -434,7 +434,7 @@ end(int code)
     return code;
 }
 
-/* The driver's calls leave no error behind. */
+/* Driver calls leave no last error. */
 static int
 end_in_driver(int code)
 {
@@ -442,8 +442,8 @@ end_in_driver(int code)
     return code;
 }
 
-/* Calls that would break a graph that any stream captures, in a thread that has
- * not said that it knows better. */
+/* For calls that would break a capture on any stream, unless the thread's
+ * capture mode is relaxed. */
 static void
 check_capture(const char *name)
 {
@@ -451,7 +451,7 @@ check_capture(const char *name)
         fault("%s while a graph is captured", name);
 }
 
-/* The runtime makes the context of the thread's device where it has none. */
+/* The runtime creates the context of the thread's device if missing. */
 static void
 bind_thread(void)
 {
@@ -472,7 +472,7 @@ begin_on_device(const char *name)
     return code;
 }
 
-/* Calls of the driver, which needs a context that somebody has made current. */
+/* For driver calls, which need a current context. */
 static int
 begin_in_driver(const char *name)
 {
@@ -518,11 +518,11 @@ remove_thing(kind which, const void *handle, const char *call)
         free(t);
         return true;
     }
-    fault("%s of what is none of the %s things", call, kind_names[which]);
+    fault("%s of an unknown thing, not a %s", call, kind_names[which]);
     return false;
 }
 
-/* What holds these bytes; NULL: memory that nobody has told of. */
+/* The block that holds these bytes; NULL: unregistered memory. */
 static const thing *
 holder(const void *data, size_t bytes)
 {
@@ -559,7 +559,7 @@ stream_of(void *handle, const char *call)
     if ((uintptr_t)handle <= 2)
         return &default_streams[thread_device];
     if (find_thing(KIND_STREAM, handle) == NULL) {
-        fault("%s on what is no stream", call);
+        fault("%s on what is not a stream", call);
         return NULL;
     }
     if (s->device != thread_device)
@@ -642,7 +642,7 @@ drain_all(void)
     }
 }
 
-/* Whether the environment asks for a device that does not do this. */
+/* Whether the environment asks for a device that skips this work. */
 static bool
 is_broken(const operation *o)
 {
@@ -669,7 +669,7 @@ enqueue(stream *s, const operation *o)
     operation *own = must(malloc(sizeof *own));
 
     *own = *o;
-    if (is_broken(o)) { /* what takes its place does nothing */
+    if (is_broken(o)) { /* its replacement does nothing */
         if (o->what == RECORD)
             o->marker->done = true;
         drop_marker(o->marker);
@@ -682,7 +682,7 @@ enqueue(stream *s, const operation *o)
         drain(s);
 }
 
-/* What every function that puts something on a stream begins with. */
+/* The start of every function that queues work on a stream. */
 static int
 begin_on_stream(const char *name, void *handle, stream **out)
 {
@@ -706,7 +706,7 @@ standin_gate(atomic_int *flag)
     CONTROL(gate = flag);
 }
 
-/* Says that the host waits, and goes on when the test has answered. */
+/* Reports that the host waits, and continues after the test's answer. */
 static void
 pass_gate(void)
 {
@@ -723,7 +723,7 @@ pass_gate(void)
     for (int i = 0; i < 10000 && atomic_load(flag) != 2; i++)
         (void)nanosleep(&a_while, NULL);
     if (atomic_load(flag) != 2)
-        CONTROL(fault("nobody could answer while the host waits"));
+        CONTROL(fault("no answer while the host waits"));
 }
 
 void
@@ -742,8 +742,7 @@ standin_capture(void *handle)
  */
 
 #define API STANDIN_API
-/* As CUDA's own header has them; Cerebro has prototypes of its own, in a table.
- */
+/* As in CUDA's own header; Cerebro's prototypes are in its own table. */
 #define FUNCTION(name, params)                                                 \
     API int name params;                                                       \
     int name params
@@ -883,7 +882,7 @@ FUNCTION(cudaMemGetInfo, (size_t * free_bytes, size_t *total))
     return end(code);
 }
 
-/* Memory with something in it, as a GPU's has. */
+/* Memory with arbitrary content, as on a GPU. */
 static void *
 dirty(size_t bytes)
 {
@@ -968,8 +967,7 @@ FUNCTION(cudaMemcpyAsync,
         return end(INVALID_VALUE);
     }
     note("%s s%u %zu", names[how], s->number, bytes);
-    /* Memory that is not pinned is read before the call returns, and written
-     * before it returns. */
+    /* Memory that is not pinned is read or written before the call returns. */
     pageable = how != 3 && holder(how == 1 ? from : to, bytes) == NULL;
     if (pageable && how == 1)
         o.staged = memcpy(must(malloc(bytes)), from, bytes);
@@ -1059,7 +1057,7 @@ event_of(void *handle, const char *call)
 {
     if (find_thing(KIND_EVENT, handle) != NULL)
         return handle;
-    fault("%s of what is no event", call);
+    fault("%s of what is not an event", call);
     return NULL;
 }
 
@@ -1182,8 +1180,7 @@ cuDeviceGetUuid(void *uuid, int device)
     return end_in_driver(code);
 }
 
-/* Asking brings the work on by one step, so that who asks often enough gets an
- * answer. */
+/* Each query advances the work by one step, so that polling ends. */
 static int
 cuEventQuery(void *handle)
 {
@@ -1226,7 +1223,7 @@ cuCtxPushCurrent(void *context)
         (context == NULL || device < 0 || device >= n_devices))
         code = INVALID_CONTEXT;
     if (code == SUCCESS && thread_n_pushed == MAX_PUSHED) {
-        fault("contexts that nobody takes off");
+        fault("contexts that are never popped");
         code = INVALID_CONTEXT;
     }
     if (code == SUCCESS) {
@@ -1244,7 +1241,7 @@ cuCtxPopCurrent(void **out)
     int code = begin("cuCtxPopCurrent");
 
     if (thread_n_pushed == 0) {
-        fault("a context is taken off that nobody put there");
+        fault("a context is popped that was never pushed");
         return end_in_driver(INVALID_CONTEXT);
     }
     *out = &context_names[thread_device];
@@ -1264,7 +1261,7 @@ cuModuleLoadDataEx(void **out, const void *image, unsigned n, int *options,
         code = INVALID_PTX;
     for (unsigned i = 0; code == INVALID_PTX && i < n; i++) {
         if (options[i] == 5)
-            (void)snprintf(values[i], 16, "line 1: no PTX");
+            (void)snprintf(values[i], 16, "line 1: not PTX");
     }
     if (code == SUCCESS) {
         m = must(calloc(1, sizeof *m));
@@ -1371,7 +1368,7 @@ cuLaunchKernel(void *handle, unsigned grid_x, unsigned grid_y, unsigned grid_z,
         grid_z > 65535 || shared > 48 * 1024 || block_x == 0 || block_y == 0 ||
         block_z == 0 || block_z > 64 ||
         (uint64_t)block_x * block_y * block_z > 1024) {
-        fault("a launch of %s that no device takes", f->name);
+        fault("a launch of %s that no device accepts", f->name);
         return end_in_driver(INVALID_VALUE);
     }
     bytes = *(size_t *)extra[3];

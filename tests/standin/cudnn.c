@@ -1,6 +1,6 @@
-/* cudnn.c -- the stand-in's functions; see standin_cudnn.h. Numbers are those
- * of cuDNN's own headers, written down here once more and not taken from what
- * is tested. */
+/* cudnn.c -- the stand-in's functions; see standin_cudnn.h. The constants
+ * repeat those of cuDNN's own headers and are independent of the tested code.
+ */
 #include "standin_cudnn.h"
 
 #include <stdarg.h>
@@ -99,7 +99,7 @@ standin_cudnn_executed(void)
     return executed;
 }
 
-/* At the start of every call that can fail. */
+/* Starts every call that can fail. */
 static bool
 fails(void)
 {
@@ -111,8 +111,8 @@ fails(void)
 
 /* --- attributes ----------------------------------------------------------- */
 
-/* Of each attribute that a descriptor must have: its name, type, count, and the
- * bytes of an element. */
+/* The attributes that a descriptor must have: name, type, count, and bytes per
+ * element. */
 static const struct known {
     int of, name, type, count;
     size_t bytes;
@@ -308,7 +308,7 @@ cudnnBackendSetAttribute(void *at, int name, int type, int64_t count,
     return BAD_PARAM;
 }
 
-/* Everything that a descriptor is made of is finished before it. */
+/* Checks that a descriptor's parts are finalized before it. */
 static bool
 complete(const descriptor *d)
 {
@@ -387,7 +387,7 @@ cudnnBackendGetAttribute(void *at, int name, int type, int64_t room,
     if (fails())
         return FAILED;
     if (!d->finalized) {
-        fault("attribute %d of what is not finished", name);
+        fault("attribute %d of an unfinished descriptor", name);
         return BAD_PARAM;
     }
     if (d->type == D_ENGINEHEUR && name == 202 && type == 15)
@@ -408,7 +408,7 @@ cudnnBackendGetAttribute(void *at, int name, int type, int64_t room,
         *count = 1;
         return SUCCESS;
     }
-    fault("a descriptor of type %d does not tell %d", d->type, name);
+    fault("a descriptor of type %d does not report %d", d->type, name);
     return BAD_PARAM;
 }
 
@@ -447,7 +447,7 @@ is_convolution(const descriptor *c)
     return mode == 1 && number_of(c, 106, 0) == 2;
 }
 
-/* Adds up or spreads one product for every output, tap and channel. */
+/* Accumulates one product for every output, tap and channel. */
 static void
 convolve(int direction, const shape *s, float *x, float *w, float *y)
 {
@@ -483,7 +483,7 @@ convolve(int direction, const shape *s, float *x, float *w, float *y)
     }
 }
 
-/* What an operation multiplies its result by, and what it adds of the old. */
+/* Reads an operation's factors of its result and of the old value. */
 static bool
 scales(const descriptor *op, int first)
 {

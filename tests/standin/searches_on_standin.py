@@ -1,9 +1,8 @@
-"""One search on a GPU that is none, again and again: tests/integration/test_first_contact.py.
+"""Repeated searches on a fake GPU, for tests/integration/test_first_contact.py.
 
-The CUDA runtime is the stand-in of this folder. The model takes its batches wherever they are; that
-it is trained on the host, where PyTorch has no GPU, changes nothing of how the batches get to it.
-Each time another part of the device's check fails, for the reason that the environment names, and
-what the search found is printed with the warnings that it gave.
+The CUDA runtime is the stand-in of this folder. The model trains on the host, because PyTorch has
+no GPU, but gets its batches in the usual way. In each search a different part of the device check
+fails, for the reason named in the environment; the search's findings are printed with its warnings.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class Line:
 
 
 def set_up() -> None:
-    """Have all but the batches take the host for PyTorch's GPU."""
+    """Make everything except the batches use the host as PyTorch's GPU."""
     import torch
 
     to_device, make_loader = StateArena.to_device, batches.make_loader

@@ -1,4 +1,4 @@
-"""What the tests share that need Ray: one small cluster for a module, and its environment."""
+"""Shared by the tests that need Ray: one small cluster per module, and its environment."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nobody is told of these tests
-os.environ["PYTHONPATH"] = os.pathsep.join(  # whatever Ray starts finds the models
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # send no statistics
+os.environ["PYTHONPATH"] = os.pathsep.join(  # Ray's processes find the models
     [str(HERE), str(HERE.parent.parent), os.environ.get("PYTHONPATH", "")]
 )
 

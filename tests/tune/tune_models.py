@@ -17,7 +17,7 @@ class Line:
 
     def __init__(self, lr: float) -> None:
         self.lr = lr
-        self.w = np.random.normal(size=3).astype(np.float32)  # of the trial's seed
+        self.w = np.random.normal(size=3).astype(np.float32)  # from the trial's seed
         self.lr_used: list[float] = []
 
     def train_batch(self, batch: Any) -> dict[str, float]:

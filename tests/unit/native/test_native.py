@@ -345,7 +345,7 @@ def test_without_cudnn_the_gpu_is_refused(
     code = "from cerebro.native import Model; Model((1, 8, 8), 2, device='cuda')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
-    assert "lacks cudnnGetVersion, so it is no cuDNN 9" in done.stderr
+    assert "lacks cudnnGetVersion, so it is not cuDNN 9" in done.stderr
 
 
 # --- the pictures of doctor --train -------------------------------------------
