@@ -148,7 +148,7 @@ class Session:
         self.executor.close()
         self.opened.store.set_meta("status", self.coordinator.status)
         self.opened.store.set_meta("ended", time.time())
-        close(self.opened, self.context)
+        close(self.opened, Path(self.context.state_dir))
         self.opened.owner.release()
 
     def _abandon(self, error: BaseException) -> None:
@@ -177,17 +177,17 @@ class Session:
                 yield self.coordinator.end_open_trials
             for item in record.items():
                 yield partial(self.opened.store.set_meta, *item)
-            yield partial(close, self.opened, self.context)
+            yield partial(close, self.opened, Path(self.context.state_dir))
             yield self.opened.owner.release
         if self.result is not None:
             yield partial(explain, error, self.result)
 
 
-def close(opened: OwnedRun, context: RunContext) -> None:
+def close(opened: OwnedRun, state_dir: Path) -> None:
     """Close the store, then delete state files that it no longer references."""
     opened.store.close()
     with contextlib.suppress(OSError):
-        sweep(opened.store.folder, Path(context.state_dir))
+        sweep(opened.store.folder, state_dir)
 
 
 def explain(error: BaseException, result: Result) -> None:

@@ -32,7 +32,7 @@ from cerebro.coordinator.restore import RestoredRun
 from cerebro.coordinator.schedule import make_schedule
 from cerebro.coordinator.search_loop import LoopSettings, SearchLoop
 from cerebro.coordinator.trial import LiveTrial
-from cerebro.coordinator.trials import LiveTrials
+from cerebro.coordinator.trials import LiveTrials, TrialSettings
 from cerebro.data import depots
 from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
 from cerebro.executors.base import Executor, placing
@@ -693,8 +693,8 @@ class Coordinator:
 
     def _make_trials(self, searcher: Searcher) -> LiveTrials:
         return LiveTrials(
-            *(self.settings, self.context, self.store, self._schedule, self._overview),
-            *(self._overview.ended, self._hooks.tell_of),
+            *(TrialSettings.of(self.settings, self.context), self.store, self._schedule),
+            *(self._overview, self._overview.ended, self._hooks.tell_of),
             stepwise=searcher.adaptive,
             expected=self._expected(searcher),
             pinned=searcher.pinned,
@@ -704,7 +704,9 @@ class Coordinator:
         if self.settings.folds is None:
             return None
         return FoldedTrials(
-            *(self.settings, self.context, self.store, self._schedule, self._overview, self._hooks),
+            TrialSettings.of(self.settings, self.context),
+            self.settings.trials_each,
+            *(self.store, self._schedule, self._overview, self._hooks),
             expected=self._expected(searcher),
             pinned=searcher.pinned,
         )

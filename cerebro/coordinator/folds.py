@@ -19,7 +19,7 @@ from cerebro.coordinator.callbacks import Hooks
 from cerebro.coordinator.overview import EndedTrials, Overview
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.coordinator.trial_table import TrialTable
-from cerebro.coordinator.trials import LiveTrials
+from cerebro.coordinator.trials import LiveTrials, TrialSettings
 from cerebro.report.snapshot import TrialRow
 from cerebro.run.records import (
     ENDED,
@@ -30,10 +30,8 @@ from cerebro.run.records import (
     failed_fold,
     update,
 )
-from cerebro.run.settings import Settings
 from cerebro.run.store import LastDecision, Store
 from cerebro.searchers.base import Suggestion
-from cerebro.worker.messages import RunContext
 
 
 @dataclass
@@ -56,6 +54,8 @@ class FoldedTrials(TrialTable[FoldedTrial]):
 
     Parameters
     ----------
+    each
+        The number of folds of a configuration.
     expected
         The number of configurations, if it is known before the searcher has suggested them all.
     pinned
@@ -64,8 +64,8 @@ class FoldedTrials(TrialTable[FoldedTrial]):
 
     def __init__(
         self,
-        settings: Settings,
-        context: RunContext,
+        settings: TrialSettings,
+        each: int,
         store: Store,
         schedule: _core.Schedule,
         overview: Overview,
@@ -75,14 +75,14 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         pinned: Collection[tuple[int, int]] = (),
     ) -> None:
         super().__init__(overview.ended)
-        self._settings = settings
+        self._ranking = settings.ranking
         self._hooks = hooks
-        self._each = settings.trials_each
+        self._each = each
         self.folds = LiveTrials(
-            *(settings, context, store, schedule, overview),
+            *(settings, store, schedule, overview),
             *(EndedTrials(settings.ranking), self._tell_of_fold),
             stepwise=True,
-            expected=None if expected is None else expected * settings.trials_each,
+            expected=None if expected is None else expected * each,
             best_epoch=self._best_epoch,
             pinned=pinned,
         )
@@ -181,7 +181,7 @@ class FoldedTrials(TrialTable[FoldedTrial]):
             trial = self._take(folds[first : first + each])
             trial.reported, trial.asleep = folds[first].reported, folds[first].asleep
             if trial.record.status in ENDED:
-                self.ended.add(trial.record, trial.row(self._settings.ranking))
+                self.ended.add(trial.record, trial.row(self._ranking))
             elif any(fold.history for fold in trial.folds):  # else early stopping starts anew
                 trial.history = [epoch.to_history() for epoch in trial.record.epochs]
 
@@ -246,14 +246,13 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         return [fold for fold in self._folds(trial) if fold.record.status not in ENDED]
 
     def _note_end(self, trial: LiveTrial) -> None:
-        self.ended.add(trial.record, trial.row(self._settings.ranking))
+        self.ended.add(trial.record, trial.row(self._ranking))
         self._hooks.tell_of(trial.record, "on_trial_end")
 
     def _best_epoch(self, record: TrialRecord) -> int | None:
         """Return the best epoch of a fold's configuration, whose state the fold keeps."""
-        settings = self._settings
-        trial = self.by_number.get(record.number // self._each)
-        return None if trial is None else trial.record.best_epoch(settings.metric, settings.mode)
+        trial, by = self.by_number.get(record.number // self._each), self._ranking
+        return None if trial is None else trial.record.best_epoch(by.metric, by.mode)
 
     def _tell_of_fold(self, fold: TrialRecord, hook: str, *_: Any) -> None:
         """Call `on_trial_start` when the first fold of a configuration starts.

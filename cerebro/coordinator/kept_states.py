@@ -8,10 +8,8 @@ from pathlib import Path
 
 from cerebro.errors import StateError
 from cerebro.run.records import EpochRecord, TrialRecord
-from cerebro.run.settings import Settings
 from cerebro.run.states import CloneOf, KeptState, remove_slots, remove_state, unpublished
 from cerebro.run.store import Store
-from cerebro.worker.messages import RunContext
 
 
 class KeptStates:
@@ -19,27 +17,32 @@ class KeptStates:
 
     Parameters
     ----------
+    folder, slots
+        Where states of finished epochs are, and where slots are.
+    keep
+        Which states stay: "best", "last" or "all".
     best_epoch
-        Returns the epoch whose state ``keep="best"`` keeps; default: the trial's own best.
+        Returns the epoch whose state ``keep="best"`` keeps.
     pinned
         Trials and epochs whose states the searcher wants to keep.
     """
 
     def __init__(
         self,
-        settings: Settings,
-        context: RunContext,
+        folder: Path,
+        slots: Path,
         store: Store,
-        best_epoch: Callable[[TrialRecord], int | None] | None = None,
-        pinned: Collection[tuple[int, int]] = (),
+        keep: str,
+        best_epoch: Callable[[TrialRecord], int | None],
+        pinned: Collection[tuple[int, int]],
     ) -> None:
-        self._settings = settings
-        self._folder = Path(context.epoch_dir)
-        self._slots = Path(context.state_dir)
+        self._folder = folder
+        self._slots = slots
         self._store = store
+        self._keep = keep
         self._kept: dict[int, dict[int, EpochRecord]] = {}
         self._needed: Counter[tuple[int, int]] = Counter()
-        self._best_epoch = best_epoch or self._own_best
+        self._best_epoch = best_epoch
         self._pinned = pinned
 
     def add_epoch(self, record: TrialRecord, epoch: EpochRecord, told: int | None = None) -> None:
@@ -101,10 +104,10 @@ class KeptStates:
         for epoch in record.epochs if not kept else [last]:
             if epoch.state_file is not None:
                 kept[epoch.epoch] = epoch
-        if self._settings.keep == "all":
+        if self._keep == "all":
             return
         wanted = {last.epoch}
-        if self._settings.keep == "best":
+        if self._keep == "best":
             best = self._best_epoch(record)
             if best is not None:
                 wanted.add(best)
@@ -115,9 +118,6 @@ class KeptStates:
             assert epoch.state_file is not None
             self._store.retire_state(record.number, number, self._folder / epoch.state_file)
             epoch.state_file = None
-
-    def _own_best(self, record: TrialRecord) -> int | None:
-        return record.best_epoch(self._settings.metric, self._settings.mode)
 
     def is_needed(self, number: int) -> bool:
         """Whether a clone will begin with one of the trial's states."""

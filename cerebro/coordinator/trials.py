@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import cerebro._core as _core
@@ -16,12 +18,42 @@ from cerebro.coordinator.overview import EndedTrials, Overview
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.coordinator.trial_table import TrialTable
 from cerebro.errors import InputError, StateError
-from cerebro.run.records import ENDED, NOTHING_RAISED, EpochRecord, Raised, Status, TrialRecord
+from cerebro.run.records import (
+    ENDED,
+    NOTHING_RAISED,
+    EpochRecord,
+    Raised,
+    Ranking,
+    Status,
+    TrialRecord,
+)
 from cerebro.run.settings import Settings
 from cerebro.run.store import LastDecision, Store, decode, encode, read_trials, reader
 from cerebro.searchers.base import Suggestion
 from cerebro.worker.log import log_path, remove_if_empty
 from cerebro.worker.messages import RunContext
+
+
+@dataclass(frozen=True)
+class TrialSettings:
+    """The part of a search's settings that its trials share; see `cerebro.search`."""
+
+    epochs: int
+    units_per_epoch: int
+    ranking: Ranking
+    keep: str
+    states: str
+    slots: str
+    logs: str
+    """The folders of states, of slots and of trials' logs."""
+
+    @classmethod
+    def of(cls, settings: Settings, context: RunContext) -> TrialSettings:
+        """Take them from the settings and the context of a run."""
+        return cls(
+            *(settings.epochs, context.units_per_epoch, settings.ranking, settings.keep),
+            *(context.epoch_dir, context.state_dir, context.log_dir),
+        )
 
 
 class LiveTrials(TrialTable[LiveTrial]):
@@ -46,8 +78,7 @@ class LiveTrials(TrialTable[LiveTrial]):
 
     def __init__(
         self,
-        settings: Settings,
-        context: RunContext,
+        settings: TrialSettings,
         store: Store,
         schedule: _core.Schedule,
         overview: Overview,
@@ -60,10 +91,14 @@ class LiveTrials(TrialTable[LiveTrial]):
         pinned: Collection[tuple[int, int]] = (),
     ) -> None:
         super().__init__(ended)
-        self.states = KeptStates(settings, context, store, best_epoch, pinned)
+        metric, mode = settings.ranking.metric, settings.ranking.mode
+        self.states = KeptStates(
+            *(Path(settings.states), Path(settings.slots), store, settings.keep),
+            best_epoch or (lambda record: record.best_epoch(metric, mode)),
+            pinned,
+        )
         self._ended_on: dict[int, list[int]] = {}  # by worker: ended trials to tell it of
         self._settings = settings
-        self._context = context
         self._store = store
         self._flushes = 0
         self._schedule = schedule
@@ -89,7 +124,7 @@ class LiveTrials(TrialTable[LiveTrial]):
             record.parent = parent.record.number
             record.parent_epoch = parent.told if earlier is None else earlier
         trial = self.by_number[number] = LiveTrial(record, reported=record.first_epoch - 1)
-        trial.first_position = record.first_epoch * self._context.units_per_epoch
+        trial.first_position = record.first_epoch * self._settings.units_per_epoch
         trial.position = trial.first_position
         trial.unwritten = self._flushes
         self._store.add_trial(
@@ -140,7 +175,7 @@ class LiveTrials(TrialTable[LiveTrial]):
                 continue
             if record.parent_epoch is not None and not record.epochs:
                 self._find_parents_state(trial, record.parent_epoch)
-            epoch, step = divmod(trial.position, self._context.units_per_epoch)
+            epoch, step = divmod(trial.position, self._settings.units_per_epoch)
             self._schedule.add_trial(
                 record.number, epochs=self._goal(trial), epoch=epoch, step=step
             )
@@ -250,7 +285,7 @@ class LiveTrials(TrialTable[LiveTrial]):
             The position of that state. If it is None or before the end of the last finished
             epoch, the trial goes back to that end, or to its beginning.
         """
-        record, units = trial.record, self._context.units_per_epoch
+        record, units = trial.record, self._settings.units_per_epoch
         kept = record.done * units if record.epochs else trial.first_position
         if position is None or position < kept:
             position = kept
@@ -301,7 +336,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         self.states.remove_slots(record.number)
         for worker in trial.workers:
             self._ended_on.setdefault(worker, []).append(record.number)
-        remove_if_empty(log_path(self._context.log_dir, record.number))
+        remove_if_empty(log_path(self._settings.logs, record.number))
         self._tell_of(record, "on_trial_end")
         self._note_end(trial)
 
@@ -391,17 +426,19 @@ class LiveTrials(TrialTable[LiveTrial]):
             return trial.record.target_epochs
         wanted = trial.reported + (1 if trial.asleep else 2)
         # A resumed trial may be further: it trained before the decision reached the store.
-        epoch, step = divmod(trial.position, self._context.units_per_epoch)
+        epoch, step = divmod(trial.position, self._settings.units_per_epoch)
         return max(wanted, epoch + (step > 0))
 
     def _plan(self, trial: LiveTrial, epochs: int) -> None:
         """Plan the trial's units until `epochs` are done."""
-        self._plan_units(trial, (epochs - trial.record.first_epoch) * self._context.units_per_epoch)
+        self._plan_units(
+            trial, (epochs - trial.record.first_epoch) * self._settings.units_per_epoch
+        )
 
     def _expect_others(self) -> None:
         """Count the units of trials that the searcher has not suggested yet."""
         others = max(0, (self._expected or 0) - len(self))
-        units = self._settings.epochs * self._context.units_per_epoch
+        units = self._settings.epochs * self._settings.units_per_epoch
         self._overview.units_to_come = others * units
 
     def _plan_units(self, trial: LiveTrial, units: int) -> None:

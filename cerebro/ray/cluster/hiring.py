@@ -77,7 +77,7 @@ class Hiring:
             If one does not start.
         """
         ray = self._ray
-        with run_token(self._context) as token:
+        with run_token(Path(self._context.epoch_dir)) as token:
             asked = [
                 actor.report.remote(
                     self._context.threads, token, supply.asked(node), is_gpu(self._context.device)
@@ -171,9 +171,8 @@ def check_resources(resources: Any) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def run_token(context: RunContext) -> Iterator[tuple[str, str]]:
+def run_token(folder: Path) -> Iterator[tuple[str, str]]:
     """Write a temporary file beside the run's folder: a node that reads it sees the folder."""
-    folder = Path(context.epoch_dir)
     while not folder.is_dir():
         folder = folder.parent
     text = uuid.uuid4().hex
