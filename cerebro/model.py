@@ -439,7 +439,9 @@ class BaseModel:
             batches: Iterable[Batch] = data.in_order(rows, self.framework)
             return batches
         if not isinstance(data, Iterable):
-            raise InputError(f"{data!r} is no data set, mapping of arrays or iterable of batches")
+            raise InputError(
+                f"{data!r} is not a data set, mapping of arrays or iterable of batches"
+            )
         return data
 
     def _sliced(self, columns: Mapping[str, Any], batch_size: int) -> Iterator[Batch]:

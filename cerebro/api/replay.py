@@ -323,7 +323,7 @@ class Retraining:
         return None
 
     def begin(self) -> None:
-        """The next trial is no clone of the last one, and is trained whatever became of that."""
+        """Note that the next trial is not a clone of the last one."""
         self._parent = self._problem = None
 
     def train(self, record: TrialRecord, epochs: int) -> Replay:

@@ -56,7 +56,9 @@ def check_executor(executor: Any) -> Any:
         if not callable(getattr(executor, name, None))
     ]
     if executor is not None and missing:
-        raise InputError(f"executor={executor!r} is no executor: it has no {missing[0]}() method")
+        raise InputError(
+            f"executor={executor!r} is not an executor: it has no {missing[0]}() method"
+        )
     return executor
 
 

@@ -211,7 +211,7 @@ class Inbox:
     def _read(self, name: str) -> Command:
         """Read a file that may be of any kind, without following or waiting for it."""
         if not name.endswith(".json"):
-            raise ValueError("it is no command")
+            raise ValueError("it is not a command")
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(name, flags, dir_fd=self._fd)
         try:

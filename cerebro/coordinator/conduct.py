@@ -66,7 +66,7 @@ def conduct(
     """
     with exit_on_sigterm():
         torch_flags = previous.saved.environment.get("torch", {}) if previous else None
-        with Session(settings, run_context(settings, torch_flags)) as session:
+        with RunSession(settings, run_context(settings, torch_flags)) as session:
             executor, context = session.executor, session.context
             # What cannot be sent to workers is found before a file is made.
             workers = list(executor.start(context))
@@ -113,7 +113,7 @@ def exit_on_sigterm() -> Iterator[None]:
         raise SystemExit(TERMINATED) from None
 
 
-class Session:
+class RunSession:
     """What one process holds open while it trains a run, and how it leaves it.
 
     Well: the workers end, and the run is closed with the coordinator's status. Badly, on any
@@ -130,7 +130,7 @@ class Session:
         self.hooks: Hooks | None = None
         self.coordinator: Coordinator | None = None
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> RunSession:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
@@ -152,7 +152,7 @@ class Session:
         self.opened.owner.release()
 
     def _abandon(self, error: BaseException) -> None:
-        """Leave a run that ends badly; what there is of it is told with `error`.
+        """Leave a run that ends badly; `error` says how to resume it.
 
         Every step is tried whatever becomes of the others, and none hides `error`.
         """

@@ -106,7 +106,8 @@ class Coordinator:
         self._schedule_worker: dict[int, int] = {}
         self._executor_worker: dict[int, int] = {}
         self._in_flight: dict[int, Task] = {}
-        self._unkept: dict[int, UnitDone] = {}  # last units of epochs whose states are in transit
+        # By trial: the last units of epochs whose states are being copied.
+        self._awaiting_state: dict[int, UnitDone] = {}
         self._warming: set[int] = set()  # workers that are still importing
         self._libraries: set[str] = set()
         self._lost_workers = LostWorkers(settings.max_retries)
@@ -151,7 +152,7 @@ class Coordinator:
             self._check_time()
             self._take_commands()
             self._dispatch_units()
-            if not self._in_flight and not self._unkept and not self._awaits_worker():
+            if not self._in_flight and not self._awaiting_state and not self._awaits_worker():
                 if not self._advance_searcher() and (self.is_stopped or not self._wait_to_resume()):
                     break
                 continue
@@ -223,7 +224,7 @@ class Coordinator:
         """
         whole, trials = self._searched.named(number, "continued")
         if not whole.held:
-            raise InputError(f"trial {number} is {whole.record.status}: nobody has paused it")
+            raise InputError(f"trial {number} is {whole.record.status}: no command has paused it")
         whole.held = False
         for trial in trials:
             self._trials.release(trial)
@@ -272,7 +273,7 @@ class Coordinator:
         """
         known = self._trials.by_number.values()
         trials = [trial for trial in known if trial.record.status not in ENDED]
-        rests = any(trial.held and not trial.asleep for trial in trials)
+        rests = any(trial.held and not trial.paused_by_searcher for trial in trials)
         if self._commands.paused and (trials or not self._loop.is_exhausted):
             rests = True
         waits = self._loop.searcher.waits and not self._loop.is_exhausted
@@ -290,7 +291,7 @@ class Coordinator:
 
     def _apply_commands(self, trial: LiveTrial) -> None:
         """Stop or pause a trial as the user wants, unless a unit of it runs."""
-        if trial.worker is not None or trial.unkept or trial.record.status in ENDED:
+        if trial.worker is not None or trial.awaits_state or trial.record.status in ENDED:
             return
         if trial.stopping:
             self._end_trial(trial, "stopped")
@@ -308,7 +309,7 @@ class Coordinator:
                     self._add_epoch(trial, epoch, report=False)
             trial.epoch_seconds = seconds
         if self._folded is not None:
-            self._folded.take_up()
+            self._folded.update_all()
         self._loop.arrive_again()
         for trial in list(self._trials.by_number.values()):
             if asks_to_stop(trial.record.raised):
@@ -419,7 +420,7 @@ class Coordinator:
         if event.metrics is not None and event.is_kept:
             self._add_epoch(trial, _epoch_of(trial, event))
         elif event.metrics is not None:
-            self._unkept[task.trial] = event
+            self._awaiting_state[task.trial] = event
             self._trials.await_state(trial, True)
         trial.worker = None
         self._apply_commands(trial)
@@ -503,13 +504,13 @@ class Coordinator:
 
     def _report(self, trial: LiveTrial) -> None:
         """Report to the searcher that a trial has finished an epoch, or ended without it."""
-        reported = trial if self._folded is None else self._folded.hear(trial)
+        reported = trial if self._folded is None else self._folded.update_from(trial)
         if reported is None:  # other folds are still in the epoch
             return
         if reported.record.status not in ENDED:
             epoch = reported.record.epochs[-1]
             self._loop.epoch_done(reported, epoch.epoch, epoch.metrics)
-        elif not reported.asleep:
+        elif not reported.paused_by_searcher:
             self._loop.ended(reported)
 
     def _note_not_finite(self, trial: LiveTrial, epoch: int) -> None:
@@ -564,7 +565,7 @@ class Coordinator:
             self._update_holders()
         elif isinstance(event, StateKept):
             trial = self._trials.by_number[event.trial]
-            self._add_epoch(trial, _epoch_of(trial, self._unkept.pop(event.trial)))
+            self._add_epoch(trial, _epoch_of(trial, self._awaiting_state.pop(event.trial)))
             self._trials.await_state(trial, False)
             self._apply_commands(trial)
         elif isinstance(event, StateLost):
@@ -580,11 +581,11 @@ class Coordinator:
             del self._in_flight[event.worker]
             self._schedule.unit_failed(worker, self._now())
             trial.worker = None
-        self._unkept.pop(event.trial, None)
+        self._awaiting_state.pop(event.trial, None)
         trial.lost_states += 1
         if trial.lost_states > MAX_LOST_STATES:
             cause = f"its state was lost {trial.lost_states} times in an epoch: {event.reason}"
-            trial.unkept = False
+            trial.awaits_state = False
             self._end_trial(trial, "failed", cause)
             return
         before = trial.position

@@ -45,10 +45,12 @@ class KeptStates:
         self._best_epoch = best_epoch
         self._pinned = pinned
 
-    def add_epoch(self, record: TrialRecord, epoch: EpochRecord, told: int | None = None) -> None:
+    def add_epoch(
+        self, record: TrialRecord, epoch: EpochRecord, for_clones: int | None = None
+    ) -> None:
         """Record a finished epoch; publish its state and retire others.
 
-        The state of epoch `told`, the last that was reported to the searcher, stays too: a
+        The state of epoch `for_clones`, the last that was reported to the searcher, stays too: a
         clone would begin with it.
         """
         record.epochs.append(epoch)
@@ -62,7 +64,7 @@ class KeptStates:
             file,
             None if file is None else self._paths(file, epoch.state_hash),
         )
-        self.retire(record, told)
+        self.retire(record, for_clones)
 
     def clone_of(self, record: TrialRecord, epoch: int) -> CloneOf:
         """Return a trial's state after an epoch; it stays on disk until :meth:`release`."""
@@ -79,11 +81,11 @@ class KeptStates:
         last = record.epochs[-1]
         return KeptState(str(self._folder / str(last.state_file)), last.state_hash)
 
-    def release(self, record: TrialRecord, epoch: int, told: int | None) -> None:
+    def release(self, record: TrialRecord, epoch: int, for_clones: int | None) -> None:
         """Release a state that a clone no longer needs, because it has its own."""
         self._needed[record.number, epoch] -= 1
         self._needed += Counter()  # keeps what is above 0
-        self.retire(record, told)
+        self.retire(record, for_clones)
 
     def discard(self, file: str | None, state_hash: str) -> None:
         """Delete the unpublished state of an epoch that does not count."""
@@ -94,7 +96,7 @@ class KeptStates:
         """Return the paths of a state before and after it is published."""
         return self._folder / unpublished(file, state_hash), self._folder / file
 
-    def retire(self, record: TrialRecord, told: int | None = None) -> None:
+    def retire(self, record: TrialRecord, for_clones: int | None = None) -> None:
         """Delete kept states that `keep` no longer asks for; the last one always stays."""
         if not record.epochs:
             return
@@ -111,7 +113,7 @@ class KeptStates:
             best = self._best_epoch(record)
             if best is not None:
                 wanted.add(best)
-        for number in sorted(set(kept) - wanted - {told}):
+        for number in sorted(set(kept) - wanted - {for_clones}):
             if self._needed[record.number, number] > 0 or (record.number, number) in self._pinned:
                 continue
             epoch = kept.pop(number)

@@ -66,7 +66,7 @@ class LiveTrials(TrialTable[LiveTrial]):
     tell_of
         Called with a trial's record, the name of a callback's hook, and the hook's arguments.
     stepwise
-        Whether a trial waits after each epoch until :meth:`go_on`, because a searcher decides
+        Whether a trial waits after each epoch until :meth:`extend`, because a searcher decides
         then.
     expected
         The number of trials, if it is known before the searcher has suggested them all.
@@ -119,10 +119,10 @@ class LiveTrials(TrialTable[LiveTrial]):
         )
         parent = None if suggestion.parent is None else self.recall(suggestion.parent)
         if parent is not None:
-            assert parent.told is not None
+            assert parent.reported_epoch is not None
             earlier = suggestion.parent_epoch
             record.parent = parent.record.number
-            record.parent_epoch = parent.told if earlier is None else earlier
+            record.parent_epoch = parent.reported_epoch if earlier is None else earlier
         trial = self.by_number[number] = LiveTrial(record, reported=record.first_epoch - 1)
         trial.first_position = record.first_epoch * self._settings.units_per_epoch
         trial.position = trial.first_position
@@ -165,7 +165,7 @@ class LiveTrials(TrialTable[LiveTrial]):
             number = trial.record.number
             self.by_number[number] = trial
             answer = answers.get(number, LastDecision(reported=trial.record.first_epoch - 1))
-            trial.reported, trial.asleep = answer.reported, answer.paused
+            trial.reported, trial.paused_by_searcher = answer.reported, answer.paused
         for trial in trials:
             record = trial.record
             self._plan_units(trial, trial.position - trial.first_position)
@@ -180,7 +180,7 @@ class LiveTrials(TrialTable[LiveTrial]):
                 record.number, epochs=self._goal(trial), epoch=epoch, step=step
             )
             trial.scheduled = True
-            if trial.asleep:
+            if trial.paused_by_searcher:
                 self._hold_or_release(trial)
                 self.set_status(trial, "paused")
             else:
@@ -208,7 +208,7 @@ class LiveTrials(TrialTable[LiveTrial]):
             if clone.record.status not in ENDED:
                 clone.clone_of = self.states.clone_of(parent.record, epoch)
                 self._hold_or_release(clone)
-        if parent.asleep and parent.record.done > parent.reported:
+        if parent.paused_by_searcher and parent.record.done > parent.reported:
             self.pause(parent)
 
     # --- epochs ----------------------------------------------------------
@@ -217,16 +217,16 @@ class LiveTrials(TrialTable[LiveTrial]):
         """Record a finished epoch."""
         trial.epoch_seconds = 0.0
         trial.history.append(epoch.to_history())
-        self.states.add_epoch(trial.record, epoch, self._told(trial))
+        self.states.add_epoch(trial.record, epoch, self._for_clones(trial))
         self._release_clones(trial, epoch.epoch)
         self._drop_parent(trial)  # even after a loss of power it would not need it
         self._tell_of(trial.record, "on_epoch_end", dict(epoch.metrics))
 
-    def go_on(self, trial: LiveTrial) -> None:
+    def extend(self, trial: LiveTrial) -> None:
         """Let a trial train its next epoch."""
         if self._stepwise:
             self._schedule.extend_trial(trial.record.number, self._goal(trial))
-            self.states.retire(trial.record, trial.told)
+            self.states.retire(trial.record, trial.reported_epoch)
 
     def pause(self, trial: LiveTrial) -> None:
         """Pause a trial for the searcher. Its slots stay, and its live model may."""
@@ -267,12 +267,12 @@ class LiveTrials(TrialTable[LiveTrial]):
         """Release a trial that was held."""
         trial.held = False
         self._hold_or_release(trial)
-        if trial.record.status == "paused" and not trial.asleep:
+        if trial.record.status == "paused" and not trial.paused_by_searcher:
             self.set_status(trial, "waiting")
 
     def await_state(self, trial: LiveTrial, awaited: bool) -> None:
         """Hold a trial while its last epoch's state is being copied, or release it."""
-        trial.unkept = awaited
+        trial.awaits_state = awaited
         if trial.record.status not in ENDED:
             self._hold_or_release(trial)
 
@@ -291,7 +291,7 @@ class LiveTrials(TrialTable[LiveTrial]):
             position = kept
             trial.origin = self.states.kept(record)
             trial.epoch_seconds = 0.0
-        trial.unkept = False
+        trial.awaits_state = False
         if record.status in ENDED:
             return
         self._overview.units_done -= trial.position - position
@@ -303,8 +303,8 @@ class LiveTrials(TrialTable[LiveTrial]):
     def _hold_or_release(self, trial: LiveTrial) -> None:
         """Tell the scheduler whether the trial has to wait, for any of the reasons."""
         number = trial.record.number
-        asleep = trial.asleep and all(parent != number for parent, _ in self._awaited)
-        if trial.held or asleep or trial.unkept or trial.awaits_parent:
+        paused = trial.paused_by_searcher and all(parent != number for parent, _ in self._awaited)
+        if trial.held or paused or trial.awaits_state or trial.awaits_parent:
             self._schedule.hold_trial(trial.record.number)
         else:
             self._schedule.release_trial(trial.record.number)
@@ -332,7 +332,7 @@ class LiveTrials(TrialTable[LiveTrial]):
                 self._hold_or_release(clone)  # its first unit fails: the state is missing
         self._plan_units(trial, trial.position - trial.first_position)
         self.set_status(trial, status)
-        self.states.retire(record, self._told(trial))
+        self.states.retire(record, self._for_clones(trial))
         self.states.remove_slots(record.number)
         for worker in trial.workers:
             self._ended_on.setdefault(worker, []).append(record.number)
@@ -357,7 +357,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         def is_awaited(number: int) -> bool:
             return self.by_number[number].worker is not None or is_expected(number)
 
-        # The others are added to `_over` again by `wake`, or when their last clone has begun.
+        # `clear_pause` adds the others to `_over` again, or the beginning of their last clone.
         unused = self._forget_unused(is_awaited, self.states.is_needed)
         for trial in unused:
             if trial.scheduled:
@@ -365,9 +365,9 @@ class LiveTrials(TrialTable[LiveTrial]):
             self.states.forget(trial.record.number)
         return [trial.record.number for trial in unused]
 
-    def wake(self, trial: LiveTrial) -> None:
+    def clear_pause(self, trial: LiveTrial) -> None:
         """Clear the searcher's pause, before the trial is resumed or dropped."""
-        trial.asleep = False
+        trial.paused_by_searcher = False
         if trial.record.status in ENDED:
             self._over[trial.record.number] = None
 
@@ -389,7 +389,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         if trial.clone_of is None or record.parent is None or record.parent_epoch is None:
             return
         parent = self.by_number[record.parent]
-        self.states.release(parent.record, record.parent_epoch, self._told(parent))
+        self.states.release(parent.record, record.parent_epoch, self._for_clones(parent))
         trial.clone_of = None
         if parent.record.status in ENDED:
             self._over[record.parent] = None
@@ -414,9 +414,9 @@ class LiveTrials(TrialTable[LiveTrial]):
             raised=record.raised,
         )
 
-    def _told(self, trial: LiveTrial) -> int | None:
+    def _for_clones(self, trial: LiveTrial) -> int | None:
         """Return the epoch whose state has to stay because a clone may start from it."""
-        return trial.told if self._stepwise else None
+        return trial.reported_epoch if self._stepwise else None
 
     # --- counting --------------------------------------------------------
 
@@ -424,7 +424,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         """Return the number of epochs that the scheduler may train the trial for."""
         if not self._stepwise:
             return trial.record.target_epochs
-        wanted = trial.reported + (1 if trial.asleep else 2)
+        wanted = trial.reported + (1 if trial.paused_by_searcher else 2)
         # A resumed trial may be further: it trained before the decision reached the store.
         epoch, step = divmod(trial.position, self._settings.units_per_epoch)
         return max(wanted, epoch + (step > 0))

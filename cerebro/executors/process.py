@@ -3,7 +3,7 @@
 Silence is measured in the coordinator's own heartbeats, which a thread like the workers' makes at
 the same rate. On a machine that is suspended, frozen or too busy for these threads both stop, and
 no worker is killed for it. A unit's time is measured by a clock that stops while the machine is
-suspended. `Vigil` is pure logic: the caller passes the numbers.
+suspended. `TaskWatch` is pure logic: the caller passes the numbers.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ START_SILENCE = 120.0
 """Seconds until a worker's first beat: Python may start from a slow disk."""
 
 
-class Vigil:
+class TaskWatch:
     """Watches one task of one worker.
 
     Parameters

@@ -155,5 +155,5 @@ def test_commands_that_make_no_sense_are_refused(run):
         "trial 0 is finished: it cannot be paused",
         "trial 0 is finished: it cannot be stopped",
         "trial 0 is finished: it cannot be continued",
-        f"trial {others[0]} is running: nobody has paused it",
+        f"trial {others[0]} is running: no command has paused it",
     ]

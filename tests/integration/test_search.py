@@ -404,7 +404,7 @@ BAD = [
     ({"stop": 3}, "stop must be a cerebro.EarlyStopping, not 3"),
     ({"callbacks": print}, "callbacks must be a list"),
     ({"callbacks": ["on_epoch_end"]}, "has none of the methods on_run_start"),
-    ({"executor": 5}, "executor=5 is no executor"),
+    ({"executor": 5}, "executor=5 is not an executor"),
 ]
 
 

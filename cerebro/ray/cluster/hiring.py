@@ -18,7 +18,7 @@ from cerebro.errors import InputError
 from cerebro.machine import environment
 from cerebro.machine.devices import is_gpu
 from cerebro.ray.cluster.actor import WorkerActor
-from cerebro.ray.cluster.connection import Node, asked_for, cause_of
+from cerebro.ray.cluster.connection import ClusterNode, asked_for, cause_of
 from cerebro.ray.cluster.messages import NodeReport
 from cerebro.ray.cluster.supply import Supply
 from cerebro.worker.messages import Note, RunContext
@@ -29,7 +29,7 @@ GPU = "GPU"
 START_SECONDS = 120.0
 """The time within which a node must start a worker."""
 
-Hired = Sequence[tuple[Node, Any]]
+Hired = Sequence[tuple[ClusterNode, Any]]
 """Actors, each with its node."""
 
 
@@ -47,7 +47,7 @@ class Hiring:
         self._context = context
         self._needs = needs
 
-    def hire(self, node: Node) -> Any:
+    def hire(self, node: ClusterNode) -> Any:
         """Start an actor on a node; return before it is ready."""
         ray = self._ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

@@ -154,7 +154,7 @@ def garbage(folder: Path, outside: Path) -> dict[str, str]:
     return {
         "a-dir": "regular file", "b-link": "symbolic link", "c-dangling": "symbolic link",
         "d-link": "symbolic link", "e-fifo": "regular file", "f-large": str(MAX_BYTES),
-        "g-garbage": "JSON", "h-empty": "JSON", "i-nested": "JSON", "j-name": "no command",
+        "g-garbage": "JSON", "h-empty": "JSON", "i-nested": "JSON", "j-name": "not a command",
         "k-unknown": "not one of", "l-": "JSON", "mxxx": "JSON",
     }  # fmt: skip
 
