@@ -56,8 +56,8 @@ def main(arguments: list[str]) -> NoReturn:
         os._exit(1)  # without the threads and exit handlers of the user's code
 
 
-class TaskClock:
-    """Report a task's start to the coordinator, and dump a late task's traceback to the log.
+class BeatClock:
+    """Reports a task's start to the coordinator, and dumps a late task's traceback to the log.
 
     Importing libraries does not count as a unit's time: the first `build` of a process gets extra
     time.
@@ -100,7 +100,7 @@ class Worker:
     def __init__(self, connection: Connection, beat: _core.BeatPage) -> None:
         self._connection = connection
         self._beat = beat
-        self._clock = TaskClock(beat)
+        self._clock = BeatClock(beat)
         self._runner: UnitRunner | None = None
         self._number = -1
         self._trouble = ""  # why the run could not be loaded

@@ -44,7 +44,7 @@ class Executor(module.Executor):
 
 
 @contextlib.contextmanager
-def no_token(context: Any) -> Iterator[tuple[str, str]]:
+def no_token(folder: Path) -> Iterator[tuple[str, str]]:
     """A path sought by a node that does not see the run's folder."""
     yield "/nowhere", "nothing"
 

@@ -259,7 +259,7 @@ def searcher_of(
     set_up(made, Space.from_json(settings.space_json), settings)
     if "searcher" in saved.meta:
         made.load_state_dict(saved.meta["searcher"])
-        catch_up(saved, settings, made)
+        catch_up(saved, made, settings.ranking, settings.stop)
     return made
 
 

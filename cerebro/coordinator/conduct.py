@@ -66,7 +66,7 @@ def conduct(
     """
     with exit_on_sigterm():
         torch_flags = previous.saved.environment.get("torch", {}) if previous else None
-        with Session(settings, run_context(settings, torch_flags)) as session:
+        with RunSession(settings, run_context(settings, torch_flags)) as session:
             executor, context = session.executor, session.context
             # Fail before a file is made if something cannot be sent to workers.
             workers = list(executor.start(context))
@@ -113,7 +113,7 @@ def exit_on_sigterm() -> Iterator[None]:
         raise SystemExit(TERMINATED) from None
 
 
-class Session:
+class RunSession:
     """The resources that a process holds while it trains a run; closes them at the end.
 
     Normally, the workers end and the run gets the coordinator's status. On any exception, the
@@ -130,7 +130,7 @@ class Session:
         self.hooks: Hooks | None = None
         self.coordinator: Coordinator | None = None
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> RunSession:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
@@ -148,7 +148,7 @@ class Session:
         self.executor.close()
         self.opened.store.set_meta("status", self.coordinator.status)
         self.opened.store.set_meta("ended", time.time())
-        close(self.opened, self.context)
+        close(self.opened, Path(self.context.state_dir))
         self.opened.owner.release()
 
     def _abandon(self, error: BaseException) -> None:
@@ -177,17 +177,17 @@ class Session:
                 yield self.coordinator.end_open_trials
             for item in record.items():
                 yield partial(self.opened.store.set_meta, *item)
-            yield partial(close, self.opened, self.context)
+            yield partial(close, self.opened, Path(self.context.state_dir))
             yield self.opened.owner.release
         if self.result is not None:
             yield partial(explain, error, self.result)
 
 
-def close(opened: OwnedRun, context: RunContext) -> None:
+def close(opened: OwnedRun, state_dir: Path) -> None:
     """Close the store, then delete state files that it no longer references."""
     opened.store.close()
     with contextlib.suppress(OSError):
-        sweep(opened.store.folder, Path(context.state_dir))
+        sweep(opened.store.folder, state_dir)
 
 
 def explain(error: BaseException, result: Result) -> None:

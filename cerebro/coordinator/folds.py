@@ -19,7 +19,7 @@ from cerebro.coordinator.callbacks import Hooks
 from cerebro.coordinator.overview import EndedTrials, Overview
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.coordinator.trial_table import TrialTable
-from cerebro.coordinator.trials import LiveTrials
+from cerebro.coordinator.trials import LiveTrials, TrialSettings
 from cerebro.report.snapshot import TrialRow
 from cerebro.run.records import (
     ENDED,
@@ -30,10 +30,8 @@ from cerebro.run.records import (
     failed_fold,
     update,
 )
-from cerebro.run.settings import Settings
 from cerebro.run.store import LastDecision, Store
 from cerebro.searchers.base import Suggestion
-from cerebro.worker.messages import RunContext
 
 
 @dataclass
@@ -56,6 +54,8 @@ class FoldedTrials(TrialTable[FoldedTrial]):
 
     Parameters
     ----------
+    each
+        The number of folds of a configuration.
     expected
         The number of configurations, if it is known before the searcher has suggested them all.
     pinned
@@ -64,8 +64,8 @@ class FoldedTrials(TrialTable[FoldedTrial]):
 
     def __init__(
         self,
-        settings: Settings,
-        context: RunContext,
+        settings: TrialSettings,
+        each: int,
         store: Store,
         schedule: _core.Schedule,
         overview: Overview,
@@ -75,14 +75,14 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         pinned: Collection[tuple[int, int]] = (),
     ) -> None:
         super().__init__(overview.ended)
-        self._settings = settings
+        self._ranking = settings.ranking
         self._hooks = hooks
-        self._each = settings.trials_each
+        self._each = each
         self.folds = LiveTrials(
-            *(settings, context, store, schedule, overview),
+            *(settings, store, schedule, overview),
             *(EndedTrials(settings.ranking), self._tell_of_fold),
             stepwise=True,
-            expected=None if expected is None else expected * settings.trials_each,
+            expected=None if expected is None else expected * each,
             best_epoch=self._best_epoch,
             pinned=pinned,
         )
@@ -99,10 +99,10 @@ class FoldedTrials(TrialTable[FoldedTrial]):
             self._note_end(trial)
         return trial
 
-    def go_on(self, trial: LiveTrial) -> None:
-        """Have all folds train the next epoch."""
+    def extend(self, trial: LiveTrial) -> None:
+        """Let all folds train the next epoch."""
         for fold in self._decided(trial):
-            self.folds.go_on(fold)
+            self.folds.extend(fold)
 
     def pause(self, trial: LiveTrial) -> None:
         """Pause a configuration for the searcher."""
@@ -121,13 +121,13 @@ class FoldedTrials(TrialTable[FoldedTrial]):
             self.folds.resume(fold, epochs)
         update(trial.record)
 
-    def wake(self, trial: LiveTrial) -> None:
+    def clear_pause(self, trial: LiveTrial) -> None:
         """Clear the searcher's pause, before the configuration is resumed or dropped."""
-        trial.asleep = False
+        trial.paused_by_searcher = False
         self._over[trial.record.number] = None
         for fold in self._folds(trial):
             if fold.record.number in self.folds.by_number:
-                self.folds.wake(fold)
+                self.folds.clear_pause(fold)
 
     def end(self, trial: LiveTrial, status: Status) -> None:
         """End a configuration for good."""
@@ -138,7 +138,7 @@ class FoldedTrials(TrialTable[FoldedTrial]):
 
     # --- called by the coordinator ------------------------------------------
 
-    def hear(self, fold: LiveTrial) -> LiveTrial | None:
+    def update_from(self, fold: LiveTrial) -> LiveTrial | None:
         """Update the configuration of a fold that has finished an epoch, or ended.
 
         Returns
@@ -179,16 +179,17 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         self.folds.restore(folds, spread)
         for first in range(0, len(folds), each):
             trial = self._take(folds[first : first + each])
-            trial.reported, trial.asleep = folds[first].reported, folds[first].asleep
+            trial.reported = folds[first].reported
+            trial.paused_by_searcher = folds[first].paused_by_searcher
             if trial.record.status in ENDED:
-                self.ended.add(trial.record, trial.row(self._settings.ranking))
+                self.ended.add(trial.record, trial.row(self._ranking))
             elif any(fold.history for fold in trial.folds):  # else early stopping starts afresh
                 trial.history = [epoch.to_history() for epoch in trial.record.epochs]
 
-    def take_up(self) -> None:
+    def update_all(self) -> None:
         """Update the configurations of a resumed run: folds may have recovered epochs or failed."""
         for trial in self.by_number.values():
-            self.hear(trial.folds[0])
+            self.update_from(trial.folds[0])
 
     def forget_ended(self, is_expected: Callable[[int], bool]) -> list[int]:
         """Forget ended configurations and folds that are of no more use; return the folds' numbers.
@@ -233,8 +234,8 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         parent = self.recall(suggestion.parent)
         number = suggestion.parent * self._each + fold
         of_fold = self.folds.recall(number)
-        assert parent is not None and parent.told is not None and of_fold is not None
-        of_fold.reported = parent.told  # other folds may have trained further than a failed one
+        assert parent is not None and parent.reported_epoch is not None and of_fold is not None
+        of_fold.reported = parent.reported_epoch  # other folds may be further than one that failed
         return replace(suggestion, parent=number)
 
     def _folds(self, trial: LiveTrial) -> list[LiveTrial]:
@@ -243,23 +244,22 @@ class FoldedTrials(TrialTable[FoldedTrial]):
     def _decided(self, trial: LiveTrial) -> list[LiveTrial]:
         """Copy the searcher's decision to the folds; return those that have not ended."""
         for fold in self._folds(trial):
-            fold.reported, fold.asleep = trial.reported, trial.asleep
+            fold.reported, fold.paused_by_searcher = trial.reported, trial.paused_by_searcher
         return [fold for fold in self._folds(trial) if fold.record.status not in ENDED]
 
     def _note_end(self, trial: LiveTrial) -> None:
-        self.ended.add(trial.record, trial.row(self._settings.ranking))
+        self.ended.add(trial.record, trial.row(self._ranking))
         self._hooks.tell_of(trial.record, "on_trial_end")
 
     def _best_epoch(self, record: TrialRecord) -> int | None:
         """Return the best epoch of a fold's configuration, whose state the fold keeps."""
-        settings = self._settings
-        trial = self.by_number.get(record.number // self._each)
-        return None if trial is None else trial.record.best_epoch(settings.metric, settings.mode)
+        trial, by = self.by_number.get(record.number // self._each), self._ranking
+        return None if trial is None else trial.record.best_epoch(by.metric, by.mode)
 
     def _tell_of_fold(self, fold: TrialRecord, hook: str, *_: Any) -> None:
         """Call `on_trial_start` when the first fold of a configuration starts.
 
-        `hear` calls the hooks of epochs, and `_note_end` that of the end.
+        `update_from` calls the hooks of epochs, and `_note_end` that of the end.
         """
         trial = self.by_number.get(fold.number // self._each)
         if hook == "on_trial_start" and trial is not None and not trial.started:

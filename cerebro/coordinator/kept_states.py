@@ -8,10 +8,8 @@ from pathlib import Path
 
 from cerebro.errors import StateError
 from cerebro.run.records import EpochRecord, TrialRecord
-from cerebro.run.settings import Settings
 from cerebro.run.states import CloneOf, KeptState, remove_slots, remove_state, unpublished
 from cerebro.run.store import Store
-from cerebro.worker.messages import RunContext
 
 
 class KeptStates:
@@ -19,34 +17,41 @@ class KeptStates:
 
     Parameters
     ----------
+    folder, slots
+        Where states of finished epochs are, and where slots are.
+    keep
+        Which states stay: "best", "last" or "all".
     best_epoch
-        Returns the epoch whose state ``keep="best"`` keeps; default: the trial's own best.
+        Returns the epoch whose state ``keep="best"`` keeps.
     pinned
         Trials and epochs whose states the searcher wants to keep.
     """
 
     def __init__(
         self,
-        settings: Settings,
-        context: RunContext,
+        folder: Path,
+        slots: Path,
         store: Store,
-        best_epoch: Callable[[TrialRecord], int | None] | None = None,
-        pinned: Collection[tuple[int, int]] = (),
+        keep: str,
+        best_epoch: Callable[[TrialRecord], int | None],
+        pinned: Collection[tuple[int, int]],
     ) -> None:
-        self._settings = settings
-        self._folder = Path(context.epoch_dir)
-        self._slots = Path(context.state_dir)
+        self._folder = folder
+        self._slots = slots
         self._store = store
+        self._keep = keep
         self._kept: dict[int, dict[int, EpochRecord]] = {}
         self._needed: Counter[tuple[int, int]] = Counter()
-        self._best_epoch = best_epoch or self._own_best
+        self._best_epoch = best_epoch
         self._pinned = pinned
 
-    def add_epoch(self, record: TrialRecord, epoch: EpochRecord, told: int | None = None) -> None:
+    def add_epoch(
+        self, record: TrialRecord, epoch: EpochRecord, for_clones: int | None = None
+    ) -> None:
         """Record a finished epoch; publish its state and retire others.
 
-        The state of `told`, the last epoch reported to the searcher, stays too: clones begin with
-        it.
+        The state of epoch `for_clones`, the last that was reported to the searcher, stays too: a
+        clone would begin with it.
         """
         record.epochs.append(epoch)
         file = epoch.state_file
@@ -59,7 +64,7 @@ class KeptStates:
             file,
             None if file is None else self._paths(file, epoch.state_hash),
         )
-        self.retire(record, told)
+        self.retire(record, for_clones)
 
     def clone_of(self, record: TrialRecord, epoch: int) -> CloneOf:
         """Return a trial's state after an epoch; it stays on disk until :meth:`release`."""
@@ -76,11 +81,11 @@ class KeptStates:
         last = record.epochs[-1]
         return KeptState(str(self._folder / str(last.state_file)), last.state_hash)
 
-    def release(self, record: TrialRecord, epoch: int, told: int | None) -> None:
+    def release(self, record: TrialRecord, epoch: int, for_clones: int | None) -> None:
         """Release a state that a clone no longer needs, because it has its own."""
         self._needed[record.number, epoch] -= 1
-        self._needed += Counter()  # keeps only counts above 0
-        self.retire(record, told)
+        self._needed += Counter()  # keeps what is above 0
+        self.retire(record, for_clones)
 
     def discard(self, file: str | None, state_hash: str) -> None:
         """Delete the unpublished state of an epoch that does not count."""
@@ -91,7 +96,7 @@ class KeptStates:
         """Return the paths of a state before and after it is published."""
         return self._folder / unpublished(file, state_hash), self._folder / file
 
-    def retire(self, record: TrialRecord, told: int | None = None) -> None:
+    def retire(self, record: TrialRecord, for_clones: int | None = None) -> None:
         """Delete kept states that `keep` no longer asks for; the last one always stays."""
         if not record.epochs:
             return
@@ -101,23 +106,20 @@ class KeptStates:
         for epoch in record.epochs if not kept else [last]:
             if epoch.state_file is not None:
                 kept[epoch.epoch] = epoch
-        if self._settings.keep == "all":
+        if self._keep == "all":
             return
         wanted = {last.epoch}
-        if self._settings.keep == "best":
+        if self._keep == "best":
             best = self._best_epoch(record)
             if best is not None:
                 wanted.add(best)
-        for number in sorted(set(kept) - wanted - {told}):
+        for number in sorted(set(kept) - wanted - {for_clones}):
             if self._needed[record.number, number] > 0 or (record.number, number) in self._pinned:
                 continue
             epoch = kept.pop(number)
             assert epoch.state_file is not None
             self._store.retire_state(record.number, number, self._folder / epoch.state_file)
             epoch.state_file = None
-
-    def _own_best(self, record: TrialRecord) -> int | None:
-        return record.best_epoch(self._settings.metric, self._settings.mode)
 
     def is_needed(self, number: int) -> bool:
         """Whether a clone will begin with one of the trial's states."""

@@ -354,8 +354,8 @@ def open_again(
     """Open the store for writing and find the position of every trial."""
     saved, owner = previous.saved, previous.owner
     run_id = saved.meta.get("id") or uuid.uuid4().hex
-    make_folders(settings)
-    claim_state_dir(settings, run_id)
+    make_folders(settings.folder, settings.state_dir)
+    claim_state_dir(settings.state_dir, settings.folder, run_id)
     store = Store.open(saved.folder)
     try:
         restored = restore(saved, store, context, previous.request)

@@ -43,7 +43,7 @@ class Trials(Protocol):
     def add(self, suggestion: Suggestion) -> LiveTrial:
         """Add a new trial or a clone; one that cannot be trained has failed already."""
 
-    def go_on(self, trial: LiveTrial) -> None:
+    def extend(self, trial: LiveTrial) -> None:
         """Let a trial train its next epoch."""
 
     def pause(self, trial: LiveTrial) -> None:
@@ -55,7 +55,7 @@ class Trials(Protocol):
     def resume(self, trial: LiveTrial, epochs: int) -> None:
         """Let a paused trial train until `epochs` are done."""
 
-    def wake(self, trial: LiveTrial) -> None:
+    def clear_pause(self, trial: LiveTrial) -> None:
         """Clear the searcher's pause of a trial."""
 
     def end(self, trial: LiveTrial, status: Status) -> None:
@@ -272,7 +272,7 @@ class SearchLoop:
             return
         over = record.status in ENDED  # early: its last metrics are reported again
         if decision is Decision.PAUSE:
-            trial.asleep = True
+            trial.paused_by_searcher = True
             if not over:
                 self._trials.pause(trial)
         elif report.epoch + 1 >= record.target_epochs or decision is Decision.STOP:
@@ -284,7 +284,7 @@ class SearchLoop:
                 self._trials.end(trial, "stopped")
             self._report_again(trial)
         else:
-            self._trials.go_on(trial)
+            self._trials.extend(trial)
             self.rounds.join(record.number)
             if self.searcher.adaptive:
                 self._arrive_again(trial)  # in a resumed run it may have trained further
@@ -299,12 +299,12 @@ class SearchLoop:
             )
         for number in numbers:
             trial = self._trials.by_number.get(number) if type(number) is int else None
-            if trial is None or not trial.asleep:
+            if trial is None or not trial.paused_by_searcher:
                 raise InputError(
                     f"the searcher {self._settings.searcher_name} drops trial {number!r}, which it "
                     "has not paused"
                 )
-            self._trials.wake(trial)
+            self._trials.clear_pause(trial)
             if trial.record.status not in ENDED:
                 self._trials.end(trial, "stopped")
 
@@ -312,7 +312,7 @@ class SearchLoop:
         """Free the resources of paused trials that the searcher will not resume soon."""
         for number in self.searcher.shelved():
             trial = self._trials.by_number.get(number)
-            if trial is not None and trial.asleep:
+            if trial is not None and trial.paused_by_searcher:
                 self._trials.shelve(trial)
 
     def _report_again(self, trial: LiveTrial) -> None:
@@ -386,7 +386,7 @@ class SearchLoop:
     def _resume(self, trial: LiveTrial, suggestion: Suggestion) -> None:
         record = trial.record
         epochs = suggestion.epochs or self._settings.epochs
-        self._trials.wake(trial)
+        self._trials.clear_pause(trial)
         self._add_decision(record.number, trial.reported + 1, "resume", epochs)
         if record.status not in ENDED:
             self._trials.resume(trial, epochs)
@@ -421,7 +421,7 @@ class SearchLoop:
         status = self._trials.status_of(number)
         if status is None:
             return f"resumes trial {number!r}, which does not exist"
-        if trial is None or not trial.asleep:
+        if trial is None or not trial.paused_by_searcher:
             return f"resumes trial {number}, which it has not paused ({status})"
         if epochs <= trial.reported + 1:
             return (
@@ -435,12 +435,13 @@ class SearchLoop:
         parent = self._trials.recall(number)
         if parent is None:
             return f"clones trial {number!r}, which does not exist"
-        if parent.told is None:
+        last = parent.reported_epoch
+        if last is None:
             return f"clones trial {number}, which has not reported an epoch yet"
-        epoch = parent.told if suggestion.parent_epoch is None else suggestion.parent_epoch
+        epoch = last if suggestion.parent_epoch is None else suggestion.parent_epoch
         kept = {known.epoch for known in parent.record.epochs if known.state_file is not None}
-        kept.add(parent.told)  # which is always kept
-        if epoch not in kept or epoch > parent.told:
+        kept.add(last)  # which always is
+        if epoch not in kept or epoch > last:
             return f"clones trial {number} after epoch {epoch}, whose state is not kept"
         if epochs <= epoch + 1:
             return (

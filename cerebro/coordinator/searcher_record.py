@@ -26,8 +26,7 @@ from cerebro.coordinator.failures import comparable, worst
 from cerebro.errors import InputError
 from cerebro.machine.guard import finding
 from cerebro.results.saved_run import SavedRun
-from cerebro.run.records import TrialRecord
-from cerebro.run.settings import Settings
+from cerebro.run.records import Ranking, TrialRecord
 from cerebro.run.store import read_decisions, reader
 from cerebro.run.store.encoding import decode, encode
 from cerebro.searchers.base import DONE, Decision, Searcher, Suggested, Suggestion
@@ -248,7 +247,7 @@ def _is_stored_as_is(value: Any) -> bool:
     return isinstance(value, (bool, int, float, str)) and value == value
 
 
-def catch_up(saved: SavedRun, settings: Settings, searcher: Searcher) -> None:
+def catch_up(saved: SavedRun, searcher: Searcher, by: Ranking, stop: EarlyStopping | None) -> None:
     """Bring a searcher from its last saved state to its state at the end of the run.
 
     Raises
@@ -266,9 +265,7 @@ def catch_up(saved: SavedRun, settings: Settings, searcher: Searcher) -> None:
     records = saved.configurations
     replay_decisions(
         *(searcher, decisions),
-        reported=lambda trial, epoch: reported(
-            records[trial], epoch, settings.metric, settings.mode, settings.stop
-        ),
+        reported=lambda trial, epoch: reported(records[trial], epoch, by.metric, by.mode, stop),
         config_of=lambda trial: records[trial].config,
         epochs=saved.settings["epochs"],
     )

@@ -71,8 +71,9 @@ class SimulatedTrials:
         epochs = suggestion.epochs or self._epochs
         record = TrialRecord(number, dict(suggestion.config), "running", target_epochs=epochs)
         if suggestion.parent is not None:
-            told, epoch = self.by_number[suggestion.parent].told, suggestion.parent_epoch
-            record.parent, record.parent_epoch = suggestion.parent, told if epoch is None else epoch
+            parent, epoch = self.by_number[suggestion.parent], suggestion.parent_epoch
+            record.parent = suggestion.parent
+            record.parent_epoch = parent.reported_epoch if epoch is None else epoch
         trial = self.by_number[number] = LiveTrial(record, reported=record.first_epoch - 1)
         self.ready.append(number)
         return trial
@@ -83,7 +84,7 @@ class SimulatedTrials:
         trial.record.epochs.append(epoch)
         return epoch
 
-    def go_on(self, trial: LiveTrial) -> None:
+    def extend(self, trial: LiveTrial) -> None:
         """Train the next epoch; the state of the last one stays if the searcher wants it."""
         last = trial.record.epochs[-1]
         if (trial.record.number, last.epoch) not in self.pinned:
@@ -100,11 +101,11 @@ class SimulatedTrials:
     def resume(self, trial: LiveTrial, epochs: int) -> None:
         """Have a paused trial train until `epochs` are done."""
         trial.record.status, trial.record.target_epochs = "running", epochs
-        self.go_on(trial)
+        self.extend(trial)
 
-    def wake(self, trial: LiveTrial) -> None:
+    def clear_pause(self, trial: LiveTrial) -> None:
         """Clear the searcher's pause of a trial."""
-        trial.asleep = False
+        trial.paused_by_searcher = False
 
     def end(self, trial: LiveTrial, status: Status) -> None:
         """End a trial for good."""
@@ -226,7 +227,7 @@ class SimulatedSearch(SearchLoop):
     def end(self) -> list[SimulatedTrial]:
         """Return all trials; those still paused are stopped, as at the end of a run."""
         for trial in self._simulated.by_number.values():
-            if trial.asleep and trial.record.status not in ENDED:
+            if trial.paused_by_searcher and trial.record.status not in ENDED:
                 self._simulated.end(trial, "stopped")
             if trial.record.status not in ENDED:
                 number = trial.record.number

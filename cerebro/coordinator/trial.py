@@ -2,7 +2,6 @@
 
 A trial that has not ended gets no unit while one of these fields is set:
 
-=============  =====================================  ========================================
 field          reason to wait                         cleared by
 =============  =====================================  ========================================
 held           the user paused or stopped it          the user, who continues it
@@ -15,6 +14,22 @@ awaits_parent  in a resumed run, its parent trains    the end of that epoch, or 
 
 Its status is "waiting" until its first unit and whenever it has been resumed or continued,
 "running" from its next unit on, and "paused" while it is asleep, or held with no unit in progress.
+=======
+==================  =====================================  =======================================
+field               reason to wait                         cleared by
+==================  =====================================  =======================================
+held                the user paused or stopped it          the user, who continues it
+stopping            the user stopped it; it is `held` too  its end, as soon as no unit of it runs
+paused_by_searcher  the searcher paused it                 the searcher, which resumes or drops it
+awaits_state        its last epoch's state is being        `StateKept` or `StateLost`
+                    copied
+awaits_parent       in a resumed run, its parent trains    the end of that epoch, or of the parent
+                    the epoch again that it starts from
+==================  =====================================  =======================================
+
+Its status is "waiting" until its first unit and whenever it has been resumed or continued,
+"running" from its next unit on, and "paused" while the searcher or the user
+pauses it and no unit of it runs.
 """
 
 from __future__ import annotations
@@ -44,8 +59,8 @@ class LiveTrial:
     """The worker that runs its current unit."""
     held: bool = False
     stopping: bool = False
-    asleep: bool = False
-    unkept: bool = False
+    paused_by_searcher: bool = False
+    awaits_state: bool = False
     awaits_parent: bool = False
     lost_states: int = 0
     """The number of times that it had to go back in this epoch because a state was lost."""
@@ -82,8 +97,8 @@ class LiveTrial:
     """Its recorded warnings."""
 
     @property
-    def told(self) -> int | None:
-        """The last epoch that the trial itself trained and that was reported to the searcher."""
+    def reported_epoch(self) -> int | None:
+        """The last epoch that the trial has trained and that was reported to the searcher."""
         epoch = min(self.reported, self.record.done - 1)
         return epoch if epoch >= self.record.first_epoch else None
 

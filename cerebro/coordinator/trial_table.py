@@ -91,7 +91,7 @@ class TrialTable(ABC, Generic[TrialKind]):
     def end_paused(self) -> None:
         """End the trials that the searcher has paused and will not resume."""
         for trial in self.by_number.values():
-            if trial.asleep and trial.record.status not in ENDED:
+            if trial.paused_by_searcher and trial.record.status not in ENDED:
                 self.end(trial, "stopped")
 
     def _forget_unused(
@@ -112,7 +112,7 @@ class TrialTable(ABC, Generic[TrialKind]):
             trial = self.by_number[number]
             if trial.record.status not in ENDED or number < ALIKE_FAILURES:
                 continue
-            if not trial.asleep and not is_needed(number):
+            if not trial.paused_by_searcher and not is_needed(number):
                 unused.append(self.by_number.pop(number))
                 self.forgotten[trial.record.status] += 1
         return unused

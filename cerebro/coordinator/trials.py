@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import cerebro._core as _core
@@ -16,12 +18,42 @@ from cerebro.coordinator.overview import EndedTrials, Overview
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.coordinator.trial_table import TrialTable
 from cerebro.errors import InputError, StateError
-from cerebro.run.records import ENDED, NOTHING_RAISED, EpochRecord, Raised, Status, TrialRecord
+from cerebro.run.records import (
+    ENDED,
+    NOTHING_RAISED,
+    EpochRecord,
+    Raised,
+    Ranking,
+    Status,
+    TrialRecord,
+)
 from cerebro.run.settings import Settings
 from cerebro.run.store import LastDecision, Store, decode, encode, read_trials, reader
 from cerebro.searchers.base import Suggestion
 from cerebro.worker.log import log_path, remove_if_empty
 from cerebro.worker.messages import RunContext
+
+
+@dataclass(frozen=True)
+class TrialSettings:
+    """The part of a search's settings that its trials share; see `cerebro.search`."""
+
+    epochs: int
+    units_per_epoch: int
+    ranking: Ranking
+    keep: str
+    states: str
+    slots: str
+    logs: str
+    """The folders of states, of slots and of trials' logs."""
+
+    @classmethod
+    def of(cls, settings: Settings, context: RunContext) -> TrialSettings:
+        """Take them from the settings and the context of a run."""
+        return cls(
+            *(settings.epochs, context.units_per_epoch, settings.ranking, settings.keep),
+            *(context.epoch_dir, context.state_dir, context.log_dir),
+        )
 
 
 class LiveTrials(TrialTable[LiveTrial]):
@@ -34,7 +66,8 @@ class LiveTrials(TrialTable[LiveTrial]):
     tell_of
         Called with a trial's record, the name of a callback's hook, and the hook's arguments.
     stepwise
-        Whether a trial waits after each epoch for :meth:`go_on`, because a searcher decides.
+        Whether a trial waits after each epoch until :meth:`extend`, because a searcher decides
+        then.
     expected
         The number of trials, if it is known before the searcher has suggested them all.
     best_epoch
@@ -45,8 +78,7 @@ class LiveTrials(TrialTable[LiveTrial]):
 
     def __init__(
         self,
-        settings: Settings,
-        context: RunContext,
+        settings: TrialSettings,
         store: Store,
         schedule: _core.Schedule,
         overview: Overview,
@@ -59,10 +91,14 @@ class LiveTrials(TrialTable[LiveTrial]):
         pinned: Collection[tuple[int, int]] = (),
     ) -> None:
         super().__init__(ended)
-        self.states = KeptStates(settings, context, store, best_epoch, pinned)
+        metric, mode = settings.ranking.metric, settings.ranking.mode
+        self.states = KeptStates(
+            *(Path(settings.states), Path(settings.slots), store, settings.keep),
+            best_epoch or (lambda record: record.best_epoch(metric, mode)),
+            pinned,
+        )
         self._ended_on: dict[int, list[int]] = {}  # by worker: ended trials to report to it
         self._settings = settings
-        self._context = context
         self._store = store
         self._flushes = 0
         self._schedule = schedule
@@ -83,12 +119,12 @@ class LiveTrials(TrialTable[LiveTrial]):
         )
         parent = None if suggestion.parent is None else self.recall(suggestion.parent)
         if parent is not None:
-            assert parent.told is not None
+            assert parent.reported_epoch is not None
             earlier = suggestion.parent_epoch
             record.parent = parent.record.number
-            record.parent_epoch = parent.told if earlier is None else earlier
+            record.parent_epoch = parent.reported_epoch if earlier is None else earlier
         trial = self.by_number[number] = LiveTrial(record, reported=record.first_epoch - 1)
-        trial.first_position = record.first_epoch * self._context.units_per_epoch
+        trial.first_position = record.first_epoch * self._settings.units_per_epoch
         trial.position = trial.first_position
         trial.unwritten = self._flushes
         self._store.add_trial(
@@ -129,7 +165,7 @@ class LiveTrials(TrialTable[LiveTrial]):
             number = trial.record.number
             self.by_number[number] = trial
             answer = answers.get(number, LastDecision(reported=trial.record.first_epoch - 1))
-            trial.reported, trial.asleep = answer.reported, answer.paused
+            trial.reported, trial.paused_by_searcher = answer.reported, answer.paused
         for trial in trials:
             record = trial.record
             self._plan_units(trial, trial.position - trial.first_position)
@@ -139,12 +175,12 @@ class LiveTrials(TrialTable[LiveTrial]):
                 continue
             if record.parent_epoch is not None and not record.epochs:
                 self._find_parents_state(trial, record.parent_epoch)
-            epoch, step = divmod(trial.position, self._context.units_per_epoch)
+            epoch, step = divmod(trial.position, self._settings.units_per_epoch)
             self._schedule.add_trial(
                 record.number, epochs=self._goal(trial), epoch=epoch, step=step
             )
             trial.scheduled = True
-            if trial.asleep:
+            if trial.paused_by_searcher:
                 self._hold_or_release(trial)
                 self.set_status(trial, "paused")
             else:
@@ -172,7 +208,7 @@ class LiveTrials(TrialTable[LiveTrial]):
             if clone.record.status not in ENDED:
                 clone.clone_of = self.states.clone_of(parent.record, epoch)
                 self._hold_or_release(clone)
-        if parent.asleep and parent.record.done > parent.reported:
+        if parent.paused_by_searcher and parent.record.done > parent.reported:
             self.pause(parent)
 
     # --- epochs ----------------------------------------------------------
@@ -181,16 +217,16 @@ class LiveTrials(TrialTable[LiveTrial]):
         """Record a finished epoch."""
         trial.epoch_seconds = 0.0
         trial.history.append(epoch.to_history())
-        self.states.add_epoch(trial.record, epoch, self._told(trial))
+        self.states.add_epoch(trial.record, epoch, self._for_clones(trial))
         self._release_clones(trial, epoch.epoch)
         self._drop_parent(trial)  # not needed any more, even after a power failure
         self._tell_of(trial.record, "on_epoch_end", dict(epoch.metrics))
 
-    def go_on(self, trial: LiveTrial) -> None:
+    def extend(self, trial: LiveTrial) -> None:
         """Let a trial train its next epoch."""
         if self._stepwise:
             self._schedule.extend_trial(trial.record.number, self._goal(trial))
-            self.states.retire(trial.record, trial.told)
+            self.states.retire(trial.record, trial.reported_epoch)
 
     def pause(self, trial: LiveTrial) -> None:
         """Pause a trial for the searcher. Its slots stay, and its live model may."""
@@ -231,12 +267,12 @@ class LiveTrials(TrialTable[LiveTrial]):
         """Release a trial that was held."""
         trial.held = False
         self._hold_or_release(trial)
-        if trial.record.status == "paused" and not trial.asleep:
+        if trial.record.status == "paused" and not trial.paused_by_searcher:
             self.set_status(trial, "waiting")
 
     def await_state(self, trial: LiveTrial, awaited: bool) -> None:
         """Hold a trial while its last epoch's state is being copied, or release it."""
-        trial.unkept = awaited
+        trial.awaits_state = awaited
         if trial.record.status not in ENDED:
             self._hold_or_release(trial)
 
@@ -249,13 +285,13 @@ class LiveTrials(TrialTable[LiveTrial]):
             The position of that state. If it is None or before the end of the last finished
             epoch, the trial goes back to that end, or to its beginning.
         """
-        record, units = trial.record, self._context.units_per_epoch
+        record, units = trial.record, self._settings.units_per_epoch
         kept = record.done * units if record.epochs else trial.first_position
         if position is None or position < kept:
             position = kept
             trial.origin = self.states.kept(record)
             trial.epoch_seconds = 0.0
-        trial.unkept = False
+        trial.awaits_state = False
         if record.status in ENDED:
             return
         self._overview.units_done -= trial.position - position
@@ -267,8 +303,8 @@ class LiveTrials(TrialTable[LiveTrial]):
     def _hold_or_release(self, trial: LiveTrial) -> None:
         """Tell the scheduler whether the trial has to wait, for any of the reasons."""
         number = trial.record.number
-        asleep = trial.asleep and all(parent != number for parent, _ in self._awaited)
-        if trial.held or asleep or trial.unkept or trial.awaits_parent:
+        paused = trial.paused_by_searcher and all(parent != number for parent, _ in self._awaited)
+        if trial.held or paused or trial.awaits_state or trial.awaits_parent:
             self._schedule.hold_trial(trial.record.number)
         else:
             self._schedule.release_trial(trial.record.number)
@@ -296,11 +332,11 @@ class LiveTrials(TrialTable[LiveTrial]):
                 self._hold_or_release(clone)  # its first unit fails: the state is missing
         self._plan_units(trial, trial.position - trial.first_position)
         self.set_status(trial, status)
-        self.states.retire(record, self._told(trial))
+        self.states.retire(record, self._for_clones(trial))
         self.states.remove_slots(record.number)
         for worker in trial.workers:
             self._ended_on.setdefault(worker, []).append(record.number)
-        remove_if_empty(log_path(self._context.log_dir, record.number))
+        remove_if_empty(log_path(self._settings.logs, record.number))
         self._tell_of(record, "on_trial_end")
         self._note_end(trial)
 
@@ -321,7 +357,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         def is_awaited(number: int) -> bool:
             return self.by_number[number].worker is not None or is_expected(number)
 
-        # `wake` adds the others to `_over` again, or the start of their last clone does.
+        # `clear_pause` adds the others to `_over` again, or the beginning of their last clone.
         unused = self._forget_unused(is_awaited, self.states.is_needed)
         for trial in unused:
             if trial.scheduled:
@@ -329,9 +365,9 @@ class LiveTrials(TrialTable[LiveTrial]):
             self.states.forget(trial.record.number)
         return [trial.record.number for trial in unused]
 
-    def wake(self, trial: LiveTrial) -> None:
+    def clear_pause(self, trial: LiveTrial) -> None:
         """Clear the searcher's pause, before the trial is resumed or dropped."""
-        trial.asleep = False
+        trial.paused_by_searcher = False
         if trial.record.status in ENDED:
             self._over[trial.record.number] = None
 
@@ -353,7 +389,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         if trial.clone_of is None or record.parent is None or record.parent_epoch is None:
             return
         parent = self.by_number[record.parent]
-        self.states.release(parent.record, record.parent_epoch, self._told(parent))
+        self.states.release(parent.record, record.parent_epoch, self._for_clones(parent))
         trial.clone_of = None
         if parent.record.status in ENDED:
             self._over[record.parent] = None
@@ -378,9 +414,9 @@ class LiveTrials(TrialTable[LiveTrial]):
             raised=record.raised,
         )
 
-    def _told(self, trial: LiveTrial) -> int | None:
+    def _for_clones(self, trial: LiveTrial) -> int | None:
         """Return the epoch whose state has to stay because a clone may start from it."""
-        return trial.told if self._stepwise else None
+        return trial.reported_epoch if self._stepwise else None
 
     # --- counting --------------------------------------------------------
 
@@ -388,19 +424,21 @@ class LiveTrials(TrialTable[LiveTrial]):
         """Return the number of epochs that the scheduler may train the trial for."""
         if not self._stepwise:
             return trial.record.target_epochs
-        wanted = trial.reported + (1 if trial.asleep else 2)
-        # A resumed trial may have done more: it trained before the decision reached the store.
-        epoch, step = divmod(trial.position, self._context.units_per_epoch)
+        wanted = trial.reported + (1 if trial.paused_by_searcher else 2)
+        # A resumed trial may be further: it trained before the decision reached the store.
+        epoch, step = divmod(trial.position, self._settings.units_per_epoch)
         return max(wanted, epoch + (step > 0))
 
     def _plan(self, trial: LiveTrial, epochs: int) -> None:
         """Plan the trial's units until `epochs` are done."""
-        self._plan_units(trial, (epochs - trial.record.first_epoch) * self._context.units_per_epoch)
+        self._plan_units(
+            trial, (epochs - trial.record.first_epoch) * self._settings.units_per_epoch
+        )
 
     def _expect_others(self) -> None:
         """Count the units of trials that the searcher has not suggested yet."""
         others = max(0, (self._expected or 0) - len(self))
-        units = self._settings.epochs * self._context.units_per_epoch
+        units = self._settings.epochs * self._settings.units_per_epoch
         self._overview.units_to_come = others * units
 
     def _plan_units(self, trial: LiveTrial, units: int) -> None:

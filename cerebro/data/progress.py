@@ -11,7 +11,7 @@ from cerebro.errors import InputError
 QUIET_BYTES = 128_000_000  # takes about a second
 
 
-class Meter:
+class ByteProgress:
     """Count bytes and show them once there are many, if standard error is a terminal.
 
     ``progress`` is ``"auto"`` (as above), True (always) or False (never).
@@ -43,7 +43,7 @@ class Meter:
         if self._bar is not None:
             self._bar.update(self._task, completed=self._done)
 
-    def __enter__(self) -> Meter:
+    def __enter__(self) -> ByteProgress:
         return self
 
     def __exit__(

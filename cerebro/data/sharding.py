@@ -34,7 +34,7 @@ from cerebro.data.manifest import (
     checksum_of,
     read_manifest,
 )
-from cerebro.data.progress import Meter
+from cerebro.data.progress import ByteProgress
 from cerebro.data.sources import open_source
 from cerebro.data.sources.base import Source, Table
 from cerebro.data.spool import spool
@@ -123,7 +123,7 @@ def shard(
     if there:
         _check_same(read_manifest(target), arguments, fingerprint, path)
         return Dataset(target)
-    with _temporary_folder(target) as folder, Meter(progress) as meter:
+    with _temporary_folder(target) as folder, ByteProgress(progress) as meter:
         if whole is None:
             whole = _spooled(opened, columns, folder, meter)
             if (remark := opened.remark()) is not None:
@@ -237,7 +237,7 @@ def _column_fingerprint(data: ColumnData) -> list[Any]:
     return [data.dtype, list(data.values.shape), data.offsets is not None, names, hashes]
 
 
-def _spooled(source: Source, columns: Columns | None, folder: Path, meter: Meter) -> Table:
+def _spooled(source: Source, columns: Columns | None, folder: Path, meter: ByteProgress) -> Table:
     """Read a source in chunks into temporary files."""
     wanted = source_columns(columns)
     unpacked, free = source.unpacked_bytes(wanted), shutil.disk_usage(folder).free
@@ -252,7 +252,7 @@ def _spooled(source: Source, columns: Columns | None, folder: Path, meter: Meter
 
 
 def _write(
-    outputs: list[OutputColumn], arguments: Mapping[str, Any], folder: Path, meter: Meter
+    outputs: list[OutputColumn], arguments: Mapping[str, Any], folder: Path, meter: ByteProgress
 ) -> list[Any]:
     rows = outputs[0].pieces[0][0].rows
     shards = arguments["shards"]

@@ -15,14 +15,14 @@ import numpy as np
 
 from cerebro.data.columns import ColumnData, missing, promoted
 from cerebro.data.dtypes import STORAGE, Array, convert
-from cerebro.data.progress import Meter
+from cerebro.data.progress import ByteProgress
 from cerebro.data.sources.base import Table
 from cerebro.errors import InputError
 
 _PIECE_VALUES = 1 << 20
 
 
-def spool(chunks: Iterable[Table], folder: Path, meter: Meter) -> Table:
+def spool(chunks: Iterable[Table], folder: Path, meter: ByteProgress) -> Table:
     """Read all chunks into files in `folder`; return the mapped columns.
 
     Raises InputError if there are no rows or chunks do not fit together.

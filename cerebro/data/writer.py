@@ -21,7 +21,7 @@ from cerebro.data.columns import ColumnData, offsets_of
 from cerebro.data.dtypes import Array
 from cerebro.data.layout import OutputColumn
 from cerebro.data.manifest import FileEntry, ShardEntry, shard_folder
-from cerebro.data.progress import Meter
+from cerebro.data.progress import ByteProgress
 from cerebro.machine import durable
 from cerebro.machine.resources import total_memory
 
@@ -50,7 +50,7 @@ def write_shards(
     shards: int,
     order: Order,
     folder: Path,
-    meter: Meter,
+    meter: ByteProgress,
     memory_bytes: int | None = None,
 ) -> list[ShardEntry]:
     """Write the columns into ``folder/shard-00000`` and so on; all files are on disk afterwards.
@@ -119,7 +119,7 @@ def _dealt(
 
 
 def _write_column(
-    output: OutputColumn, rows: Array | slice, folder: Path, meter: Meter
+    output: OutputColumn, rows: Array | slice, folder: Path, meter: ByteProgress
 ) -> dict[str, FileEntry]:
     data = output.pieces[0][0]
     if data.offsets is not None:
@@ -132,7 +132,7 @@ def _write_column(
 
 
 def _write_ragged(
-    output: OutputColumn, offsets: Array, rows: Array | slice, folder: Path, meter: Meter
+    output: OutputColumn, offsets: Array, rows: Array | slice, folder: Path, meter: ByteProgress
 ) -> dict[str, FileEntry]:
     values_name, offsets_name = output.column.file_names
     starts, stops = offsets[:-1][rows], offsets[1:][rows]
@@ -159,7 +159,7 @@ def _write_ragged(
 
 
 def _write_file(
-    path: Path, output: OutputColumn, rows: int, chunks: Iterator[Array], meter: Meter
+    path: Path, output: OutputColumn, rows: int, chunks: Iterator[Array], meter: ByteProgress
 ) -> FileEntry:
     column = output.column
     writer = _core.NpyWriter(os.fspath(path), column.dtype, column.shape, rows)

@@ -6,9 +6,9 @@ Messages are pickles, sent only between a process and its children. If the coord
 workers end themselves and all processes that their trials started. Ctrl-C reaches only the
 coordinator, because each worker leads a new session.
 
-The end of a worker is noticed at once. `Vigil` finds workers that are stopped or hang, and units
-that take too long. A worker is killed and reaped before its loss is reported, so that no two
-workers have the same unit.
+The end of a worker is noticed at once. `TaskWatch` finds workers that are stopped or hang, and
+units that take too long. A worker is killed and reaped before its loss is reported, so that no
+two workers have the same unit.
 
 Workers that end a run normally stay warm for the next run of the same process: importing PyTorch
 again can take longer than a search. A worker that has imported a file which has been edited since
@@ -38,7 +38,7 @@ from cerebro.executors.channel import BrokenMessage
 from cerebro.executors.process import (
     BEAT_SECONDS,
     EXIT_SECONDS,
-    Vigil,
+    TaskWatch,
     WorkerProcess,
     exit_reason,
     signal_of,
@@ -69,7 +69,7 @@ CHECK_SECONDS = 5.0
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 """Signals for which `faulthandler` writes a traceback."""
 
-Source = tuple[Literal["message", "exit", "wake"], int]
+Awaited = tuple[Literal["message", "exit", "wake"], int]
 """The meaning of a ready descriptor, and its worker."""
 
 
@@ -141,7 +141,7 @@ class LocalExecutor:
         self._fresh = fresh
         self._silence = silence
         self._workers: dict[int, WorkerProcess] = {}
-        self._busy: dict[int, Vigil] = {}
+        self._busy: dict[int, TaskWatch] = {}
         self._events: list[Event] = []  # not returned yet
         self._selector: selectors.BaseSelector | None = None
         self._clock: _core.BeatPage | None = None  # beats like the workers
@@ -169,9 +169,9 @@ class LocalExecutor:
         return [self._start_worker(seat) for seat in range(len(self._seats))]
 
     def submit(self, worker: int, task: Job) -> None:
-        vigil = Vigil(self._silence, self._limit(task))
-        self._busy[worker] = vigil
-        self._next_look = min(self._next_look, time.monotonic() + vigil.patience(None))
+        watch = TaskWatch(self._silence, self._limit(task))
+        self._busy[worker] = watch
+        self._next_look = min(self._next_look, time.monotonic() + watch.patience(None))
         process = self._workers.get(worker)
         if process is None:  # lost: the event is not returned yet
             return
@@ -307,8 +307,8 @@ class LocalExecutor:
         """Wait for the next descriptor or deadline and handle it; return whether it was `wake`."""
         woken = False
         for key, mask in self._the_selector.select(self._patience(end)):
-            source: Source = key.data
-            kind, worker = source
+            awaited: Awaited = key.data
+            kind, worker = awaited
             if kind == "wake":
                 woken = True
             elif worker in self._workers:  # not lost in the meantime
@@ -362,15 +362,15 @@ class LocalExecutor:
         """Kill workers that are silent or late; set the time of the next check."""
         assert self._clock is not None
         patience = self._silence
-        for worker, vigil in list(self._busy.items()):
+        for worker, watch in list(self._busy.items()):
             process = self._workers.get(worker)
             if process is None:
                 continue
             task_seconds = process.beat.task_seconds
-            if vigil.is_late(task_seconds):
+            if watch.is_late(task_seconds):
                 reason = f"the unit took longer than unit_timeout={self._unit_timeout:g} seconds"
                 self._lose(worker, reason, traced=True)
-            elif vigil.is_silent(process.beat.beats, self._clock.beats):
+            elif watch.is_silent(process.beat.beats, self._clock.beats):
                 how = "was stopped" if process.is_stopped() else "hangs"
                 self._lose(
                     worker,
@@ -378,7 +378,7 @@ class LocalExecutor:
                     "seconds",
                 )
             else:
-                patience = min(patience, vigil.patience(task_seconds))
+                patience = min(patience, watch.patience(task_seconds))
         self._next_look = time.monotonic() + patience
 
     # --- losing and ending -----------------------------------------------

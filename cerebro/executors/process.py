@@ -1,9 +1,9 @@
 """A worker process as its coordinator sees it: start, watch, kill, reap and keep it warm.
 
-Silence is measured in the coordinator's own heartbeats: a thread like the workers' makes them at
-the same rate. If the machine is suspended, frozen or too busy for these threads, both kinds of
-beats stop, and no worker is killed for it. A unit's time is measured by a clock that stops while
-the machine is suspended. `Vigil` is pure logic: the caller passes the numbers.
+Silence is measured in the coordinator's own heartbeats, which a thread like the workers' makes at
+the same rate. On a machine that is suspended, frozen or too busy for these threads both stop, and
+no worker is killed for it. A unit's time is measured by a clock that stops while the machine is
+suspended. `TaskWatch` is pure logic: the caller passes the numbers.
 """
 
 from __future__ import annotations
@@ -294,8 +294,8 @@ START_SILENCE = 120.0
 """Seconds until a worker's first beat: Python may start from a slow disk."""
 
 
-class Vigil:
-    """Watch one task of one worker.
+class TaskWatch:
+    """Watches one task of one worker.
 
     Parameters
     ----------

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cerebro.errors import InputError, StateError
-from cerebro.jax.program import Carry, Recipe, pairs_of, program_of, taken
+from cerebro.jax.program import Carry, ProgramParts, pairs_of, program_of, taken
 from cerebro.jax.state import HINT, from_state, named_leaves, owned, to_host, to_state
 from cerebro.machine.devices import build_device, is_gpu
 from cerebro.model import (
@@ -135,7 +135,7 @@ class Model(BaseModel):
         variables = owned("variables", variables, self._device)
         steps = jax.device_put(np.uint32(0), self._device)
         self._carry = Carry((params, state, variables, steps))
-        self._program = program_of(self._recipe())
+        self._program = program_of(self._parts())
 
     def _check_arguments(self) -> None:
         functions = {"apply": self._apply, "loss": self._loss, "step": self._step}
@@ -163,8 +163,8 @@ class Model(BaseModel):
         if self._has_variables and "variables" not in taken(function, filled):
             raise InputError(f"variables= is given, but {name} has no argument of that name")
 
-    def _recipe(self) -> Recipe:
-        return Recipe(
+    def _parts(self) -> ProgramParts:
+        return ProgramParts(
             apply=self._apply,
             step=self._step,
             loss=self._loss,

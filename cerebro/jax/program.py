@@ -26,8 +26,8 @@ MAX_PROGRAMS = 16
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """The ingredients of a program: equal recipes share one program."""
+class ProgramParts:
+    """The parts that a program is compiled from: models with equal parts share one."""
 
     apply: Callable[..., Any] | None
     step: Callable[..., Any] | None
@@ -96,20 +96,20 @@ class Carry:
 
 
 class Program:
-    """The compiled steps of one recipe.
+    """The compiled steps of models with the same parts.
 
     ``train(tree, key, batch)`` returns the new tree of a `Carry` and the metrics; the old tree is
     consumed. ``evaluate``, ``measure`` (metrics, outputs and targets) and ``predict`` are called
     with (parameters, variables, key, batch).
     """
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._recipe = recipe
-        self._optimizer_takes_value = _takes_value(recipe.optimizer.update)
-        positional = sum(keyword is None for keyword, _ in recipe.inputs)
-        self._apply_takes = taken(recipe.apply, 1 + positional)
-        self._apply_takes -= {keyword for keyword, _ in recipe.inputs}
-        self._step_takes = taken(recipe.step, 2)
+    def __init__(self, parts: ProgramParts) -> None:
+        self._parts = parts
+        self._optimizer_takes_value = _takes_value(parts.optimizer.update)
+        positional = sum(keyword is None for keyword, _ in parts.inputs)
+        self._apply_takes = taken(parts.apply, 1 + positional)
+        self._apply_takes -= {keyword for keyword, _ in parts.inputs}
+        self._step_takes = taken(parts.step, 2)
         self.train = jax.jit(self._train, donate_argnums=0)
         self.evaluate = jax.jit(lambda *arguments: self._measure(*arguments)[0])
         self.measure = jax.jit(self._measure)
@@ -126,7 +126,7 @@ class Program:
         (value, rest), gradients = jax.value_and_grad(objective, has_aux=True)(params)
         loss, more, outputs, target, new_variables = rest
         extra = {"value": value} if self._optimizer_takes_value else {}
-        updates, new_state = self._recipe.optimizer.update(gradients, state, params, **extra)
+        updates, new_state = self._parts.optimizer.update(gradients, state, params, **extra)
         carry = (
             _like("the optimizer changes params", _updated(params, updates), params),
             _like("the optimizer changes its state", new_state, state, retyped=True),
@@ -138,10 +138,10 @@ class Program:
     def _measure(self, params: Any, variables: Any, key: Any, batch: Batch) -> Any:
         loss, more, outputs, target, _ = self._objective(params, variables, key, batch, False)
         values = self._values(loss, more, outputs, target)
-        return (values, outputs, target) if self._recipe.keeps_outputs else (values, None, None)
+        return (values, outputs, target) if self._parts.keeps_outputs else (values, None, None)
 
     def _predict(self, params: Any, variables: Any, key: Any, batch: Batch) -> Any:
-        check_batch(batch, _columns(self._recipe.inputs), None)
+        check_batch(batch, _columns(self._parts.inputs), None)
         return self._outputs(params, variables, key, batch, False)[0]
 
     # --- one pass forward -------------------------------------------------------
@@ -150,33 +150,33 @@ class Program:
         self, params: Any, variables: Any, key: Any, batch: Batch, train: bool
     ) -> tuple[Any, dict[str, Any], Any, Any, Any]:
         """Return loss, other metrics, outputs, target and new variables."""
-        recipe = self._recipe
-        if recipe.step is not None:
+        parts = self._parts
+        if parts.step is not None:
             extra = _chosen(self._step_takes, variables, key, train)
             returned, variables = self._parted(
-                recipe.step(params, batch, **extra), variables, train, "step", "metrics"
+                parts.step(params, batch, **extra), variables, train, "step", "metrics"
             )
             if not isinstance(returned, Mapping) or "loss" not in returned:
                 raise InputError(f"step must return a dict with 'loss', not {returned!r}")
             more = {name: value for name, value in returned.items() if name != "loss"}
             return _as_loss("step's loss", returned["loss"]), more, None, None, variables
-        names = None if recipe.target is None else _columns(recipe.target)
-        check_batch(batch, _columns(recipe.inputs), names)
+        names = None if parts.target is None else _columns(parts.target)
+        check_batch(batch, _columns(parts.inputs), names)
         outputs, variables = self._outputs(params, variables, key, batch, train)
         target = self._target(batch)
-        if recipe.loss is None:
+        if parts.loss is None:
             loss = _as_loss("the outputs' loss", loss_of(outputs))
         else:
-            loss = _as_loss("loss", self._called(recipe.loss, outputs, target))
+            loss = _as_loss("loss", self._called(parts.loss, outputs, target))
         return loss, {}, outputs, target, variables
 
     def _outputs(self, params: Any, variables: Any, key: Any, batch: Batch, train: bool) -> Any:
-        recipe = self._recipe
-        assert recipe.apply is not None
-        positional = [batch[name] for keyword, name in recipe.inputs if keyword is None]
-        named = {keyword: batch[name] for keyword, name in recipe.inputs if keyword is not None}
+        parts = self._parts
+        assert parts.apply is not None
+        positional = [batch[name] for keyword, name in parts.inputs if keyword is None]
+        named = {keyword: batch[name] for keyword, name in parts.inputs if keyword is not None}
         extra = _chosen(self._apply_takes, variables, key, train)
-        returned = recipe.apply(params, *positional, **named, **extra)
+        returned = parts.apply(params, *positional, **named, **extra)
         return self._parted(returned, variables, train, "apply", "outputs")
 
     def _parted(self, returned: Any, variables: Any, train: bool, who: str, what: str) -> Any:
@@ -184,7 +184,7 @@ class Program:
 
         In evaluation variables may be missing; they are ignored.
         """
-        if not self._recipe.has_variables:
+        if not self._parts.has_variables:
             return returned, variables
         if isinstance(returned, tuple) and len(returned) == 2:
             if train or _names(returned[1]) == _names(variables):
@@ -197,39 +197,39 @@ class Program:
         return returned, variables
 
     def _target(self, batch: Batch) -> Any:
-        recipe = self._recipe
-        if recipe.target is None:
+        parts = self._parts
+        if parts.target is None:
             return None
-        if recipe.one_target:
-            return batch[recipe.target[0][1]]
-        if recipe.target[0][0] is None:
-            return tuple(batch[name] for _, name in recipe.target)
-        return {keyword: batch[name] for keyword, name in recipe.target}
+        if parts.one_target:
+            return batch[parts.target[0][1]]
+        if parts.target[0][0] is None:
+            return tuple(batch[name] for _, name in parts.target)
+        return {keyword: batch[name] for keyword, name in parts.target}
 
     def _called(self, function: Callable[..., Any], outputs: Any, target: Any) -> Any:
-        return function(outputs) if self._recipe.target is None else function(outputs, target)
+        return function(outputs) if self._parts.target is None else function(outputs, target)
 
     def _values(self, loss: Any, more: Mapping[str, Any], outputs: Any, target: Any) -> Any:
         """Return the metrics by name: 0-d arrays, or pairs of them."""
         values = {"loss": loss}
         values |= {name: _as_metric(f"the metric {name!r}", v) for name, v in more.items()}
-        for name, metric in self._recipe.metrics:
+        for name, metric in self._parts.metrics:
             value = self._called(metric, outputs, target)
             values[name] = _as_metric(f"the metric {name!r}", value)
         return values
 
 
-_programs: OrderedDict[Recipe, Program] = OrderedDict()
+_programs: OrderedDict[ProgramParts, Program] = OrderedDict()
 
 
-def program_of(recipe: Recipe) -> Program:
-    """Return a recipe's program, an existing one if possible."""
+def program_of(parts: ProgramParts) -> Program:
+    """Return the program of these parts, an existing one if possible."""
     try:
-        program = _programs.pop(recipe, None)
+        program = _programs.pop(parts, None)
     except TypeError:  # not hashable: cannot be looked up again
-        return Program(recipe)
-    program = program or Program(recipe)
-    _programs[recipe] = program
+        return Program(parts)
+    program = program or Program(parts)
+    _programs[parts] = program
     if len(_programs) > MAX_PROGRAMS:
         _programs.popitem(last=False)
     return program

@@ -42,9 +42,9 @@ def make_run(settings: Settings) -> OwnedRun:
         owner = Owner.take(folder)
         if (folder / FILE).exists():  # a different process has made it meanwhile
             refuse_folder(folder)
-        make_folders(settings)
+        make_folders(folder, settings.state_dir)
         record = run_record(settings)
-        claim_state_dir(settings, record["id"])
+        claim_state_dir(settings.state_dir, folder, record["id"])
         return OwnedRun(owner, Store.create(folder, record))
     except BaseException as error:
         if isinstance(error, InputError):  # it belongs to a different process
@@ -55,16 +55,16 @@ def make_run(settings: Settings) -> OwnedRun:
         if owner is not None:
             owner.release()
         if isinstance(error, OSError):
-            raise OSError(_why_not_made(settings, error)) from error
+            raise OSError(_why_not_made(folder, settings.state_dir, error)) from error
         raise
 
 
-def _why_not_made(settings: Settings, error: OSError) -> str:
-    what, argument = f"the run folder {settings.folder}", "run="
-    folder = settings.folder.absolute()
+def _why_not_made(run: Path, state_dir: Path, error: OSError) -> str:
+    what, argument = f"the run folder {run}", "run="
+    folder = run.absolute()
     at = Path(str(error.filename or folder)).absolute()
     if at != folder and folder not in at.parents and at not in folder.parents:
-        what, argument = f"state_dir {settings.state_dir}", "state_dir="
+        what, argument = f"state_dir {state_dir}", "state_dir="
     return (
         f"cannot make {what}: {error.strerror or error}: choose another {argument} that can be "
         "written and has room"
@@ -92,13 +92,13 @@ def make_durable_folder(folder: Path) -> None:
         durable.sync_folder(folder.parent)
 
 
-def make_folders(settings: Settings) -> None:
+def make_folders(run: Path, state_dir: Path) -> None:
     """Make the missing folders of a run."""
-    for folder in (*(settings.folder / name for name in PARTS), settings.state_dir):
+    for folder in (*(run / name for name in PARTS), state_dir):
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def claim_state_dir(settings: Settings, run: str) -> None:
+def claim_state_dir(state_dir: Path, folder: Path, run_id: str) -> None:
     """Write the run's id to a separate folder for slots.
 
     Raises
@@ -106,16 +106,16 @@ def claim_state_dir(settings: Settings, run: str) -> None:
     InputError
         If the folder holds slots of a different run.
     """
-    if settings.state_dir == settings.folder / "states":
+    if state_dir == folder / "states":
         return
-    claimed = claimant(settings.state_dir)
-    if claimed not in (None, run) and any(settings.state_dir.glob("*.slots")):
+    claimed = claimant(state_dir)
+    if claimed not in (None, run_id) and any(state_dir.glob("*.slots")):
         raise InputError(
-            f"state_dir {settings.state_dir} holds the states of another run: empty it if that run "
+            f"state_dir {state_dir} holds the states of another run: empty it if that run "
             "is over; resuming it then continues from its last finished epochs"
         )
-    if claimed != run:
-        durable.replace_file(settings.state_dir / CLAIM, run.encode())
+    if claimed != run_id:
+        durable.replace_file(state_dir / CLAIM, run_id.encode())
 
 
 def slots_folder(

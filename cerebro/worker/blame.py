@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cerebro.data import Dataset
 from cerebro.errors import InputError, one_line, text_of
 from cerebro.machine.devices import is_gpu
 from cerebro.machine.imports import raised_at
 from cerebro.run.records import class_name
-from cerebro.worker.messages import RunContext, Task
+from cerebro.worker.messages import Task
 
 _TORCH_TYPES = {
     "double": "float64",
@@ -126,9 +127,8 @@ def clipped(text: str, limit: int = 20_000) -> str:
     return f"{text[: limit // 2]}\n... {len(text) - limit} characters ...\n{text[-limit // 2 :]}"
 
 
-def names_data(error: BaseException, context: RunContext) -> bool:
+def names_data(error: BaseException, *views: Dataset | None) -> bool:
     """Whether an error is about a missing file of the run's data."""
     if not isinstance(error, FileNotFoundError):
         return False
-    views = [context.train] + ([context.validation] if context.validation is not None else [])
-    return any(str(view.path) in str(error) for view in views)
+    return any(str(view.path) in str(error) for view in views if view is not None)

@@ -186,7 +186,9 @@ class UnitRunner:
             kind = "cancelled"
         elif isinstance(error, Diverged):
             kind = "diverged"
-        elif isinstance(error, CorruptDataError) or names_data(error, self.context):
+        elif isinstance(error, CorruptDataError) or names_data(
+            error, self.context.train, self.context.validation
+        ):
             kind = "data"
         elif self._own_process and (isinstance(error, ExhaustedError) or self._lost_gpu()):
             kind = "worker"

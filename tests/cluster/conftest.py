@@ -56,7 +56,7 @@ def apart(monkeypatch):
     from cerebro.ray.cluster import hiring as module
 
     @contextlib.contextmanager
-    def no_token(context):
+    def no_token(folder):
         yield "/nowhere", "nothing"
 
     monkeypatch.setattr(module, "run_token", no_token)

@@ -296,10 +296,10 @@ def test_a_bell_does_not_ring_for_requests_that_have_to_wait() -> None:
 
     trials = RequestedTrials(None, width=1)
     trials.ask(EpochRequest("a", {"lr": 0.1}, None, None, 1))
-    assert select.select([trials.bell], [], [], 0)[0] == [trials.bell]
+    assert select.select([trials.wake_pipe], [], [], 0)[0] == [trials.wake_pipe]
     assert trials.suggest() is not None
     trials.ask(EpochRequest("b", {"lr": 0.1}, None, None, 1))  # asked for when the first one rests
-    assert select.select([trials.bell], [], [], 0)[0] == []
+    assert select.select([trials.wake_pipe], [], [], 0)[0] == []
     trials.close("it is over")
 
 

@@ -154,7 +154,7 @@ def _own_signals() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Node:
+class ClusterNode:
     """A node of the cluster."""
 
     id: str
@@ -179,11 +179,11 @@ class Node:
         return min(counts, default=0)
 
 
-def alive_nodes(ray: Any) -> list[Node]:
+def alive_nodes(ray: Any) -> list[ClusterNode]:
     """Return the nodes that the cluster considers alive, in the order of their numbers."""
     return sorted(
         (
-            Node(
+            ClusterNode(
                 node["NodeID"],
                 node["NodeManagerAddress"],
                 int(node["NodeManagerPort"]),
@@ -196,18 +196,18 @@ def alive_nodes(ray: Any) -> list[Node]:
     )
 
 
-def reachable(nodes: Sequence[Node]) -> list[Node]:
-    """Return the nodes that answer; the cluster takes half a minute to notice a lost one."""
+def reachable(nodes: Sequence[ClusterNode]) -> list[ClusterNode]:
+    """Return the nodes that answer: the cluster takes half a minute to notice a lost one."""
     if not nodes:
         return []
     with ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(Node.answers, nodes))
+        answers = list(pool.map(ClusterNode.answers, nodes))
     return [node for node, there in zip(nodes, answers, strict=True) if there]
 
 
 def spread(
-    nodes: list[Node], needs: dict[str, float], workers: int | None, first: str
-) -> list[Node]:
+    nodes: list[ClusterNode], needs: dict[str, float], workers: int | None, first: str
+) -> list[ClusterNode]:
     """Spread workers over nodes in turn; return the node of each.
 
     Parameters
@@ -238,7 +238,7 @@ def spread(
             "start more nodes before the search"
         )
     order = sorted(nodes, key=lambda node: node.id != first)
-    chosen: list[Node] = []
+    chosen: list[ClusterNode] = []
     while len(chosen) < wanted:
         for node in order:
             if room[node.id] > 0 and len(chosen) < wanted:

@@ -28,8 +28,8 @@ from cerebro.executors.local import packed as pickled
 from cerebro.machine.devices import ALL, CPU
 from cerebro.machine.files import open_plain, path_of
 from cerebro.ray.cluster.connection import (
+    ClusterNode,
     Connection,
-    Node,
     alive_nodes,
     cause_of,
     connect,
@@ -347,7 +347,7 @@ class Executor:
         return [self._the_supply.with_data(remote) for remote in remotes]
 
     def _remote_worker(
-        self, node: Node, actor: Any, report: NodeReport, workers_here: int
+        self, node: ClusterNode, actor: Any, report: NodeReport, workers_here: int
     ) -> RemoteWorker:
         context = self._context
         reads_all = all(path is not None for path in report.at)
@@ -687,7 +687,7 @@ class Executor:
             else:
                 self._fetch_shard(remote, shard)
 
-    def _greet(self, node: Node) -> None:
+    def _greet(self, node: ClusterNode) -> None:
         """Begin to use a node that has joined the cluster."""
         room = node.room_for(self._needs)
         if self.workers is not None:
@@ -698,7 +698,7 @@ class Executor:
                 lambda done: self._mailbox.put(partial(self._admitted, node, done))
             )
 
-    def _admit(self, node: Node, count: int) -> tuple[list[RemoteWorker], list[Note]]:
+    def _admit(self, node: ClusterNode, count: int) -> tuple[list[RemoteWorker], list[Note]]:
         """Start workers on a new node and send it the common data; called in a separate thread."""
         hired = [(node, self._hiring.hire(node)) for _ in range(count)]
         try:
@@ -720,7 +720,7 @@ class Executor:
             self._hiring.dismiss(hired)
             raise
 
-    def _admitted(self, node: Node, done: Any) -> None:
+    def _admitted(self, node: ClusterNode, done: Any) -> None:
         error = done.exception()
         if error is not None:
             text = f"node {node.address} ({node.id[:8]}) has joined and is not used: "

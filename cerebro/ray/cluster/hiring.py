@@ -18,7 +18,7 @@ from cerebro.errors import InputError
 from cerebro.machine import environment
 from cerebro.machine.devices import is_gpu
 from cerebro.ray.cluster.actor import WorkerActor
-from cerebro.ray.cluster.connection import Node, asked_for, cause_of
+from cerebro.ray.cluster.connection import ClusterNode, asked_for, cause_of
 from cerebro.ray.cluster.messages import NodeReport
 from cerebro.ray.cluster.supply import Supply
 from cerebro.worker.messages import Note, RunContext
@@ -29,7 +29,7 @@ GPU = "GPU"
 START_SECONDS = 120.0
 """The time within which a node must start a worker."""
 
-Hired = Sequence[tuple[Node, Any]]
+Hired = Sequence[tuple[ClusterNode, Any]]
 """Actors, each with its node."""
 
 
@@ -47,7 +47,7 @@ class Hiring:
         self._context = context
         self._needs = needs
 
-    def hire(self, node: Node) -> Any:
+    def hire(self, node: ClusterNode) -> Any:
         """Start an actor on a node; return before it is ready."""
         ray = self._ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -77,7 +77,7 @@ class Hiring:
             If one does not start.
         """
         ray = self._ray
-        with run_token(self._context) as token:
+        with run_token(Path(self._context.epoch_dir)) as token:
             asked = [
                 actor.report.remote(
                     self._context.threads, token, supply.asked(node), is_gpu(self._context.device)
@@ -171,9 +171,8 @@ def check_resources(resources: Any) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def run_token(context: RunContext) -> Iterator[tuple[str, str]]:
+def run_token(folder: Path) -> Iterator[tuple[str, str]]:
     """Write a temporary file beside the run's folder: a node that reads it sees the folder."""
-    folder = Path(context.epoch_dir)
     while not folder.is_dir():
         folder = folder.parent
     text = uuid.uuid4().hex

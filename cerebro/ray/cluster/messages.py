@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cerebro.ray.cluster.connection import Node
+from cerebro.ray.cluster.connection import ClusterNode
 from cerebro.worker.messages import Event, Job
 
 
@@ -125,7 +125,7 @@ class RemoteWorker:
 
     number: int
     actor: Any
-    node: Node
+    node: ClusterNode
     name: str
     """The node's name in messages."""
     place: str

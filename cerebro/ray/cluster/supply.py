@@ -20,7 +20,7 @@ from cerebro.data.placed import write_view
 from cerebro.errors import InputError
 from cerebro.machine.files import read_bytes
 from cerebro.ray.cluster.cache import Cache, cache_folder
-from cerebro.ray.cluster.connection import Node, cause_of
+from cerebro.ray.cluster.connection import ClusterNode, cause_of
 from cerebro.ray.cluster.messages import DataAt, NodeReport, RemoteWorker, Traffic
 from cerebro.ray.cluster.placement import Placement
 from cerebro.worker.messages import RunContext
@@ -71,7 +71,7 @@ class Supply:
 
     # --- data that nodes read without a copy -----------------------------------
 
-    def asked(self, node: Node) -> list[tuple[list[str], str]]:
+    def asked(self, node: ClusterNode) -> list[tuple[list[str], str]]:
         """Return each data set's possible paths on a node, and its checksum."""
         return [(self._paths(node, data), data._manifest.checksum) for data in self._data_sets()]
 
@@ -91,7 +91,7 @@ class Supply:
         context = self._context
         return [context.train, *([] if context.validation is None else [context.validation])]
 
-    def _paths(self, node: Node, data: Dataset) -> list[str]:
+    def _paths(self, node: ClusterNode, data: Dataset) -> list[str]:
         paths = []
         shared = self._shared_path
         if shared is not None:
@@ -199,11 +199,11 @@ class Supply:
     # --- inside ----------------------------------------------------------------
 
     @property
-    def _train(self) -> Source:
-        return Source(self._context.train)
+    def _train(self) -> LocalData:
+        return LocalData(self._context.train)
 
     @property
-    def _everywhere(self) -> Source | None:
+    def _everywhere(self) -> LocalData | None:
         """The data that all nodes get; None without validation."""
         view = self._context.validation
         if self._context.folds is not None:
@@ -211,14 +211,14 @@ class Supply:
         if view is None:
             return None
         if view._is_whole():
-            return Source(view)
+            return LocalData(view)
         with self._lock:
             if self._written is None:
                 # In scratch, where the next coordinator removes the files of a killed one.
                 self._cache = Cache(cache_folder())
                 folder = Path(tempfile.mkdtemp(prefix="view-", dir=self._cache.scratch()))
                 self._written = write_view(view, folder)
-        return Source(self._written)
+        return LocalData(self._written)
 
     def _send_everywhere(self, remote: RemoteWorker) -> None:
         source = self._everywhere
@@ -260,7 +260,7 @@ WINDOW = 4
 
 
 @dataclass(frozen=True)
-class Source:
+class LocalData:
     """A data set on the coordinator's disk, possibly the rows of a view."""
 
     data: Dataset
@@ -282,14 +282,14 @@ class Source:
         return range(len(self.data._manifest.shards))
 
 
-def begin_data(ray: Any, actor: Any, source: Source, timeout: float) -> list[int]:
+def begin_data(ray: Any, actor: Any, source: LocalData, timeout: float) -> list[int]:
     """Send a data set's manifest to a node; return the shards that it has already."""
     manifest = read_bytes(source.folder / FILE_NAME)
     here = actor.begin_data.options(concurrency_group="control").remote(manifest)
     return list(ray.get(here, timeout=timeout))
 
 
-def send_shards(ray: Any, actor: Any, source: Source, shards: Iterable[int]) -> int:
+def send_shards(ray: Any, actor: Any, source: LocalData, shards: Iterable[int]) -> int:
     """Send shards to a node, which checks them; return the number of bytes.
 
     Raises

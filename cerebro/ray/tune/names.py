@@ -103,7 +103,7 @@ def _hint(name: str) -> str:
     return _REFUSED.get(name, "which parts of Tune it needs is not known; " + _THROUGH_TUNER)
 
 
-class Trial:
+class TuneTrial:
     """A trial as a scheduler sees it: its name, its status and its last result."""
 
     PENDING = "PENDING"
@@ -118,14 +118,14 @@ class Trial:
         self.trial_id = trial_id
         self.config = config
         self.evaluated_params = dict(config)
-        self.status = Trial.PENDING
+        self.status = TuneTrial.PENDING
         self.last_result: dict[str, Any] = {}
         self.number: int | None = None
         """Cerebro's number, once the trial has begun."""
 
     def is_finished(self) -> bool:
         """Whether the trial has ended."""
-        return self.status in (Trial.TERMINATED, Trial.ERROR)
+        return self.status in (TuneTrial.TERMINATED, TuneTrial.ERROR)
 
     def __repr__(self) -> str:
         return f"trial_{self.trial_id}"
@@ -140,19 +140,19 @@ class Controller:
         Ends a trial that is paused or has not started.
     """
 
-    def __init__(self, stop: Callable[[Trial], None]) -> None:
-        self.trials: list[Trial] = []
+    def __init__(self, stop: Callable[[TuneTrial], None]) -> None:
+        self.trials: list[TuneTrial] = []
         self._stop = stop
 
-    def get_trials(self) -> list[Trial]:
+    def get_trials(self) -> list[TuneTrial]:
         """Return all trials that are not forgotten, in order of creation."""
         return self.trials
 
-    def get_live_trials(self) -> list[Trial]:
+    def get_live_trials(self) -> list[TuneTrial]:
         """Return the trials that have not ended."""
         return [trial for trial in self.trials if not trial.is_finished()]
 
-    def stop_trial(self, trial: Trial) -> None:
+    def stop_trial(self, trial: TuneTrial) -> None:
         """End a trial for good."""
         self._stop(trial)
 

@@ -94,7 +94,7 @@ class RequestedTrials(Searcher):
     repeatable = False  # it suggests what others request
 
     def __init__(self, epochs: int | None, width: int) -> None:
-        self.bell = WakePipe()
+        self.wake_pipe = WakePipe()
         self.pinned: set[tuple[int, int]] = set()
         self._epochs = epochs
         self._width = width
@@ -124,7 +124,7 @@ class RequestedTrials(Searcher):
                 self._requests.append(request)
                 self._changed.notify_all()
                 if len(self._running) < self._width:  # else when one of them pauses
-                    self.bell.wake()
+                    self.wake_pipe.wake()
         return request.answer
 
     def pin(self, trial: int, epoch: int) -> None:
@@ -146,7 +146,7 @@ class RequestedTrials(Searcher):
             waiting = [*self._requests, *(r for some in self._waiting.values() for r in some)]
             self._requests.clear()
             self._waiting.clear()
-            self.bell.wake()
+            self.wake_pipe.wake()
         for request in waiting:
             request.answer.set_exception(RunError(why))
 
@@ -156,7 +156,7 @@ class RequestedTrials(Searcher):
         """Do nothing: the trials come from requests."""
 
     def suggest(self) -> Suggested:
-        """Return the next request as a suggestion; None if there is none, until `bell` wakes.
+        """Return the next request as a suggestion; None if there is none, until `wake_pipe` wakes.
 
         Before the run has begun, wait here, because the first trial begins it.
 
@@ -167,7 +167,7 @@ class RequestedTrials(Searcher):
         """
         with self._changed:
             while True:
-                self.bell.clear()
+                self.wake_pipe.clear()
                 if self._closing is not None:
                     raise KeyboardInterrupt
                 while self._requests:
@@ -306,15 +306,15 @@ def _why(trial: Any) -> str:
 
 
 class WakingExecutor:
-    """An executor whose `wait` also ends when `bell` becomes readable."""
+    """An executor whose `wait` also ends when `wake_pipe` becomes readable."""
 
-    def __init__(self, executor: Executor, bell: Wake) -> None:
+    def __init__(self, executor: Executor, wake_pipe: Wake) -> None:
         self._executor = executor
-        self._bell = bell
+        self._wake_pipe = wake_pipe
 
     def wait(self, timeout: float | None = None, wake: Wake | None = None) -> Sequence[News]:
-        """Return the events so far; see `cerebro.executors.base.Executor.wait`."""
-        return self._executor.wait(timeout, wake=wake or self._bell)
+        """Return what happened; see `cerebro.executors.base.Executor.wait`."""
+        return self._executor.wait(timeout, wake=wake or self._wake_pipe)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._executor, name)

@@ -21,7 +21,7 @@ from typing import Any
 import cerebro._core as _core
 from cerebro.errors import InputError
 from cerebro.machine import generators
-from cerebro.ray.tune.names import Controller, Trial
+from cerebro.ray.tune.names import Controller, TuneTrial
 from cerebro.searchers.base import DONE, Decision, Searcher, Suggested, Suggestion
 from cerebro.space import Space, json_value
 
@@ -78,7 +78,7 @@ class TuneSearcher(Searcher):
         if self._variants is None and self._samples != math.inf:
             self.total = int(min(self._samples, self._limit))
         self._controller = Controller(self._stop_idle)
-        self._trials: dict[int, Trial] = {}  # live trials by number
+        self._trials: dict[int, TuneTrial] = {}  # begun and not ended, by number
         self._made = self._begun = 0
         self._exhausted = False
         self._dropped: list[int] = []
@@ -104,11 +104,11 @@ class TuneSearcher(Searcher):
 
     def _suggest(self) -> Suggested:
         self._queue()
-        trial: Trial | None = self._scheduler.choose_trial_to_run(self._controller)
+        trial: TuneTrial | None = self._scheduler.choose_trial_to_run(self._controller)
         if trial is None:
             return DONE if self._exhausted and not self._controller.get_live_trials() else None
-        paused = trial.status == Trial.PAUSED
-        trial.status = Trial.RUNNING
+        paused = trial.status == TuneTrial.PAUSED
+        trial.status = TuneTrial.RUNNING
         if paused:
             return Suggestion({}, self._epochs, trial=trial.number)
         trial.number = self._begun
@@ -120,7 +120,7 @@ class TuneSearcher(Searcher):
 
     def _queue(self) -> None:
         """Queue a trial if none is pending and the algorithm has one."""
-        if not any(trial.status == Trial.PENDING for trial in self._controller.get_trials()):
+        if not any(trial.status == TuneTrial.PENDING for trial in self._controller.get_trials()):
             self._add_trial()
 
     def _add_trial(self) -> None:
@@ -133,7 +133,7 @@ class TuneSearcher(Searcher):
         if config is None:
             return
         self._made += 1
-        trial = Trial(trial_id, json_value(config, "param_space"))
+        trial = TuneTrial(trial_id, json_value(config, "param_space"))
         self._controller.trials.append(trial)
         self._scheduler.on_trial_add(self._controller, trial)
 
@@ -188,11 +188,11 @@ class TuneSearcher(Searcher):
         with self._own_random():
             return self._report(self._trials[trial], epoch, told)
 
-    def _report(self, trial: Trial, epoch: int, metrics: dict[str, float]) -> Decision:
+    def _report(self, trial: TuneTrial, epoch: int, metrics: dict[str, float]) -> Decision:
         if not math.isfinite(metrics.get(self._metric, math.nan)):
             self._scheduler.on_trial_error(self._controller, trial)
             self._tell_completion(trial, error=True)
-            self._end(trial, Trial.ERROR)
+            self._end(trial, TuneTrial.ERROR)
             return Decision.STOP
         result = {
             **metrics,
@@ -212,12 +212,12 @@ class TuneSearcher(Searcher):
             result["done"] = True
             self._scheduler.on_trial_complete(self._controller, trial, dict(result))
             self._tell_completion(trial, result=dict(result))
-            self._end(trial, Trial.TERMINATED)
+            self._end(trial, TuneTrial.TERMINATED)
             return Decision.CONTINUE if over else Decision.STOP
         if self._variants is None:
             self._algorithm.on_trial_result(trial.trial_id, dict(result))
         if answer == "PAUSE":
-            trial.status = Trial.PAUSED
+            trial.status = TuneTrial.PAUSED
             return Decision.PAUSE
         return Decision.CONTINUE
 
@@ -226,21 +226,21 @@ class TuneSearcher(Searcher):
         found, self._dropped = self._dropped, []
         return found
 
-    def _stop_idle(self, trial: Trial) -> None:
-        """End a trial that is paused or has not started; called by the scheduler."""
+    def _stop_idle(self, trial: TuneTrial) -> None:
+        """End a trial that is paused or has not begun; called by the scheduler."""
         if trial.is_finished():
             return
         self._scheduler.on_trial_remove(self._controller, trial)
         self._tell_completion(trial)
         if trial.number is not None:
             self._dropped.append(trial.number)
-        self._end(trial, Trial.TERMINATED)
+        self._end(trial, TuneTrial.TERMINATED)
 
-    def _tell_completion(self, trial: Trial, **what: Any) -> None:
+    def _tell_completion(self, trial: TuneTrial, **what: Any) -> None:
         if self._variants is None:
             self._algorithm.on_trial_complete(trial.trial_id, **what)
 
-    def _end(self, trial: Trial, status: str) -> None:
+    def _end(self, trial: TuneTrial, status: str) -> None:
         trial.status = status
         if trial.number is not None:
             del self._trials[trial.number]

@@ -156,13 +156,13 @@ class Session:
                     asynchronous=True,
                     progress=False,
                     callbacks=[requested, self],
-                    executor=WakingExecutor(executor, requested.bell),
+                    executor=WakingExecutor(executor, requested.wake_pipe),
                     **work.options,
                 )
         except BaseException as error:
             why = text_of(error, 2000) or type(error).__name__
         requested.close(why)
-        requested.bell.close()
+        requested.wake_pipe.close()
 
     def on_run_start(self, result: Any) -> None:
         """Keep the run's result."""

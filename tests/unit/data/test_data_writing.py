@@ -12,7 +12,7 @@ import pytest
 import cerebro._core as _core
 from cerebro.data import Dataset, shard
 from cerebro.data.layout import lay_out
-from cerebro.data.progress import Meter
+from cerebro.data.progress import ByteProgress
 from cerebro.data.sources import open_source
 from cerebro.data.writer import default_shards, write_shards
 from cerebro.errors import CerebroError, CorruptDataError, InputError
@@ -96,7 +96,9 @@ def test_reading_a_source_larger_than_memory_gives_the_same_bits(tmp_path: Path)
     for name, memory in (("direct", 1 << 40), ("dealt", 0)):
         (tmp_path / name).mkdir()
         entries.append(
-            write_shards(outputs, 5, order, tmp_path / name, Meter(False), memory_bytes=memory)
+            write_shards(
+                outputs, 5, order, tmp_path / name, ByteProgress(False), memory_bytes=memory
+            )
         )
         assert names_below(tmp_path / name) == [f"shard-{i:05d}" for i in range(5)]
     assert entries[0] == entries[1]
@@ -331,12 +333,12 @@ def test_a_meter_shows_only_much_on_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for progress in ("auto", False):
-        with Meter(progress) as meter:
+        with ByteProgress(progress) as meter:
             meter.begin("writing", 10**12)
             meter.advance(10**11)
     assert capsys.readouterr() == ("", "")
     monkeypatch.setenv("FORCE_COLOR", "1")  # what rich takes for a terminal
-    with Meter(True) as meter:
+    with ByteProgress(True) as meter:
         meter.begin("reading rows")
         meter.advance(1)
         meter.begin("writing shards", 2)

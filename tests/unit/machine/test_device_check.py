@@ -164,7 +164,7 @@ class Beat:
 
 def test_the_first_use_of_a_gpu_is_not_the_units_time(monkeypatch):
     beat = Beat()
-    clock = _worker.TaskClock(beat)
+    clock = _worker.BeatClock(beat)
     runner = SimpleNamespace(_clock=clock, _tried=False)
     monkeypatch.setattr(depots, "problem", lambda name: beat.graces.append(name) or "")
     clock.begin()

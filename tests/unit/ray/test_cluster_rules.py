@@ -22,7 +22,7 @@ from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import environment
 from cerebro.machine.wake_pipe import WakePipe
 from cerebro.ray.cluster.cache import Cache
-from cerebro.ray.cluster.connection import Node, _no_cluster, spread
+from cerebro.ray.cluster.connection import ClusterNode, _no_cluster, spread
 from cerebro.ray.cluster.hiring import differences
 from cerebro.ray.cluster.mailbox import Mailbox
 from cerebro.ray.cluster.messages import Traffic
@@ -176,7 +176,7 @@ def test_ended_trials_hold_no_states():
 
 
 def node(name, cpus, **resources):
-    return Node(name, "10.0.0.1", 1, {"CPU": cpus, **resources})
+    return ClusterNode(name, "10.0.0.1", 1, {"CPU": cpus, **resources})
 
 
 def test_workers_are_dealt_in_turn_and_begin_with_the_coordinators_node():

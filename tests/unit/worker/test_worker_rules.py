@@ -6,7 +6,7 @@ import pytest
 
 from cerebro.coordinator.failures import MAX_START_LOSSES, LostWorkers, failure_kind
 from cerebro.data import Column
-from cerebro.executors.process import Vigil
+from cerebro.executors.process import TaskWatch
 from cerebro.machine import resources as memory
 from cerebro.machine.resources import Usage
 from cerebro.run.records import Raised, TrialRecord
@@ -40,37 +40,37 @@ def test_failures_without_a_place_are_alike_by_text_whatever_its_numbers():
 # --- silence and time ---------------------------------------------------------
 
 
-def looks(vigil, pairs):
+def looks(watch, pairs):
     """What a look finds, for pairs of (the worker's beats, our own)."""
-    return [vigil.is_silent(beats, own) for beats, own in pairs]
+    return [watch.is_silent(beats, own) for beats, own in pairs]
 
 
 def test_silence_is_counted_in_our_own_beats():
-    vigil = Vigil(10.0, None)
-    assert looks(vigil, [(50, 1000), (50, 1079), (50, 1080)]) == [False, False, True]
+    watch = TaskWatch(10.0, None)
+    assert looks(watch, [(50, 1000), (50, 1079), (50, 1080)]) == [False, False, True]
 
 
 def test_any_beat_begins_anew():
-    vigil = Vigil(10.0, None)
-    assert looks(vigil, [(50, 1000), (50, 1079), (51, 1100), (51, 1179)]) == [False] * 4
-    assert vigil.is_silent(51, 1180)
+    watch = TaskWatch(10.0, None)
+    assert looks(watch, [(50, 1000), (50, 1079), (51, 1100), (51, 1179)]) == [False] * 4
+    assert watch.is_silent(51, 1180)
 
 
 def test_where_our_own_beats_stand_still_too_nobody_is_silent():
-    vigil = Vigil(2.0, None)
-    assert not any(looks(vigil, [(7, 33)] * 1000))
+    watch = TaskWatch(2.0, None)
+    assert not any(looks(watch, [(7, 33)] * 1000))
 
 
 def test_a_worker_that_has_not_beaten_yet_has_two_minutes():
-    vigil = Vigil(2.0, None)
-    assert looks(vigil, [(0, 5), (0, 1204), (0, 1205)]) == [False, False, True]
-    vigil = Vigil(300.0, None)
-    assert looks(vigil, [(0, 5), (0, 3004), (0, 3005)]) == [False, False, True]
+    watch = TaskWatch(2.0, None)
+    assert looks(watch, [(0, 5), (0, 1204), (0, 1205)]) == [False, False, True]
+    watch = TaskWatch(300.0, None)
+    assert looks(watch, [(0, 5), (0, 3004), (0, 3005)]) == [False, False, True]
 
 
 def test_a_worker_is_looked_at_five_times_before_it_is_given_up():
-    assert Vigil(10.0, None).patience(None) == 2.0
-    assert Vigil(10.0, None).patience(9999.0) == 2.0
+    assert TaskWatch(10.0, None).patience(None) == 2.0
+    assert TaskWatch(10.0, None).patience(9999.0) == 2.0
 
 
 @pytest.mark.parametrize(
@@ -78,10 +78,10 @@ def test_a_worker_is_looked_at_five_times_before_it_is_given_up():
     [(None, False, 1.5), (-20.0, False, 2.0), (0.25, False, 1.25), (1.5, True, 0.0), (9, True, 0)],
 )
 def test_a_task_is_late_when_its_time_is_over(seconds, late, patience):
-    vigil = Vigil(10.0, 1.5)
-    assert vigil.is_late(seconds) is late
-    assert vigil.patience(seconds) == patience
-    assert not Vigil(10.0, None).is_late(seconds)
+    watch = TaskWatch(10.0, 1.5)
+    assert watch.is_late(seconds) is late
+    assert watch.patience(seconds) == patience
+    assert not TaskWatch(10.0, None).is_late(seconds)
 
 
 # --- losses -------------------------------------------------------------------
