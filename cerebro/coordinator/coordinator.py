@@ -65,7 +65,14 @@ MAX_LOST_STATES = 10
 
 
 class Coordinator:
-    """Trains one run to its end; see the module's text."""
+    """Trains one run to its end.
+
+    A new coordinator holds the trials of an earlier process, if any. `run` asks the searcher for
+    trials, then repeats one pass until nothing is left to do: carry out the user's commands, give
+    workers the units that the scheduler names, wait for events, record each of them, and report
+    finished epochs to the searcher, which continues, pauses or ends trials and suggests new ones.
+    At last it ends the trials that the searcher has paused, and marks open ones as stopped.
+    """
 
     def __init__(
         self,
@@ -120,7 +127,31 @@ class Coordinator:
             self._searched.restore(restored.trials, restored.decisions)
             restored.trials.clear()  # else those that end would stay in memory
 
-    # --- the loop --------------------------------------------------------
+    def _make_trials(self, searcher: Searcher) -> LiveTrials:
+        return LiveTrials(
+            *(TrialSettings.of(self.settings, self.context), self.store, self._schedule),
+            *(self._overview, self._overview.ended, self._hooks.notify_of),
+            stepwise=searcher.adaptive,
+            expected=self._expected(searcher),
+            pinned=searcher.pinned,
+        )
+
+    def _make_folded(self, searcher: Searcher) -> FoldedTrials | None:
+        if self.settings.folds is None:
+            return None
+        return FoldedTrials(
+            TrialSettings.of(self.settings, self.context),
+            self.settings.trials_each,
+            *(self.store, self._schedule, self._overview, self._hooks),
+            expected=self._expected(searcher),
+            pinned=searcher.pinned,
+        )
+
+    def _expected(self, searcher: Searcher) -> int | None:
+        """The number of trials, if it is known before the searcher has suggested them all."""
+        return None if searcher.adaptive else expected_trials(searcher, self.settings.n_trials)
+
+    # --- the run ---------------------------------------------------------
 
     def run(self, workers: Sequence[int]) -> None:
         """Train until no trial is left.
@@ -177,28 +208,405 @@ class Coordinator:
         else:
             self._handle_cluster_event(event)
 
-    @property
-    def status(self) -> str:
-        """The run's status after :meth:`run` has returned."""
-        trained = self._trials.by_number.values()
-        left = self.is_stopped or any(trial.record.is_open for trial in trained)
-        partly = self._restored is not None and self._restored.partly
-        return "stopped" if left or partly or self._loop.searcher.cut_short else "finished"
+    def _resume_run(self, restored: RestoredRun) -> None:
+        """Continue a run where an earlier process left it."""
+        self._loop.restore(restored.loop, restored.decision_count)
+        for number, epochs in restored.lost.items():
+            trial = self._trials.by_number[number]
+            seconds = trial.epoch_seconds  # of the epoch in progress, not of these
+            for epoch in epochs:
+                if trial.record.status not in ENDED:
+                    self._add_epoch(trial, epoch, report=False)
+            trial.epoch_seconds = seconds
+        if self._folded is not None:
+            self._folded.update_all()
+        self._loop.arrive_again()
+        for trial in list(self._trials.by_number.values()):
+            if asks_to_stop(trial.record.raised):
+                self._stop_siblings(trial)
 
-    @property
-    def trials(self) -> Mapping[int, LiveTrial]:
-        """The run's trials by number, without those forgotten; with folds, the configurations."""
-        return self._searched.by_number
+    def _wait_to_resume(self) -> bool:
+        """Wait if only a command, or something outside that the searcher awaits, resumes the run.
 
-    def status_of(self, number: int) -> Status | None:
-        """Return a trial's status; None if there is no such trial."""
-        return self._searched.status_of(number)
+        Return False if nothing is left to do.
+        """
+        known = self._trials.by_number.values()
+        trials = [trial for trial in known if trial.record.status not in ENDED]
+        rests = any(trial.held and not trial.paused_by_searcher for trial in trials)
+        if self._commands.paused and (trials or not self._loop.is_exhausted):
+            rests = True
+        waits = self._loop.searcher.waits and not self._loop.is_exhausted
+        if rests or waits:
+            self.store.flush()  # readers of the display find its state in the store
+            self._overview.show_waiting(self.trials.values(), len(self._schedule_worker))
+            before = self._now()
+            if waits:  # the searcher's news ends the executor's wait
+                for event in self.executor.wait(self._wait_seconds()):
+                    self._handle(event)
+            else:
+                time.sleep(self._wait_seconds())
+            self._overview.waited += self._now() - before
+        return rests or waits
 
-    def snapshot(self) -> Snapshot:
-        """Return what progress displays draw."""
-        return self._overview.snapshot(self.trials.values(), len(self._schedule_worker))
+    # --- the searcher ----------------------------------------------------
 
-    # --- the user's commands -----------------------------------------------
+    def _advance_searcher(self) -> bool:
+        """Report to the searcher and ask it for trials; False if there was nothing to do."""
+        advanced = self._loop.advance(ask=not self.is_stopped)
+        first = [self.trials[n] for n in range(min(ALIKE_FAILURES, len(self.trials)))]
+        # Not again if they had failed before the run was resumed.
+        new = self._restored is None or any(trial.started for trial in first)
+        if new and not self._loop.searcher.expects_failures:
+            raise_if_alike([trial.record for trial in first])
+        for number in self._searched.forget_ended(self._loop.rounds.expects):
+            self._growth.forget(number)
+        return advanced
+
+    def _report(self, trial: LiveTrial) -> None:
+        """Report to the searcher that a trial has finished an epoch, or ended without it."""
+        reported = trial if self._folded is None else self._folded.update_from(trial)
+        if reported is None:  # other folds are still in the epoch
+            return
+        if reported.record.status not in ENDED:
+            epoch = reported.record.epochs[-1]
+            self._loop.epoch_done(reported, epoch.epoch, epoch.metrics)
+        elif not reported.paused_by_searcher:
+            self._loop.ended(reported)
+
+    # --- dispatching -----------------------------------------------------
+
+    def _dispatch_units(self) -> None:
+        while not (self.is_stopped or self._commands.paused):
+            command = self._schedule.next(self._now())
+            if command is None:
+                return
+            if command[0] == "load":
+                assert self._places is not None, "shards are shared: there is nothing to load"
+                self._places.load(self._executor_worker[command[1]], command[2])
+                self._update_holders()
+                continue
+            _, worker, trial_number, epoch, step, shard, attempt = command
+            trial = self._trials.by_number[trial_number]
+            self._trials.start(trial)
+            number = self._executor_worker[worker]
+            trial.worker = number
+            trial.workers.add(number)
+            task = Task(
+                trial=trial_number,
+                config=trial.record.config,
+                epoch=epoch,
+                step=step,
+                shard=shard,
+                attempt=attempt,
+                position=trial.position,
+                dispatch=trial.dispatches,
+                epochs=trial.info_epochs,
+                origin=trial.origin,
+                clone_of=trial.clone_of if trial.position == trial.first_position else None,
+                ended=self._trials.ended_for(number),
+            )
+            trial.dispatches += 1
+            self._overview.unit_begins()
+            self._in_flight[number] = task
+            self.executor.submit(number, task)
+
+    def _awaits_worker(self) -> bool:
+        """Whether there are units to run, and a worker that will soon be ready for them."""
+        halted = self.is_stopped or self._commands.paused
+        return bool(self._warming) and not halted and not self._schedule.finished
+
+    # --- units and epochs ------------------------------------------------
+
+    def _unit_done(self, event: UnitDone) -> None:
+        task = event.task
+        trial = self._trials.by_number[task.trial]
+        del self._in_flight[event.worker]
+        self._schedule.unit_done(self._schedule_worker[event.worker], self._now())
+        self._forget_live_models(event.worker, event.dropped)
+        trial.position += 1
+        trial.origin = None
+        trial.epoch_seconds += event.seconds
+        if task.step < self.context.train.num_shards and event.seconds > 0:
+            trial.rows_per_second = event.rows / event.seconds
+        self._overview.unit_done(event.seconds)
+        self.store.add_unit(
+            trial=task.trial,
+            epoch=task.epoch,
+            step=task.step,
+            shard=task.shard,
+            worker=event.worker,
+            attempt=task.attempt,
+            started=event.started - self._wall_started,
+            seconds=event.seconds,
+            rows=event.rows,
+            batches=event.batches,
+            hopped=event.loaded and trial.last_worker not in (None, event.worker),
+            state_bytes=event.state_bytes,
+        )
+        trial.last_worker = event.worker
+        self._lost_workers.unit_done(event.worker, task)
+        self._libraries.update(event.libraries)
+        self._watch_memory(event)
+        self._note_not_exact(trial, event.not_exact)
+        self._note_moved(event.moved)
+        self._note_warnings(trial, event.warned)
+        means = {name: s / w for name, (s, w) in event.sums.items() if w}
+        self._hooks.notify_of(trial.record, "on_unit_end", means)
+        if event.metrics is not None and event.is_kept:
+            self._add_epoch(trial, _epoch_of(trial, event))
+        elif event.metrics is not None:
+            self._awaiting_state[task.trial] = event
+            self._trials.await_state(trial, True)
+        trial.worker = None
+        self._apply_commands(trial)
+
+    def _add_epoch(self, trial: LiveTrial, epoch: EpochRecord, *, report: bool = True) -> None:
+        """Record a finished epoch; one without the metric that ranks trials fails its trial."""
+        missing = missing_metric(
+            self.settings.metric, epoch.metrics, validated=self.context.validates
+        )
+        if missing is None and self._folded is not None:
+            missing = clash(epoch.metrics)
+        if missing is not None:
+            self._trials.states.discard(epoch.state_file, epoch.state_hash)
+            since = f"epoch {epoch.epoch}, unlike before: " if trial.record.epochs else ""
+            self._end_trial(trial, "failed", since + missing)
+            return
+        before = trial.expected.pop(epoch.epoch, epoch.state_hash)
+        if before != epoch.state_hash:
+            text = f"epoch {epoch.epoch} was trained again and gave another state than at first"
+            self.store.add_event(self._now(), "not the same", text, trial.record.number)
+            warnings.warn(f"trial {trial.record.number}: {text}", stacklevel=2)
+        trial.lost_states = 0
+        self._trials.add_epoch(trial, epoch)
+        self._note_not_finite(trial, epoch.epoch)
+        if report:
+            self._report(trial)
+
+    # --- failures --------------------------------------------------------
+
+    def _unit_failed(self, event: UnitFailed) -> None:
+        trial = self._trials.by_number[event.task.trial]
+        worker = self._schedule_worker[event.worker]
+        del self._in_flight[event.worker]
+        self._schedule.unit_failed(worker, self._now())
+        self._forget_live_models(event.worker, event.dropped)
+        trial.worker = None
+        self._note_warnings(trial, event.warned)
+        if event.kind == "data":
+            raise CorruptDataError(event.message)
+        if event.kind == "storage":
+            raise OSError(event.message)
+        if event.kind == "cancelled":
+            self._apply_commands(trial)
+            return
+        raised = Raised(event.bases, event.place)
+        if asks_to_stop(raised):
+            self._trials.end(trial, "stopped", event.message, event.traceback, raised)
+            self._stop_siblings(trial)
+            self._report(trial)
+            return
+        status: Status = "diverged" if event.kind == "diverged" else "failed"
+        self._end_trial(trial, status, event.message, event.traceback, raised)
+
+    def _stop_siblings(self, trial: LiveTrial) -> None:
+        """End the other folds of a fold that asked to be stopped."""
+        if self._folded is None:
+            return
+        for other in self._folded.siblings(trial):
+            other.stopping = True
+            self._trials.hold(other)
+            self._apply_commands(other)
+
+    def _end_trial(
+        self,
+        trial: LiveTrial,
+        status: Status,
+        error: str = "",
+        traceback: str = "",
+        raised: Raised = NOTHING_RAISED,
+    ) -> None:
+        """End a trial without asking the searcher, which gets the worst metric reported."""
+        self._trials.end(trial, status, error, traceback, raised)
+        self._report(trial)
+
+    # --- workers ---------------------------------------------------------
+
+    def _add_worker(self, worker: int) -> None:
+        ours = self._schedule.add_worker(self._now())
+        self._schedule_worker[worker] = ours
+        self._executor_worker[ours] = worker
+        self._update_holders()
+
+    def _warm_up(self, worker: int) -> None:
+        """Have a new worker import the libraries that units need before it gets any."""
+        self.executor.submit(worker, WarmTask(tuple(sorted(self._libraries))))
+        self._warming.add(worker)
+
+    def _update_holders(self) -> None:
+        """Tell the scheduler which workers hold which shards, unless all hold all."""
+        holders = None if self._places is None else self._places.holders()
+        for shard, workers in (holders or {}).items():
+            there = [self._schedule_worker[w] for w in workers if w in self._schedule_worker]
+            if there:  # else the scheduler knows it, or learns of it with the lost worker
+                self._schedule.set_holders(shard, there)
+
+    def _worker_lost(self, event: WorkerLost) -> None:
+        self._warming.discard(event.worker)
+        task = self._in_flight.pop(event.worker, None)
+        ours = self._schedule_worker.pop(event.worker, None)
+        if ours is not None:
+            del self._executor_worker[ours]
+            self._schedule.remove_worker(ours, self._now())
+        self._trials.forget_worker(event.worker)
+        if event.signal == signal.SIGBUS:
+            # It read from the mapping of a truncated file: the trial is not to blame.
+            self.context.check_files()
+        verdict = self._lost_workers.add(event, task)
+        number = None if task is None else task.trial
+        self.store.add_event(self._now(), "worker lost", verdict.text, number)
+        if task is not None:
+            trial = self._trials.by_number[task.trial]
+            trial.worker = None
+            if verdict.error is not None:
+                self._end_trial(trial, "failed", verdict.error)
+            self._apply_commands(trial)
+        self._replace_worker(event)
+
+    def _replace_worker(self, lost: WorkerLost) -> None:
+        """Start a worker in place of a lost one, or continue with those that are left."""
+        cause = lost.reason
+        if self._lost_workers.may_replace:
+            try:
+                worker = self.executor.replace(lost.worker)
+                if self._places is None:
+                    # Until it is ready, its predecessor's unit is better off on another worker.
+                    self._warm_up(worker)
+                else:  # waiting for it is quicker than loading its shards elsewhere
+                    self._add_worker(worker)
+                return
+            except WorkerError as error:
+                cause = text_of(error)
+        if not self._schedule_worker and not self._warming:
+            raise WorkerError(f"no worker process is left, and none can be started: {cause}")
+        text = f"a worker process is missing from now on: {cause}"
+        self.store.add_event(self._now(), "worker not replaced", text)
+        warnings.warn(text, stacklevel=2)
+
+    def _forget_live_models(self, worker: int, dropped: Sequence[int]) -> None:
+        for number in dropped:
+            trial = self._trials.by_number.get(number)
+            if trial is not None and trial.scheduled:
+                self._schedule.forget_live(self._schedule_worker[worker], number)
+
+    # --- machines of a cluster -------------------------------------------
+
+    def _handle_cluster_event(
+        self, event: WorkerJoined | ShardsPlaced | StateKept | StateLost | Note
+    ) -> None:
+        """Handle events that only multi-machine executors send."""
+        if isinstance(event, WorkerJoined):
+            self.store.add_event(self._now(), "worker joined", f"worker {event.worker}")
+            self._warm_up(event.worker)
+        elif isinstance(event, ShardsPlaced):
+            self._update_holders()
+        elif isinstance(event, StateKept):
+            trial = self._trials.by_number[event.trial]
+            self._add_epoch(trial, _epoch_of(trial, self._awaiting_state.pop(event.trial)))
+            self._trials.await_state(trial, False)
+            self._apply_commands(trial)
+        elif isinstance(event, StateLost):
+            self._state_lost(event)
+        else:
+            self.store.add_event(self._now(), event.kind, event.text)
+            warnings.warn(event.text, stacklevel=2)
+
+    def _state_lost(self, event: StateLost) -> None:
+        trial = self._trials.by_number[event.trial]
+        if event.worker is not None:
+            worker = self._schedule_worker[event.worker]
+            del self._in_flight[event.worker]
+            self._schedule.unit_failed(worker, self._now())
+            trial.worker = None
+        self._awaiting_state.pop(event.trial, None)
+        trial.lost_states += 1
+        if trial.lost_states > MAX_LOST_STATES:
+            cause = f"its state was lost {trial.lost_states} times in an epoch: {event.reason}"
+            trial.awaits_state = False
+            self._end_trial(trial, "failed", cause)
+            return
+        before = trial.position
+        self._trials.go_back(trial, event.position)
+        lost = before - trial.position
+        text = f"{event.reason}; {lost} unit(s) of trial {event.trial} are trained again"
+        self.store.add_event(self._now(), "state lost", text, event.trial)
+        self._apply_commands(trial)
+
+    # --- warnings and remarks --------------------------------------------
+
+    def note_first_warnings(self, warned: Sequence[Warned]) -> None:
+        """Show and record the warnings of the dry run, whose configuration is that of trial 0."""
+        for each in warned:
+            self.store.add_event(self._now(), EVENT, str(each))
+        self._shown_warnings.show(warned, self._name_of(0))
+
+    def _note_warnings(self, trial: LiveTrial, warned: Sequence[Warned]) -> None:
+        """Record a trial's warnings, and show those that no other trial has raised."""
+        number = trial.record.number
+        for each in warned:
+            if each not in trial.warned:  # it may have been raised on another worker
+                trial.warned.add(each)
+                self.store.add_event(self._now(), EVENT, str(each), number)
+        self._shown_warnings.show(warned, self._name_of(number))
+
+    def _name_of(self, number: int) -> str:
+        """Return the user's name for a trial, which with folds is a fold of a configuration."""
+        folds = self.settings.folds
+        if folds is None:
+            return f"trial {number}"
+        return f"trial {number // len(folds)}, fold {number % len(folds)}"
+
+    def _note_not_exact(self, trial: LiveTrial, operations: Sequence[str]) -> None:
+        """Record that a trial used a non-deterministic operation."""
+        for name in operations:
+            if name not in trial.not_exact:
+                trial.not_exact.add(name)
+                number = trial.record.number
+                self.store.add_event(self._now(), NOT_EXACT, name, number)
+                warnings.warn(
+                    f"trial {number} is not exact: {name} has no deterministic version on its "
+                    "device, so that its states may differ from run to run",
+                    stacklevel=2,
+                )
+
+    def _note_not_finite(self, trial: LiveTrial, epoch: int) -> None:
+        """Record a trial's first epoch with a validation metric that is not finite."""
+        found = not_finite(trial.record.epochs[-1].metrics)
+        if found and not trial.not_finite:
+            trial.not_finite = True
+            text = f"trial {trial.record.number}, epoch {epoch}: {found}"
+            self.store.add_event(self._now(), "not finite", text, trial.record.number)
+
+    def _note_moved(self, why: str) -> None:
+        """Warn once a run that PyTorch moves batches to a GPU; record each reason."""
+        if not why or why in self._moved:
+            return
+        self._moved.add(why)
+        self.store.add_event(self._now(), "batches are moved", why)
+        if len(self._moved) == 1:
+            warnings.warn(depots.moving(why), stacklevel=2)
+
+    def _watch_memory(self, event: UnitDone) -> None:
+        """Name a trial whose epochs each leave more memory behind; see `cerebro.worker.growth`."""
+        task = event.task
+        self._growth.add(task.trial, event.grown)
+        if event.metrics is not None:
+            text = self._growth.end_epoch(task.trial, task.epoch, event.resident)
+            if text is not None:
+                self.store.add_event(self._now(), "memory grows", text, task.trial)
+                warnings.warn(text, stacklevel=2)
+
+    # --- the user's commands ---------------------------------------------
 
     def pause_trial(self, number: int) -> None:
         """Pause a trial after the unit that runs, until :meth:`continue_trial`.
@@ -251,43 +659,12 @@ class Coordinator:
             for worker in list(self._in_flight):
                 cancel(worker)
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether the run ends with work left, by its time limit or a command."""
-        return self.out_of_time or self._commands.stopping
-
     def _take_commands(self) -> None:
         """Carry out the commands that have arrived."""
         self._commands.carry_out(self)
         if self._commands.paused != self._overview.paused:
             self._overview.paused = self._commands.paused
             self.store.set_meta("paused", self._commands.paused)
-
-    def _note_command(self, text: str) -> None:
-        self.store.add_event(self._now(), "command", text)
-
-    def _wait_to_resume(self) -> bool:
-        """Wait if only a command, or something outside that the searcher awaits, resumes the run.
-
-        Return False if nothing is left to do.
-        """
-        known = self._trials.by_number.values()
-        trials = [trial for trial in known if trial.record.status not in ENDED]
-        rests = any(trial.held and not trial.paused_by_searcher for trial in trials)
-        if self._commands.paused and (trials or not self._loop.is_exhausted):
-            rests = True
-        waits = self._loop.searcher.waits and not self._loop.is_exhausted
-        if rests or waits:
-            self.store.flush()  # readers of the display find its state in the store
-            self._overview.show_waiting(self.trials.values(), len(self._schedule_worker))
-            before = self._now()
-            if waits:  # the searcher's news ends the executor's wait
-                for event in self.executor.wait(self._wait_seconds()):
-                    self._handle(event)
-            else:
-                time.sleep(self._wait_seconds())
-            self._overview.waited += self._now() - before
-        return rests or waits
 
     def _apply_commands(self, trial: LiveTrial) -> None:
         """Stop or pause a trial as the user wants, unless a unit of it runs."""
@@ -298,383 +675,17 @@ class Coordinator:
         elif trial.held and trial.record.status != "paused":
             self._trials.set_status(trial, "paused")
 
-    def _resume_run(self, restored: RestoredRun) -> None:
-        """Continue a run where an earlier process left it."""
-        self._loop.restore(restored.loop, restored.decision_count)
-        for number, epochs in restored.lost.items():
-            trial = self._trials.by_number[number]
-            seconds = trial.epoch_seconds  # of the epoch in progress, not of these
-            for epoch in epochs:
-                if trial.record.status not in ENDED:
-                    self._add_epoch(trial, epoch, report=False)
-            trial.epoch_seconds = seconds
-        if self._folded is not None:
-            self._folded.update_all()
-        self._loop.arrive_again()
-        for trial in list(self._trials.by_number.values()):
-            if asks_to_stop(trial.record.raised):
-                self._stop_siblings(trial)
-
-    # --- the searcher ----------------------------------------------------
-
-    def _advance_searcher(self) -> bool:
-        """Report to the searcher and ask it for trials; False if there was nothing to do."""
-        advanced = self._loop.advance(ask=not self.is_stopped)
-        first = [self.trials[n] for n in range(min(ALIKE_FAILURES, len(self.trials)))]
-        # Not again if they had failed before the run was resumed.
-        new = self._restored is None or any(trial.started for trial in first)
-        if new and not self._loop.searcher.expects_failures:
-            raise_if_alike([trial.record for trial in first])
-        for number in self._searched.forget_ended(self._loop.rounds.expects):
-            self._growth.forget(number)
-        return advanced
-
-    # --- dispatching -----------------------------------------------------
-
-    def _dispatch_units(self) -> None:
-        while not (self.is_stopped or self._commands.paused):
-            command = self._schedule.next(self._now())
-            if command is None:
-                return
-            if command[0] == "load":
-                assert self._places is not None, "shards are shared: there is nothing to load"
-                self._places.load(self._executor_worker[command[1]], command[2])
-                self._update_holders()
-                continue
-            _, worker, trial_number, epoch, step, shard, attempt = command
-            trial = self._trials.by_number[trial_number]
-            self._trials.start(trial)
-            number = self._executor_worker[worker]
-            trial.worker = number
-            trial.workers.add(number)
-            task = Task(
-                trial=trial_number,
-                config=trial.record.config,
-                epoch=epoch,
-                step=step,
-                shard=shard,
-                attempt=attempt,
-                position=trial.position,
-                dispatch=trial.dispatches,
-                epochs=trial.info_epochs,
-                origin=trial.origin,
-                clone_of=trial.clone_of if trial.position == trial.first_position else None,
-                ended=self._trials.ended_for(number),
-            )
-            trial.dispatches += 1
-            self._overview.unit_begins()
-            self._in_flight[number] = task
-            self.executor.submit(number, task)
-
-    def _add_worker(self, worker: int) -> None:
-        ours = self._schedule.add_worker(self._now())
-        self._schedule_worker[worker] = ours
-        self._executor_worker[ours] = worker
-        self._update_holders()
-
-    def _update_holders(self) -> None:
-        """Tell the scheduler which workers hold which shards, unless all hold all."""
-        holders = None if self._places is None else self._places.holders()
-        for shard, workers in (holders or {}).items():
-            there = [self._schedule_worker[w] for w in workers if w in self._schedule_worker]
-            if there:  # else the scheduler knows it, or learns of it with the lost worker
-                self._schedule.set_holders(shard, there)
-
-    # --- events ----------------------------------------------------------
-
-    def _unit_done(self, event: UnitDone) -> None:
-        task = event.task
-        trial = self._trials.by_number[task.trial]
-        del self._in_flight[event.worker]
-        self._schedule.unit_done(self._schedule_worker[event.worker], self._now())
-        self._forget_live_models(event.worker, event.dropped)
-        trial.position += 1
-        trial.origin = None
-        trial.epoch_seconds += event.seconds
-        if task.step < self.context.train.num_shards and event.seconds > 0:
-            trial.rows_per_second = event.rows / event.seconds
-        self._overview.unit_done(event.seconds)
-        self.store.add_unit(
-            trial=task.trial,
-            epoch=task.epoch,
-            step=task.step,
-            shard=task.shard,
-            worker=event.worker,
-            attempt=task.attempt,
-            started=event.started - self._wall_started,
-            seconds=event.seconds,
-            rows=event.rows,
-            batches=event.batches,
-            hopped=event.loaded and trial.last_worker not in (None, event.worker),
-            state_bytes=event.state_bytes,
-        )
-        trial.last_worker = event.worker
-        self._lost_workers.unit_done(event.worker, task)
-        self._libraries.update(event.libraries)
-        self._watch_memory(event)
-        self._note_not_exact(trial, event.not_exact)
-        self._note_moved(event.moved)
-        self._note_warnings(trial, event.warned)
-        means = {name: s / w for name, (s, w) in event.sums.items() if w}
-        self._hooks.tell_of(trial.record, "on_unit_end", means)
-        if event.metrics is not None and event.is_kept:
-            self._add_epoch(trial, _epoch_of(trial, event))
-        elif event.metrics is not None:
-            self._awaiting_state[task.trial] = event
-            self._trials.await_state(trial, True)
-        trial.worker = None
-        self._apply_commands(trial)
-
-    def _watch_memory(self, event: UnitDone) -> None:
-        """Name a trial whose epochs each leave more memory behind; see `cerebro.worker.growth`."""
-        task = event.task
-        self._growth.add(task.trial, event.grown)
-        if event.metrics is not None:
-            text = self._growth.end_epoch(task.trial, task.epoch, event.resident)
-            if text is not None:
-                self.store.add_event(self._now(), "memory grows", text, task.trial)
-                warnings.warn(text, stacklevel=2)
-
-    def _note_not_exact(self, trial: LiveTrial, operations: Sequence[str]) -> None:
-        """Record that a trial used a non-deterministic operation."""
-        for name in operations:
-            if name not in trial.not_exact:
-                trial.not_exact.add(name)
-                number = trial.record.number
-                self.store.add_event(self._now(), NOT_EXACT, name, number)
-                warnings.warn(
-                    f"trial {number} is not exact: {name} has no deterministic version on its "
-                    "device, so that its states may differ from run to run",
-                    stacklevel=2,
-                )
-
-    def _note_moved(self, why: str) -> None:
-        """Warn once a run that PyTorch moves batches to a GPU; record each reason."""
-        if not why or why in self._moved:
-            return
-        self._moved.add(why)
-        self.store.add_event(self._now(), "batches are moved", why)
-        if len(self._moved) == 1:
-            warnings.warn(depots.moving(why), stacklevel=2)
-
-    def note_first_warnings(self, warned: Sequence[Warned]) -> None:
-        """Show and record the warnings of the dry run, whose configuration is that of trial 0."""
-        for each in warned:
-            self.store.add_event(self._now(), EVENT, str(each))
-        self._shown_warnings.show(warned, self._name_of(0))
-
-    def _note_warnings(self, trial: LiveTrial, warned: Sequence[Warned]) -> None:
-        """Record a trial's warnings, and show those that no other trial has raised."""
-        number = trial.record.number
-        for each in warned:
-            if each not in trial.warned:  # it may have been raised on another worker
-                trial.warned.add(each)
-                self.store.add_event(self._now(), EVENT, str(each), number)
-        self._shown_warnings.show(warned, self._name_of(number))
-
-    def _name_of(self, number: int) -> str:
-        """Return the user's name for a trial, which with folds is a fold of a configuration."""
-        folds = self.settings.folds
-        if folds is None:
-            return f"trial {number}"
-        return f"trial {number // len(folds)}, fold {number % len(folds)}"
-
-    def _add_epoch(self, trial: LiveTrial, epoch: EpochRecord, *, report: bool = True) -> None:
-        """Record a finished epoch; one without the metric that ranks trials fails its trial."""
-        missing = missing_metric(
-            self.settings.metric, epoch.metrics, validated=self.context.validates
-        )
-        if missing is None and self._folded is not None:
-            missing = clash(epoch.metrics)
-        if missing is not None:
-            self._trials.states.discard(epoch.state_file, epoch.state_hash)
-            since = f"epoch {epoch.epoch}, unlike before: " if trial.record.epochs else ""
-            self._end_trial(trial, "failed", since + missing)
-            return
-        before = trial.expected.pop(epoch.epoch, epoch.state_hash)
-        if before != epoch.state_hash:
-            text = f"epoch {epoch.epoch} was trained again and gave another state than at first"
-            self.store.add_event(self._now(), "not the same", text, trial.record.number)
-            warnings.warn(f"trial {trial.record.number}: {text}", stacklevel=2)
-        trial.lost_states = 0
-        self._trials.add_epoch(trial, epoch)
-        self._note_not_finite(trial, epoch.epoch)
-        if report:
-            self._report(trial)
-
-    def _report(self, trial: LiveTrial) -> None:
-        """Report to the searcher that a trial has finished an epoch, or ended without it."""
-        reported = trial if self._folded is None else self._folded.update_from(trial)
-        if reported is None:  # other folds are still in the epoch
-            return
-        if reported.record.status not in ENDED:
-            epoch = reported.record.epochs[-1]
-            self._loop.epoch_done(reported, epoch.epoch, epoch.metrics)
-        elif not reported.paused_by_searcher:
-            self._loop.ended(reported)
-
-    def _note_not_finite(self, trial: LiveTrial, epoch: int) -> None:
-        """Record a trial's first epoch with a validation metric that is not finite."""
-        found = not_finite(trial.record.epochs[-1].metrics)
-        if found and not trial.not_finite:
-            trial.not_finite = True
-            text = f"trial {trial.record.number}, epoch {epoch}: {found}"
-            self.store.add_event(self._now(), "not finite", text, trial.record.number)
-
-    def _unit_failed(self, event: UnitFailed) -> None:
-        trial = self._trials.by_number[event.task.trial]
-        worker = self._schedule_worker[event.worker]
-        del self._in_flight[event.worker]
-        self._schedule.unit_failed(worker, self._now())
-        self._forget_live_models(event.worker, event.dropped)
-        trial.worker = None
-        self._note_warnings(trial, event.warned)
-        if event.kind == "data":
-            raise CorruptDataError(event.message)
-        if event.kind == "storage":
-            raise OSError(event.message)
-        if event.kind == "cancelled":
-            self._apply_commands(trial)
-            return
-        raised = Raised(event.bases, event.place)
-        if asks_to_stop(raised):
-            self._trials.end(trial, "stopped", event.message, event.traceback, raised)
-            self._stop_siblings(trial)
-            self._report(trial)
-            return
-        status: Status = "diverged" if event.kind == "diverged" else "failed"
-        self._end_trial(trial, status, event.message, event.traceback, raised)
-
-    def _stop_siblings(self, trial: LiveTrial) -> None:
-        """End the other folds of a fold that asked to be stopped."""
-        if self._folded is None:
-            return
-        for other in self._folded.siblings(trial):
-            other.stopping = True
-            self._trials.hold(other)
-            self._apply_commands(other)
-
-    def _handle_cluster_event(
-        self, event: WorkerJoined | ShardsPlaced | StateKept | StateLost | Note
-    ) -> None:
-        """Handle events that only multi-machine executors send."""
-        if isinstance(event, WorkerJoined):
-            self.store.add_event(self._now(), "worker joined", f"worker {event.worker}")
-            self._warm_up(event.worker)
-        elif isinstance(event, ShardsPlaced):
-            self._update_holders()
-        elif isinstance(event, StateKept):
-            trial = self._trials.by_number[event.trial]
-            self._add_epoch(trial, _epoch_of(trial, self._awaiting_state.pop(event.trial)))
-            self._trials.await_state(trial, False)
-            self._apply_commands(trial)
-        elif isinstance(event, StateLost):
-            self._state_lost(event)
-        else:
-            self.store.add_event(self._now(), event.kind, event.text)
-            warnings.warn(event.text, stacklevel=2)
-
-    def _state_lost(self, event: StateLost) -> None:
-        trial = self._trials.by_number[event.trial]
-        if event.worker is not None:
-            worker = self._schedule_worker[event.worker]
-            del self._in_flight[event.worker]
-            self._schedule.unit_failed(worker, self._now())
-            trial.worker = None
-        self._awaiting_state.pop(event.trial, None)
-        trial.lost_states += 1
-        if trial.lost_states > MAX_LOST_STATES:
-            cause = f"its state was lost {trial.lost_states} times in an epoch: {event.reason}"
-            trial.awaits_state = False
-            self._end_trial(trial, "failed", cause)
-            return
-        before = trial.position
-        self._trials.go_back(trial, event.position)
-        lost = before - trial.position
-        text = f"{event.reason}; {lost} unit(s) of trial {event.trial} are trained again"
-        self.store.add_event(self._now(), "state lost", text, event.trial)
-        self._apply_commands(trial)
-
-    def _awaits_worker(self) -> bool:
-        """Whether there are units to run, and a worker that will soon be ready for them."""
-        halted = self.is_stopped or self._commands.paused
-        return bool(self._warming) and not halted and not self._schedule.finished
-
-    def _worker_lost(self, event: WorkerLost) -> None:
-        self._warming.discard(event.worker)
-        task = self._in_flight.pop(event.worker, None)
-        ours = self._schedule_worker.pop(event.worker, None)
-        if ours is not None:
-            del self._executor_worker[ours]
-            self._schedule.remove_worker(ours, self._now())
-        self._trials.forget_worker(event.worker)
-        if event.signal == signal.SIGBUS:
-            # It read from the mapping of a truncated file: the trial is not to blame.
-            self.context.check_files()
-        verdict = self._lost_workers.add(event, task)
-        number = None if task is None else task.trial
-        self.store.add_event(self._now(), "worker lost", verdict.text, number)
-        if task is not None:
-            trial = self._trials.by_number[task.trial]
-            trial.worker = None
-            if verdict.error is not None:
-                self._end_trial(trial, "failed", verdict.error)
-            self._apply_commands(trial)
-        self._replace_worker(event)
-
-    def _replace_worker(self, lost: WorkerLost) -> None:
-        """Start a worker in place of a lost one, or continue with those that are left."""
-        cause = lost.reason
-        if self._lost_workers.may_replace:
-            try:
-                worker = self.executor.replace(lost.worker)
-                if self._places is None:
-                    # Until it is ready, its predecessor's unit is better off on another worker.
-                    self._warm_up(worker)
-                else:  # waiting for it is quicker than loading its shards elsewhere
-                    self._add_worker(worker)
-                return
-            except WorkerError as error:
-                cause = text_of(error)
-        if not self._schedule_worker and not self._warming:
-            raise WorkerError(f"no worker process is left, and none can be started: {cause}")
-        text = f"a worker process is missing from now on: {cause}"
-        self.store.add_event(self._now(), "worker not replaced", text)
-        warnings.warn(text, stacklevel=2)
-
-    def _warm_up(self, worker: int) -> None:
-        """Have a new worker import the libraries that units need before it gets any."""
-        self.executor.submit(worker, WarmTask(tuple(sorted(self._libraries))))
-        self._warming.add(worker)
-
-    def _forget_live_models(self, worker: int, dropped: Sequence[int]) -> None:
-        for number in dropped:
-            trial = self._trials.by_number.get(number)
-            if trial is not None and trial.scheduled:
-                self._schedule.forget_live(self._schedule_worker[worker], number)
-
-    # --- trials ----------------------------------------------------------
-
-    def _end_trial(
-        self,
-        trial: LiveTrial,
-        status: Status,
-        error: str = "",
-        traceback: str = "",
-        raised: Raised = NOTHING_RAISED,
-    ) -> None:
-        """End a trial without asking the searcher, which gets the worst metric reported."""
-        self._trials.end(trial, status, error, traceback, raised)
-        self._report(trial)
-
-    def end_open_trials(self) -> None:
-        """Mark the trials that the run leaves unfinished as stopped."""
-        self._trials.mark_open_as_stopped()
+    def _note_command(self, text: str) -> None:
+        self.store.add_event(self._now(), "command", text)
 
     # --- time ------------------------------------------------------------
 
     def _now(self) -> float:
         return time.perf_counter() - self._started
+
+    def _seconds_here(self) -> float:
+        """Seconds that this process has trained the run."""
+        return time.perf_counter() - self._begun
 
     def _check_time(self) -> None:
         limit = self.settings.time_limit
@@ -688,33 +699,37 @@ class Coordinator:
         left = None if limit is None or self.out_of_time else max(0.0, limit - self._seconds_here())
         return self._commands.wait_seconds(left)
 
-    def _seconds_here(self) -> float:
-        """Seconds that this process has trained the run."""
-        return time.perf_counter() - self._begun
+    # --- the state of the run --------------------------------------------
 
-    def _make_trials(self, searcher: Searcher) -> LiveTrials:
-        return LiveTrials(
-            *(TrialSettings.of(self.settings, self.context), self.store, self._schedule),
-            *(self._overview, self._overview.ended, self._hooks.tell_of),
-            stepwise=searcher.adaptive,
-            expected=self._expected(searcher),
-            pinned=searcher.pinned,
-        )
+    @property
+    def trials(self) -> Mapping[int, LiveTrial]:
+        """The run's trials by number, without those forgotten; with folds, the configurations."""
+        return self._searched.by_number
 
-    def _make_folded(self, searcher: Searcher) -> FoldedTrials | None:
-        if self.settings.folds is None:
-            return None
-        return FoldedTrials(
-            TrialSettings.of(self.settings, self.context),
-            self.settings.trials_each,
-            *(self.store, self._schedule, self._overview, self._hooks),
-            expected=self._expected(searcher),
-            pinned=searcher.pinned,
-        )
+    def status_of(self, number: int) -> Status | None:
+        """Return a trial's status; None if there is no such trial."""
+        return self._searched.status_of(number)
 
-    def _expected(self, searcher: Searcher) -> int | None:
-        """The number of trials, if it is known before the searcher has suggested them all."""
-        return None if searcher.adaptive else expected_trials(searcher, self.settings.n_trials)
+    def snapshot(self) -> Snapshot:
+        """Return what progress displays draw."""
+        return self._overview.snapshot(self.trials.values(), len(self._schedule_worker))
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the run ends with work left, by its time limit or a command."""
+        return self.out_of_time or self._commands.stopping
+
+    @property
+    def status(self) -> str:
+        """The run's status after :meth:`run` has returned."""
+        trained = self._trials.by_number.values()
+        left = self.is_stopped or any(trial.record.is_open for trial in trained)
+        partly = self._restored is not None and self._restored.partly
+        return "stopped" if left or partly or self._loop.searcher.cut_short else "finished"
+
+    def end_open_trials(self) -> None:
+        """Mark the trials that the run leaves unfinished as stopped."""
+        self._trials.mark_open_as_stopped()
 
 
 def _epoch_of(trial: LiveTrial, last: UnitDone) -> EpochRecord:
