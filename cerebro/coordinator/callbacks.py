@@ -53,7 +53,7 @@ class Hooks:
             else:
                 self._later.append(partial(self._call, callback, hook, method, arguments))
 
-    def tell_of(self, record: TrialRecord, hook: str, *arguments: Any) -> None:
+    def notify_of(self, record: TrialRecord, hook: str, *arguments: Any) -> None:
         """Call a hook with a copy of the trial as it is now, if any callback has the hook."""
         if any(getattr(callback, hook, None) is not None for callback in self._callbacks):
             self.notify(hook, self._view(record), *arguments)

@@ -69,7 +69,7 @@ class Coordinator:
 
     `run` restores the trials of an earlier process, if any, and asks the searcher for the first
     ones. Then it repeats one pass until nothing is left to do: carry out the user's commands,
-    give the workers the units that the scheduler names, wait for events, book each of them, and
+    give the workers the units that the scheduler names, wait for events, record each of them, and
     report finished epochs to the searcher, which continues, pauses or ends trials and suggests
     new ones. At last it ends the trials that are still paused, and marks open ones as stopped.
     """
@@ -130,7 +130,7 @@ class Coordinator:
     def _make_trials(self, searcher: Searcher) -> LiveTrials:
         return LiveTrials(
             *(TrialSettings.of(self.settings, self.context), self.store, self._schedule),
-            *(self._overview, self._overview.ended, self._hooks.tell_of),
+            *(self._overview, self._overview.ended, self._hooks.notify_of),
             stepwise=searcher.adaptive,
             expected=self._expected(searcher),
             pinned=searcher.pinned,
@@ -351,7 +351,7 @@ class Coordinator:
         self._note_moved(event.moved)
         self._note_warnings(trial, event.warned)
         means = {name: s / w for name, (s, w) in event.sums.items() if w}
-        self._hooks.tell_of(trial.record, "on_unit_end", means)
+        self._hooks.notify_of(trial.record, "on_unit_end", means)
         if event.metrics is not None and event.is_kept:
             self._add_epoch(trial, _epoch_of(trial, event))
         elif event.metrics is not None:

@@ -80,7 +80,7 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         self._each = each
         self.folds = LiveTrials(
             *(settings, store, schedule, overview),
-            *(EndedTrials(settings.ranking), self._tell_of_fold),
+            *(EndedTrials(settings.ranking), self._notify_of_fold),
             stepwise=True,
             expected=None if expected is None else expected * each,
             best_epoch=self._best_epoch,
@@ -95,7 +95,7 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         folds = [self.folds.add(self._of_fold(suggestion, fold)) for fold in range(self._each)]
         trial = self._take(folds)
         if trial.record.status in ENDED:  # its configuration is invalid
-            self._hooks.tell_of(trial.record, "on_trial_start")
+            self._hooks.notify_of(trial.record, "on_trial_start")
             self._note_end(trial)
         return trial
 
@@ -157,7 +157,7 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         new = update(trial.record)
         for epoch in new:
             trial.history.append(epoch.to_history())
-            self._hooks.tell_of(trial.record, "on_epoch_end", dict(epoch.metrics))
+            self._hooks.notify_of(trial.record, "on_epoch_end", dict(epoch.metrics))
         if trial.record.status in ENDED:
             self._note_end(trial)
             return trial
@@ -249,14 +249,14 @@ class FoldedTrials(TrialTable[FoldedTrial]):
 
     def _note_end(self, trial: LiveTrial) -> None:
         self.ended.add(trial.record, trial.row(self._ranking))
-        self._hooks.tell_of(trial.record, "on_trial_end")
+        self._hooks.notify_of(trial.record, "on_trial_end")
 
     def _best_epoch(self, record: TrialRecord) -> int | None:
         """Return the best epoch of a fold's configuration, whose state the fold keeps."""
         trial, by = self.by_number.get(record.number // self._each), self._ranking
         return None if trial is None else trial.record.best_epoch(by.metric, by.mode)
 
-    def _tell_of_fold(self, fold: TrialRecord, hook: str, *_: Any) -> None:
+    def _notify_of_fold(self, fold: TrialRecord, hook: str, *_: Any) -> None:
         """Call `on_trial_start` when the first fold of a configuration starts.
 
         `update_from` calls the hooks of epochs, and `_note_end` that of the end.
@@ -265,4 +265,4 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         if hook == "on_trial_start" and trial is not None and not trial.started:
             trial.started = True
             update(trial.record)
-            self._hooks.tell_of(trial.record, hook)
+            self._hooks.notify_of(trial.record, hook)

@@ -63,7 +63,7 @@ class LiveTrials(TrialTable[LiveTrial]):
     ----------
     ended
         The ended trials: those of the overview, unless displays show configurations.
-    tell_of
+    notify_of
         Called with a trial's record, the name of a callback's hook, and the hook's arguments.
     stepwise
         Whether a trial waits after each epoch until :meth:`extend`, because a searcher decides
@@ -83,7 +83,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         schedule: _core.Schedule,
         overview: Overview,
         ended: EndedTrials,
-        tell_of: Callable[..., None],
+        notify_of: Callable[..., None],
         *,
         stepwise: bool,
         expected: int | None = None,
@@ -103,7 +103,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         self._flushes = 0
         self._schedule = schedule
         self._overview = overview
-        self._tell_of = tell_of
+        self._notify_of = notify_of
         self._stepwise = stepwise
         self._expected = expected
         self._awaited: dict[tuple[int, int], list[LiveTrial]] = {}  # see `LiveTrial.awaits_parent`
@@ -138,7 +138,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         self._plan(trial, record.target_epochs)
         self._expect_others()
         if problem is not None:
-            self._tell_of(record, "on_trial_start")
+            self._notify_of(record, "on_trial_start")
             self.end(trial, "failed", problem)
         return trial
 
@@ -151,7 +151,7 @@ class LiveTrials(TrialTable[LiveTrial]):
             self._store.flush()
         if not trial.started:
             trial.started = True
-            self._tell_of(trial.record, "on_trial_start")
+            self._notify_of(trial.record, "on_trial_start")
 
     def restore(self, trials: Sequence[LiveTrial], answers: Mapping[int, LastDecision]) -> None:
         """Take over the trials of an earlier process; open ones continue.
@@ -220,7 +220,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         self.states.add_epoch(trial.record, epoch, self._for_clones(trial))
         self._release_clones(trial, epoch.epoch)
         self._drop_parent(trial)  # not needed any more, even after a power failure
-        self._tell_of(trial.record, "on_epoch_end", dict(epoch.metrics))
+        self._notify_of(trial.record, "on_epoch_end", dict(epoch.metrics))
 
     def extend(self, trial: LiveTrial) -> None:
         """Let a trial train its next epoch."""
@@ -337,7 +337,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         for worker in trial.workers:
             self._ended_on.setdefault(worker, []).append(record.number)
         remove_if_empty(log_path(self._settings.logs, record.number))
-        self._tell_of(record, "on_trial_end")
+        self._notify_of(record, "on_trial_end")
         self._note_end(trial)
 
     def _note_end(self, trial: LiveTrial) -> None:
