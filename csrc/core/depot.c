@@ -368,7 +368,7 @@ make_room(cer_depot *d, const cer_resident *r, cer_error *err)
         return CER_OK;
     return cer_fail(err, CER_NOMEM,
                     "%s: column %zu of %s has %zu bytes, and %zu of the %zu "
-                    "bytes for resident columns are in use: stream it, write "
+                    "bytes that may be resident are in use: stream it, write "
                     "smaller shards, or raise the limit",
                     cer_device_name(d->device), r->column,
                     cer_shard_directory(r->shard), r->bytes, bytes - r->bytes,

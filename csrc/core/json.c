@@ -404,7 +404,7 @@ read_next_member(cer_json_reader *reader, cer_json_token *token)
     if (is_object)
         return read_key(reader, token);
     if (reader->at == reader->end)
-        return invalid(reader, "cut off");
+        return invalid(reader, "truncated");
     return read_value(reader, token);
 }
 
@@ -415,7 +415,7 @@ next_kind(cer_json_reader *reader, cer_json_token *token)
     if (reader->at == reader->end) {
         if (reader->expect == EXPECT_NOTHING)
             return CER_JSON_END;
-        return invalid(reader, "cut off");
+        return invalid(reader, "truncated");
     }
     switch (reader->expect) {
     case EXPECT_VALUE:
