@@ -10,8 +10,7 @@ struct cer_batch_ring {
     atomic_size_t users; /* batches in use, and 1 until the ring is closed */
     atomic_size_t size;
     atomic_bool closed;
-    cer_batch
-        *spare; /* taken from `returned`; only the caller of take uses it */
+    cer_batch *spare;        /* taken from `returned`; only take uses it */
     cer_batch_source source; /* without `get`: host memory */
     size_t max_rows;
     size_t n_tensors;

@@ -136,9 +136,9 @@ void cer_device_remove_reclaimer(cer_device *device,
                                  cer_device_reclaimer *reclaimer);
 
 /* --- streams and events --------------------------------------------------- */
-cer_status
-cer_device_stream_new(cer_device *device, void **out,
-                      cer_error *err); /* does not wait for stream NULL */
+/* Does not wait for stream NULL. */
+cer_status cer_device_stream_new(cer_device *device, void **out,
+                                 cer_error *err);
 void cer_device_stream_free(cer_device *device, void *stream);
 cer_status cer_device_stream_sync(cer_device *device, void *stream,
                                   cer_error *err);

@@ -446,8 +446,7 @@ run_worker(void *argument)
     worker *w = argument;
     cer_loader *l = w->loader;
 
-    pthread_mutex_lock(
-        &l->lock); /* released only in do_some_work and the wait */
+    pthread_mutex_lock(&l->lock); /* released in do_some_work and waits */
     while (!l->stopping) {
         if (do_some_work(l, w->scratch))
             continue;

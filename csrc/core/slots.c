@@ -19,8 +19,7 @@ typedef struct record {
     _Atomic uint64_t attempt, position, nbytes;
     _Atomic uint64_t check; /* 0: invalid */
     _Atomic uint64_t hash_low, hash_high;
-    _Atomic uint64_t
-        seal; /* hash of all fields above; any other number: damaged */
+    _Atomic uint64_t seal; /* hash of the above; any other: damaged */
     _Atomic uint64_t file; /* number of the slot's file */
 } record;
 
@@ -501,8 +500,7 @@ replace_file(cer_slots *slots, int slot, record *r, cer_error *err)
     if (fstat(slots->page_file.fd, &page_file) < 0)
         return cer_fail_errno(err, errno, "cannot inspect %s",
                               slots->page_path);
-    if (page_file.st_nlink ==
-        0) /* the names may now belong to a different page */
+    if (page_file.st_nlink == 0) /* a new page may have the names now */
         return cer_fail(err, CER_STATE, "%s has been removed",
                         slots->page_path);
     number = atomic_fetch_add(&slots->page->files, 1) + 1;
@@ -511,8 +509,7 @@ replace_file(cer_slots *slots, int slot, record *r, cer_error *err)
     status = check_claim(slots, atomic_load(&slots->page->head), err);
     if (status != CER_OK)
         return status;
-    atomic_store(&r->file,
-                 number); /* other processes have mapped the old one */
+    atomic_store(&r->file, number); /* others have mapped the old one */
     if (unlink(slots->paths[slot]) < 0 && errno != ENOENT)
         return cer_fail_errno(err, errno, "cannot replace %s",
                               slots->paths[slot]);
@@ -742,8 +739,7 @@ cer_slots_look(cer_slots *slots, const uint64_t *position, cer_slots_view *out,
             status = cer_fail(err, CER_STATE, "%s holds no committed state%s",
                               slots->page_path,
                               position == NULL ? "" : " of that position");
-        if (!has_changed(slots,
-                         head)) /* else the file may be a different one */
+        if (!has_changed(slots, head)) /* else the file may have changed */
             return status;
         if (status == CER_OK)
             cer_slots_map_release(out->map);
@@ -922,8 +918,7 @@ check_records(const cer_slots *slots, cer_slots_damage *out, cer_error *err)
          slot++) {
         if (read_sealed_record(slots, head, slot, &info, &sealed)) {
             status = check_state(slots, slot, info.nbytes, sealed, out, err);
-        } else if (slot ==
-                   newest_of(head)) { /* the other may be in use by a writer */
+        } else if (slot == newest_of(head)) { /* the other may be in use */
             out->suffix = page_suffix;
             (void)cer_fail(&out->what, CER_CORRUPT,
                            "its record of the newest state is damaged");

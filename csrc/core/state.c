@@ -349,8 +349,7 @@ cer_state_writer_find(const cer_state_writer *writer, const char *path,
 typedef struct parsed {
     size_t path_at, path_len; /* in memory.text */
     size_t dims_at;
-    size_t begin,
-        end; /* given in the header, relative to the start of the data */
+    size_t begin, end; /* in the header; from the start of the data */
     cer_dtype dtype;
     uint32_t ndim;
 } parsed;

@@ -21,8 +21,7 @@ add_dimension(extent *e, int64_t size, int64_t stride)
 
     if (step > CER_TENSOR_VIEW_MAX_BYTES / steps)
         return false;
-    *side +=
-        step * steps; /* each addend and the previous sum are below 2**62 */
+    *side += step * steps; /* no overflow: each is below 2**62 */
     return e->before + e->behind <= CER_TENSOR_VIEW_MAX_BYTES;
 }
 

@@ -104,7 +104,7 @@ BIG = 2**62
 LIES: dict[str, tuple[Callable[..., Liar], str]] = {
     "negative": (lambda **v: Liar((-1,), **v), "an impossible shape"),
     "overflow": (lambda **v: Liar((BIG, BIG), (0, 0), **v), "an impossible shape"),
-    "wraps to nothing": (lambda **v: Liar((2**32, 2**32), (0, 0), **v), "a shape that no memory"),
+    "wraps to nothing": (lambda **v: Liar((2**32, 2**32), (0, 0), **v), "an impossible shape"),
     "strides": (lambda **v: Liar((2,), (BIG,), **v), "strides that lead outside the address space"),
     "least stride": (lambda **v: Liar((2,), (-(2**63),), **v), "strides that lead out"),
     "sum of strides": (lambda **v: Liar((3, 3), (2**59, 2**59), **v), "strides that lead out"),
