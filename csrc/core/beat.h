@@ -27,10 +27,8 @@ typedef struct cer_beat_page {
     uint64_t unused[7];
     _Atomic uint64_t beats; /* the beating thread */
     uint64_t unused_beats[7];
-    _Atomic uint64_t batches, rows;
-        /* the epoch runner, over all tasks */ /* the epoch runner, since the
-                                                  page was made */
-    _Atomic uint64_t task_began; /* ns of CLOCK_MONOTONIC; 0: no task */
+    _Atomic uint64_t batches, rows; /* the epoch runner, over all tasks */
+    _Atomic uint64_t task_began;    /* ns of CLOCK_MONOTONIC; 0: no task */
     uint64_t unused_rows[5];
     _Atomic uint32_t cancel; /* the coordinator */
 } cer_beat_page;
