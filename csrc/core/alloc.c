@@ -1,12 +1,12 @@
-/* The one place where the core meets malloc; see the seam in base.h. */
+/* The only file of the core that calls malloc; see the allocator in base.h. */
 #include "base.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>
 
-/* Large blocks ask for huge pages: they are gathered into a tenth faster when
- * their thousands of pages are a few. They are rounded up to whole ones, which
- * below LARGE would waste too much: nearly half of a block of 1.1 MB. */
+/* Large blocks request huge pages: a gather into a few pages is a tenth faster
+ * than into thousands. Sizes are rounded up to whole huge pages, which would
+ * waste too much below LARGE: nearly half of a block of 1.1 MB. */
 #define HUGE_PAGE ((size_t)1 << 21)
 #define LARGE ((size_t)1 << 22)
 
@@ -41,13 +41,13 @@ cer_aligned_alloc(size_t size)
     size_t rounded;
     void *block;
 
-    /* aligned_alloc wants a multiple of the alignment. */
+    /* aligned_alloc requires a multiple of the alignment. */
     if (size == 0 || !cer_round_up_size(size, alignment, &rounded))
         return NULL;
     block = aligned_alloc(alignment, rounded);
 #ifdef MADV_HUGEPAGE
     if (block != NULL && size >= LARGE)
-        (void)madvise(block, rounded, MADV_HUGEPAGE); /* a wish, no more */
+        (void)madvise(block, rounded, MADV_HUGEPAGE); /* only a hint */
 #endif
     return block;
 }

@@ -39,8 +39,8 @@ cer_fail(cer_error *err, cer_status status, const char *format, ...)
     return status;
 }
 
-/* strerror is not safe with threads, and strerror_r comes in two kinds; which
- * one this is, its result type tells. */
+/* strerror is not thread-safe, and strerror_r has two variants, which differ in
+ * their result type. */
 static const char *
 errno_text_posix(int result, const char *buffer)
 {

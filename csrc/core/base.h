@@ -1,10 +1,10 @@
-/* base.h -- what every file of the core leans on: status codes, error
- * reports, the allocator seam and checked arithmetic.
+/* base.h -- status codes, error reports, the allocator interface and checked
+ * arithmetic for every file of the core.
  *
- * The core never prints, never exits and keeps no global state. A function
- * that can fail returns a cer_status and, when the caller passed one, fills a
- * cer_error; NULL is always allowed for the error. After its first
- * acquisition a function leaves only through its `done:` label. */
+ * The core never prints, never exits and keeps no global state. A function that
+ * can fail returns a cer_status and fills a cer_error if the caller passed one;
+ * the error may always be NULL. After its first acquisition a function returns
+ * only through its `done:` label. */
 #ifndef CER_BASE_H
 #define CER_BASE_H
 
@@ -12,12 +12,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* States, slots and .npy files are little-endian and copied as they are. */
+/* States, slots and .npy files are little-endian and copied unchanged. */
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "Cerebro's files need a little-endian machine"
 #endif
 
-/* One list makes the enum and the names. */
+/* This list defines the enum and the names. */
 #define CER_STATUS_LIST(X)                                                     \
     X(OK, "ok")                                                                \
     X(NOMEM, "out of memory")                                                  \
@@ -38,7 +38,7 @@ typedef enum cer_status {
 
 typedef struct cer_error {
     cer_status status;
-    int os_errno; /* 0 where the operating system said nothing */
+    int os_errno; /* 0 if the operating system reported none */
     char message[CER_ERROR_MESSAGE_BYTES];
 } cer_error;
 
@@ -52,21 +52,21 @@ typedef struct cer_error {
 /* "ok", "out of memory", ...; a constant string for every value. */
 const char *cer_status_name(cer_status status);
 
-/* Fills `err` (may be NULL) and returns `status`, so that a failure is
- * written `status = cer_fail(err, CER_INVALID, "...")`. Long messages are cut.
- */
+/* Fills `err` (may be NULL) and returns `status`: `status = cer_fail(err,
+ * CER_INVALID, "...")`. Long messages are truncated. */
 cer_status cer_fail(cer_error *err, cer_status status, const char *format, ...)
     CER_PRINTF(3, 4);
 
-/* The same with CER_IO, keeping `os_errno` and ending the message with its
- * text: "cannot open data/x.npy: No such file or directory". */
+/* Does the same with CER_IO, stores `os_errno` and appends its text to the
+ * message: "cannot open data/x.npy: No such file or directory". */
 cer_status cer_fail_errno(cer_error *err, int os_errno, const char *format, ...)
     CER_PRINTF(3, 4);
 
-/* --- allocator seam ------------------------------------------------------
- * The core allocates only through these. They live alone in alloc.c, so that
- * the out-of-memory tests can link another file in its place and make the nth
- * allocation fail. cer_alloc and cer_calloc give NULL for a size of 0 too. */
+/* --- allocator -----------------------------------------------------------
+ * The core allocates only through these functions. alloc.c holds nothing else:
+ * out-of-memory tests link a different file in its place and make the nth
+ * allocation fail. cer_alloc and cer_calloc also return NULL for a size of
+ * 0. */
 #define CER_ALIGNMENT 256 /* bytes; batch buffers and tensors start on this */
 
 void *cer_alloc(size_t size);
@@ -77,8 +77,8 @@ void *cer_aligned_alloc(size_t size); /* on CER_ALIGNMENT; release with: */
 void cer_aligned_free(void *block);   /* NULL allowed */
 
 /* --- checked arithmetic --------------------------------------------------
- * For sizes that come from a file or a caller: false when the result does
- * not fit, and then *out is not written. */
+ * For sizes from a file or a caller. Returns false and leaves *out alone if the
+ * result does not fit. */
 static inline bool
 cer_add_size(size_t a, size_t b, size_t *out)
 {

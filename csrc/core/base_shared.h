@@ -1,14 +1,15 @@
-/* base_shared.h -- what headers begin with whose functions also run on a GPU.
+/* base_shared.h -- the common start of headers whose functions also run on a
+ * GPU.
  *
- * They are compiled as C11 into the core, as CUDA C++ by nvcc and NVRTC, and
- * as plain C++ where the tests run the kernels' source on the CPU: one source,
- * one arithmetic. So they use what all of these know: types of fixed size, no
- * library, no bool in structs, and operations that are rounded correctly
- * everywhere, one at a time (multiply-adds are not contracted). */
+ * They are compiled as C11 into the core, as CUDA C++ by nvcc and NVRTC, and as
+ * plain C++ where tests run the kernels' source on the CPU: one source, one
+ * arithmetic. They use only features that all of these support: types of fixed
+ * size, no library, no bool in structs, and single operations that every
+ * platform rounds correctly (multiply-adds are not contracted). */
 #ifndef CER_BASE_SHARED_H
 #define CER_BASE_SHARED_H
 
-#if defined(__CUDACC_RTC__) /* has no headers of the system */
+#if defined(__CUDACC_RTC__) /* has no system headers */
 typedef signed char int8_t;
 typedef short int16_t;
 typedef int int32_t;
@@ -22,8 +23,8 @@ typedef unsigned long long uint64_t;
 #include <string.h>
 #endif
 
-/* A function of such a header; one that a GPU calls rather than repeats; and
- * what stands before a loop that is short there and stays one. */
+/* Marks a function of these headers; one that a GPU calls instead of inlining;
+ * and a loop that a GPU must not unroll. */
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #define CER_SHARED static __device__ inline
 #define CER_SHARED_CALL static __device__ __noinline__

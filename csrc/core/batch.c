@@ -3,15 +3,15 @@
 #include <string.h>
 
 struct cer_batch_ring {
-    /* Batches that came back, in a stack that any thread pushes to. Only take,
-     * trim and the end of the ring empty it, and always the whole of it: a
-     * stack used like this has no ABA problem. */
+    /* Returned batches, in a stack to which any thread pushes. Only take, trim
+     * and the end of the ring pop, and always the whole stack, which avoids the
+     * ABA problem. */
     _Atomic(cer_batch *) returned;
     atomic_size_t users; /* batches in use, and 1 until the ring is closed */
     atomic_size_t size;
     atomic_bool closed;
-    cer_batch *spare; /* taken from `returned`; the one that takes owns it */
-    cer_batch_source source; /* without `get`: the host's memory */
+    cer_batch *spare;        /* taken from `returned`; only take uses it */
+    cer_batch_source source; /* without `get`: host memory */
     size_t max_rows;
     size_t n_tensors;
     cer_tensor tensors[];
@@ -142,9 +142,9 @@ reversed(cer_batch *list)
     return out;
 }
 
-/* Puts what came back before the spare ones: the newest is the likeliest to be
- * in a cache still. Where batches take turns it is the other way around: of the
- * oldest one the device is the likeliest to be done. */
+/* Puts returned batches before the spare ones, because the newest is the most
+ * likely to be in a cache. If batches take turns, appends them instead, because
+ * the device is most likely to be done with the oldest. */
 static void
 gather_spare(cer_batch_ring *ring)
 {
@@ -191,7 +191,7 @@ batch_is_back(cer_owner *owner)
     leave(ring);
 }
 
-/* The first spare batch that may be used; NULL: there is none. */
+/* Takes the first usable spare batch; NULL if there is none. */
 static cer_batch *
 take_spare(cer_batch_ring *ring)
 {
@@ -238,7 +238,7 @@ get_memory(cer_batch *batch, size_t bytes, cer_error *err)
                           "out of memory for a batch of %zu bytes", bytes);
 }
 
-/* The power of two that is not below `bytes`, where there is one. */
+/* The smallest power of two not below `bytes`, if it fits. */
 static size_t
 power_of_two(size_t bytes)
 {
@@ -252,9 +252,9 @@ power_of_two(size_t bytes)
 static cer_status
 grow(cer_batch *batch, size_t bytes, cer_error *err)
 {
-    /* Ragged batches differ in size, and a source's memory may be slow to come
-     * by (a driver that pins it waits for the device): few steps lead up to the
-     * largest one. */
+    /* Ragged batches differ in size, and a source may be slow to allocate (a
+     * driver that pins memory waits for the device), so batches grow to the
+     * largest size in few steps. */
     size_t wanted = batch->block.data == NULL ? bytes : power_of_two(bytes);
     cer_status status;
 
@@ -312,7 +312,7 @@ cer_batch_bytes(const cer_batch *batch)
     return bytes + (batch->only_head ? 0 : bytes_of(batch, true));
 }
 
-/* Places the tensors that are late, or the others, from `at` on. */
+/* Places the late tensors, or the others, starting at `at`. */
 static size_t
 place_tensors(cer_batch *batch, bool late, size_t at)
 {
@@ -348,8 +348,8 @@ cer_batch_place(cer_batch *batch, cer_error *err)
     size_t bytes = cer_batch_bytes(batch);
     cer_status status = CER_OK;
 
-    /* A batch of a source has a block also if its rows have no bytes: whoever
-     * copies it, or uses it on a stream, goes by the block's handle. */
+    /* A batch from a source has a block even if its rows have no bytes: copies
+     * and uses on a stream need the block's handle. */
     if (bytes == 0 && batch->ring->source.get != NULL)
         bytes = 1;
     if (bytes > batch->block.bytes)
@@ -394,6 +394,6 @@ cer_batch_ring_close(cer_batch_ring *ring)
 {
     if (ring == NULL)
         return;
-    cer_batch_ring_end(ring); /* again, for what came back just before it */
+    cer_batch_ring_end(ring); /* again, for batches just returned */
     leave(ring);
 }

@@ -1,18 +1,18 @@
-/* batch.h -- batch buffers that are used again when their tensors are gone.
+/* batch.h -- batch buffers, reused when their tensors have been freed.
  *
  * A batch is one block of memory on CER_ALIGNMENT that holds all its tensors,
- * each on CER_ALIGNMENT. Batches come from a ring. Whoever uses one counts in
- * its owner; when the last one lets go, on any thread, the batch goes onto the
- * ring's list of returned ones with one compare-and-swap: no lock, so neither
- * Python nor a fork can get in its way. Nobody ever waits for a batch: when
- * none has come back, the ring makes another, so that keeping batches (a list
- * of them all) never hangs.
+ * each on CER_ALIGNMENT. Batches come from a ring. Each user holds a reference
+ * to the batch's owner. The last release, on any thread, puts the batch on the
+ * ring's list of returned batches with one compare-and-swap. It takes no lock,
+ * so neither Python nor a fork can block it. Taking a batch never waits: if
+ * none has been returned, the ring allocates a new one, so keeping all batches
+ * in a list never hangs.
  *
- * The memory is the host's, or comes from a source: pinned memory, or that of a
- * device. A source has to say when a batch of a device may be written again;
- * the ring only gives it the time, by using the batches in turn.
+ * The memory is the host's or comes from a source, as pinned or device memory.
+ * The source decides when a device batch may be overwritten; the ring only
+ * provides the time, by using the batches in turn.
  *
- * The ring lives until it is closed and its last batch is back. */
+ * The ring lives until it is closed and its last batch has been returned. */
 #ifndef CER_BATCH_H
 #define CER_BATCH_H
 
@@ -20,97 +20,97 @@
 
 typedef struct cer_batch_ring cer_batch_ring;
 
-/* Where batches have their memory from. */
+/* The memory of batches. */
 typedef struct cer_batch_block {
     void *data; /* on CER_ALIGNMENT */
     size_t bytes;
     cer_place *place; /* of the tensors in it; NULL: main memory */
-    void *handle;     /* the source's own */
+    void *handle;     /* private to the source */
 } cer_batch_block;
 
 typedef struct cer_batch_source {
     void *context; /* lives until `leave` */
     cer_status (*get)(void *context, size_t bytes, cer_batch_block *out,
                       cer_error *err);
-    /* Called by whoever lets go last, on any thread: may not wait. */
+    /* Called by the last release, on any thread; must not wait. */
     void (*give)(void *context, cer_batch_block *block);
-    /* Whether memory may be written again now, behind its users. Where it may
-     * not, another batch is taken. NULL: always. */
+    /* Whether memory may be overwritten now, after its users. If not, a
+     * different batch is taken. NULL: always. */
     bool (*is_usable)(void *context, const cer_batch_block *block);
     void (*leave)(void *context); /* the ring is gone */
-    /* Batches that are made before the first is used again; then the one that
-     * came back first is. 0: the one that came back last. */
+    /* Batches to make before one is reused; then the first one returned is
+     * reused. 0: reuse the one returned last. */
     size_t turns;
 } cer_batch_source;
 
-/* Rows as they are in the shard, for whoever makes a tensor of them. Those of a
- * ragged column have their values, one after the other, with the tensor of the
- * values, and their n_rows + 1 offsets with that of the lengths. */
+/* Rows as in the shard, from which a tensor is made later. For a ragged column,
+ * the concatenated values belong to the values' tensor and the n_rows + 1
+ * offsets to the lengths' tensor. */
 typedef struct cer_batch_raw {
     uint8_t *data;
-    size_t bytes; /* 0: none; whoever places the batch sets it */
+    size_t bytes; /* 0: none; set by the placer of the batch */
 } cer_batch_raw;
 
 typedef struct cer_batch {
     cer_owner owner;
     cer_batch_ring *ring;
-    struct cer_batch *next; /* in a list of the ring's */
+    struct cer_batch *next; /* in one of the ring's lists */
     cer_batch_block block;
-    /* The numbers of the batch's rows come first in its memory. */
+    /* The batch's row numbers come first in its memory. */
     bool with_rows;
-    /* One a tensor: it comes after the others, and where `only_head` is set it
-     * has no memory here. NULL: none does. */
+    /* One per tensor: it comes after the others and, if `only_head` is set, has
+     * no memory here. NULL: no tensor is late. */
     const bool *late;
     bool only_head;
-    /* One a tensor; where `with_raw` is set they come before the late ones. */
+    /* One per tensor; if `with_raw` is set they precede the late ones. */
     bool with_raw;
     cer_batch_raw *raw;
     size_t head_bytes; /* up to the first late tensor; set by place */
     size_t n_tensors;
     cer_tensor *tensors;
-    cer_export *exports; /* one a tensor, for cer_export_embed */
+    cer_export *exports; /* one per tensor, for cer_export_embed */
     uint32_t *rows;      /* n_rows numbers of rows in the shard */
     size_t n_rows;
-    /* The loader's own: which part it comes from, and how filling it ended. */
+    /* The loader's: the part it comes from, and how filling ended. */
     uint32_t part;
     bool ready;
     cer_error error;
 } cer_batch;
 
-/* Batches of up to `max_rows` rows with one tensor per element of `tensors`;
- * dtype, ndim and shape of each are the batches' start values. */
+/* Makes a ring of batches of up to `max_rows` rows with one tensor per element
+ * of `tensors`, whose dtype, ndim and shape are the initial values. */
 cer_status cer_batch_ring_new(const cer_tensor *tensors, size_t n_tensors,
                               size_t max_rows, cer_batch_ring **out,
                               cer_error *err);
-/* The same with memory from a source, which is copied; NULL: the host's. On
- * failure the source is not left. */
+/* The same with memory from a source, which is copied; NULL: host memory.
+ * `leave` is not called on failure. */
 cer_status cer_batch_ring_from(const cer_batch_source *source,
                                const cer_tensor *tensors, size_t n_tensors,
                                size_t max_rows, cer_batch_ring **out,
                                cer_error *err);
 
-/* A batch with one reference, the caller's. Calls must not overlap. NULL: out
- * of memory. */
+/* Returns a batch with one reference, owned by the caller; NULL if out of
+ * memory. Calls must not overlap. */
 cer_batch *cer_batch_ring_take(cer_batch_ring *ring);
 
 /* Sets each tensor's data to its place in the batch's memory, from the shapes,
- * n_rows and what comes late as they are, and makes the memory larger where it
- * has to be. From a source there is always some, also for no bytes. */
+ * n_rows and the late tensors, and enlarges the memory if needed. A source
+ * always provides some, even for 0 bytes. */
 cer_status cer_batch_place(cer_batch *batch, cer_error *err);
 
-/* Bytes that place needs, and sets, for these shapes. */
+/* Bytes that cer_batch_place needs, and sets, for these shapes. */
 size_t cer_batch_bytes(const cer_batch *batch);
 
-/* Frees batches that are not in use, all but `keep`. Must not overlap take. */
+/* Frees all but `keep` unused batches. Must not overlap take. */
 void cer_batch_ring_trim(cer_batch_ring *ring, size_t keep);
 
 /* Batches in existence, in use or not. From any thread. */
 size_t cer_batch_ring_size(const cer_batch_ring *ring);
 
-/* Frees what is not in use now, and the rest as it comes back. Takes nothing
- * any more; its size can be asked for until it is closed. NULL allowed. */
+/* Frees unused batches now and the others when they are returned. No batch can
+ * be taken afterwards; the size stays available until close. NULL allowed. */
 void cer_batch_ring_end(cer_batch_ring *ring);
-/* The same, and lets go of the ring. NULL allowed. */
+/* The same, and releases the ring. NULL allowed. */
 void cer_batch_ring_close(cer_batch_ring *ring);
 
 #endif

@@ -26,7 +26,7 @@
 #define ASKED POLLRDHUP
 #else
 #define HUNG_UP (POLLHUP | POLLERR | POLLNVAL)
-#define ASKED 0 /* the others are told unasked */
+#define ASKED 0 /* the other events are always reported */
 #endif
 
 _Static_assert(sizeof(cer_beat_page) <= CER_BEAT_BYTES, "the page is a page");
@@ -37,8 +37,8 @@ struct cer_beat {
     bool owns_fd;
     bool beating;
     pthread_t thread;
-    pid_t process; /* that started the thread */
-    pid_t parent;  /* of that process */
+    pid_t process; /* the process that started the thread */
+    pid_t parent;  /* parent of that process */
     int peer;
     int wake[2]; /* a pipe: a byte in it ends the thread's wait */
     atomic_bool stop;
@@ -50,7 +50,7 @@ struct cer_beat {
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
 
-/* Kernels before 6.3 do not know of NOEXEC_SEAL, which others may insist on. */
+/* Kernels before 6.3 lack NOEXEC_SEAL; later ones may require it. */
 static int
 make_memory(void)
 {
@@ -62,14 +62,14 @@ make_memory(void)
     return fd;
 }
 
-/* A page that is cut off would end the process that reads it. */
+/* Reading a truncated page would kill the process. */
 static int
 seal_memory(int fd)
 {
     return fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK);
 }
 #else
-/* A temporary file without a name. */
+/* An unlinked temporary file. */
 static int
 make_memory(void)
 {
@@ -107,10 +107,10 @@ map_page(cer_beat *beat, cer_error *err)
     void *page;
 
     if (fstat(beat->fd, &info) < 0)
-        return cer_fail_errno(err, errno, "cannot look at descriptor %d",
+        return cer_fail_errno(err, errno, "cannot inspect descriptor %d",
                               beat->fd);
     if (info.st_size < CER_BEAT_BYTES)
-        return cer_fail(err, CER_INVALID, "descriptor %d is no beat page",
+        return cer_fail(err, CER_INVALID, "descriptor %d is not a beat page",
                         beat->fd);
     page = mmap(NULL, CER_BEAT_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED,
                 beat->fd, 0);
@@ -120,7 +120,7 @@ map_page(cer_beat *beat, cer_error *err)
     if (beat->owns_fd)
         memcpy(beat->page->magic, MAGIC, 8);
     else if (memcmp(beat->page->magic, MAGIC, 8) != 0)
-        return cer_fail(err, CER_INVALID, "descriptor %d is no beat page",
+        return cer_fail(err, CER_INVALID, "descriptor %d is not a beat page",
                         beat->fd);
     return CER_OK;
 }
@@ -147,7 +147,7 @@ cer_beat_open(int fd, cer_beat **out, cer_error *err)
     return status;
 }
 
-/* In a child the thread is not there, and the pipe is the parent's too. */
+/* A forked child does not have the thread and shares the parent's pipe. */
 static bool
 forked(const cer_beat *beat)
 {
@@ -192,7 +192,7 @@ cer_beat_fd(const cer_beat *beat)
 
 /* --- the thread ---------------------------------------------------------- */
 
-/* Ends this process, and what it started if it leads a group of its own. */
+/* Kills this process, and its process group if it leads one. */
 static void
 die(void)
 {
@@ -201,7 +201,7 @@ die(void)
     (void)kill(getpid(), SIGKILL);
 }
 
-/* Waits for one interval, a call, or the end of the coordinator. */
+/* Waits for one interval, a wake-up, or the end of the coordinator. */
 static void
 wait_interval(cer_beat *beat)
 {
@@ -215,7 +215,7 @@ wait_interval(cer_beat *beat)
     if ((fds[0].revents & POLLIN) != 0)
         (void)!read(beat->wake[0], bytes, sizeof bytes);
     /* Copies of the coordinator's socket may outlive it in its forks: the
-     * parent's number tells then, a beat later. */
+     * parent's process id then reveals its end, one beat later. */
     if (beat->peer >= 0 &&
         ((fds[1].revents & HUNG_UP) != 0 || getppid() != beat->parent))
         die();
@@ -227,9 +227,9 @@ beat_on(void *argument)
     cer_beat *beat = argument;
 
 #ifdef __linux__
-    /* A stopped process runs no thread that could notice anything: it is
+    /* A stopped process runs no thread that could notice the end, so it is
      * continued when its parent ends. (The kernel means the thread that forked;
-     * to be continued too early does nobody any harm.) */
+     * continuing too early is harmless.) */
     if (beat->peer >= 0)
         (void)prctl(PR_SET_PDEATHSIG, SIGCONT);
 #endif
@@ -286,8 +286,8 @@ cer_beat_start(cer_beat *beat, uint32_t interval_ms, int peer, cer_error *err)
         return cer_fail(err, CER_INVALID, "interval_ms must be at least 1");
     if (forked(beat))
         return cer_fail(err, CER_INVALID,
-                        "the thread that beats stayed in the parent process: "
-                        "open the page anew after a fork");
+                        "the beat thread stayed in the parent process: "
+                        "open the page again after a fork");
     atomic_store(&beat->interval_ms, interval_ms);
     if (beat->beating) {
         wake_thread(beat);

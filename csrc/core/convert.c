@@ -1,7 +1,7 @@
 /* Each conversion goes through one of three wide types, in pieces that stay in
- * the first-level cache: 13 loops that read and 39 that write, in place of one
- * for each of 169 pairs. Pixels on their way into a network have a loop of
- * their own: the wide type would take longer than all the rest. */
+ * the first-level cache: 13 read loops and 39 write loops replace one loop for
+ * each of 169 pairs. uint8 to float32, for images, has a dedicated loop: the
+ * wide type would take longer than everything else. */
 #include "convert.h"
 
 #include <string.h>
@@ -78,7 +78,7 @@ STORE_BY(f32, float, AS_F32)
 STORE_BY(f64, double, AS_F64)
 
 typedef struct converter {
-    wide_kind kind; /* what `load` writes */
+    wide_kind kind; /* type that `load` writes */
     void (*load)(wide *w, const void *src, size_t n);
     void (*store[3])(void *dst, const wide *w, size_t n);
 } converter;

@@ -1,5 +1,5 @@
-/* convert_value.h -- single values into one another, for convert.c and for the
- * kernels: half floats, and floats cut to integers. */
+/* convert_value.h -- conversion of single values for convert.c and the kernels:
+ * half floats, and floats truncated to integers. */
 #ifndef CER_CONVERT_VALUE_H
 #define CER_CONVERT_VALUE_H
 
@@ -57,7 +57,7 @@ cer_from_f16(uint16_t x)
     return cer_bits_float(sign | cer_float_bits((float)(x & 0x3ff) * 0x1p-24f));
 }
 
-/* --- floats to integers: cut, and the nearest value there is -------------- */
+/* --- floats to integers: truncated, then clamped -------------------------- */
 
 #define CER_CLAMP(name, type, low, max, above)                                 \
     CER_SHARED type cer_clamp_##name(double x)                                 \

@@ -1,6 +1,6 @@
-/* copy.c -- see copy.h. The copies are thought of as one long line of bytes;
- * threads take grains of it from a shared counter until it is used up, so that
- * a thread that is held up does not hold up the others. */
+/* copy.c -- see copy.h. The copies form one long line of bytes. Threads take
+ * grains of it from a shared counter until it is used up, so a delayed thread
+ * does not delay the others. */
 #include "copy.h"
 
 #include <stdatomic.h>
@@ -9,7 +9,7 @@
 #include "stream.h"
 #include "thread.h"
 
-#define GRAIN_BYTES ((size_t)1 << 21) /* what a thread takes at a time */
+#define GRAIN_BYTES ((size_t)1 << 21) /* taken by a thread at a time */
 #define MAX_THREADS 8
 
 bool
@@ -20,7 +20,7 @@ cer_copy_is_dense(size_t item, uint32_t ndim, const int64_t *shape,
 
     for (uint32_t i = ndim; i-- > 0;) {
         if (shape[i] == 0)
-            return true; /* nothing there: any strides will do */
+            return true; /* no elements: any strides are valid */
         if (shape[i] != 1 && strides[i] != expected)
             return false;
         expected *= shape[i];
@@ -33,7 +33,7 @@ static void
 copy_run(uint8_t *to, const uint8_t *from, size_t n, bool large)
 {
     if (n == 0)
-        return; /* its addresses may be NULL */
+        return; /* the addresses may be NULL */
     if (large && n >= CER_STREAM_RUN)
         cer_stream(to, from, n);
     else
@@ -92,7 +92,7 @@ copy_row(uint8_t *dense, uint8_t *strided, int64_t count, int64_t stride,
 #undef COPY_ROW
 }
 
-/* Goes through the outer dimensions like an odometer, row by row. */
+/* Iterates over the outer dimensions like an odometer, row by row. */
 static void
 copy_strided(const cer_copy *copy, cer_copy_direction direction)
 {
@@ -124,17 +124,17 @@ copy_strided(const cer_copy *copy, cer_copy_direction direction)
     }
 }
 
-/* --- sharing out --------------------------------------------------------- */
+/* --- division among threads ---------------------------------------------- */
 typedef struct work {
     const cer_copy *copies;
     size_t n, total_bytes;
     cer_copy_direction direction;
     bool large;
-    atomic_size_t next; /* first byte of the line that nobody has taken */
+    atomic_size_t next; /* first byte of the line not yet taken */
 } work;
 
-/* What of a copy lies in [from, to) of its own bytes. A strided one is made
- * whole by whoever has its first byte. */
+/* Does the part [from, to) of a copy's bytes. The thread that has the first
+ * byte does all of a strided copy. */
 static void
 copy_part(const work *w, const cer_copy *copy, size_t from, size_t to)
 {
@@ -153,7 +153,7 @@ static void *
 work_on(void *argument)
 {
     work *w = argument;
-    size_t i = 0, begin = 0; /* the copy at hand and where it begins */
+    size_t i = 0, begin = 0; /* the current copy and where it begins */
     size_t from;
 
     while ((from = atomic_fetch_add(&w->next, GRAIN_BYTES)) < w->total_bytes) {

@@ -1,8 +1,8 @@
-/* copy.h -- many tensors to or from one flat buffer, fast.
+/* copy.h -- fast copies of many tensors to or from one flat buffer.
  *
- * A tensor is strided memory of a framework's; its place in the buffer is dense
- * (C order, no gaps). Large totals go past the caches (non-temporal stores) and
- * are shared out between threads, which live for one call only. */
+ * A tensor is a framework's strided memory; its place in the buffer is dense (C
+ * order, no gaps). Large copies bypass the caches (non-temporal stores) and are
+ * divided among threads, which live for one call only. */
 #ifndef CER_COPY_H
 #define CER_COPY_H
 
@@ -27,9 +27,9 @@ typedef enum cer_copy_direction {
 bool cer_copy_is_dense(size_t item, uint32_t ndim, const int64_t *shape,
                        const int64_t *strides);
 
-/* Makes all copies; no memory of one may overlap a destination. `threads` is
- * how many may work, the calling one included; 0 leaves it to the size. A
- * thread that cannot be made is done without. */
+/* Makes all copies; no memory of one may overlap a destination. At most
+ * `threads` threads work, including the caller; 0 decides by size. If a thread
+ * cannot start, the others do its work. */
 void cer_copy_all(const cer_copy *copies, size_t n,
                   cer_copy_direction direction, unsigned threads);
 

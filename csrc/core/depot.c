@@ -3,8 +3,8 @@
 #include <string.h>
 
 enum {
-    PIECE_BYTES = 4 << 20, /* of an upload; two of them are pinned */
-    SPARE_BLOCKS = 8,      /* more that came back are freed */
+    PIECE_BYTES = 4 << 20, /* per piece of an upload; two are pinned */
+    SPARE_BLOCKS = 8,      /* more returned blocks are freed */
 };
 
 typedef enum resident_state { COMING, HERE } resident_state;
@@ -21,25 +21,25 @@ struct cer_resident {
     struct cer_resident *next;
 };
 
-/* One half of what uploads go through. */
+/* One of the two staging buffers of uploads. */
 typedef struct piece {
     cer_device_block memory;
-    void *event; /* behind the copy out of it */
+    void *event; /* after the copy out of it */
 } piece;
 
 struct cer_depot {
     cer_device *device;
     cer_device_reclaimer reclaimer;
-    atomic_size_t count; /* users, and blocks that are out */
+    atomic_size_t count; /* users, and blocks in use */
     atomic_size_t limit;
-    /* Blocks that came back: pushed by anybody, emptied as a whole. */
+    /* Returned blocks: pushed by any thread, emptied as a whole. */
     _Atomic(cer_depot_block *) returned;
-    pthread_mutex_t lock; /* of what follows; never held in a call that
-                             allocates, because that may call reclaim() */
+    pthread_mutex_t lock; /* guards the fields below; never held while
+                             allocating, which may call reclaim() */
     pthread_cond_t arrived;
     cer_resident *residents;
     uint64_t n_uses;
-    cer_depot_block *spare, **spare_end; /* the oldest first */
+    cer_depot_block *spare, **spare_end; /* oldest first */
     size_t n_spare;
     void *streams[CER_DEPOT_STREAMS];
     /* Uploads, one at a time. */
@@ -111,13 +111,13 @@ cer_depot_upload(cer_depot *d, void *to, const void *from, size_t bytes,
     }
     if (status == CER_OK)
         status = cer_device_stream_sync(d->device, stream, err);
-    if (status != CER_OK) /* what is on it uses memory that is freed now */
+    if (status != CER_OK) /* its work uses memory that is freed next */
         cer_uses_end_stream(d->device, stream);
     pthread_mutex_unlock(&d->uploading);
     return status;
 }
 
-/* --- giving back ---------------------------------------------------------- */
+/* --- eviction ------------------------------------------------------------- */
 
 static void
 free_resident(cer_depot *d, cer_resident *r)
@@ -150,8 +150,8 @@ free_blocks(cer_depot *d, cer_depot_block *list)
     }
 }
 
-/* Under the lock: takes the resident column out of the list that nobody uses
- * and that was not used for the longest time; of `shard` only, if given. */
+/* Under the lock: unlinks the least recently used resident column that is not
+ * in use; only of `shard`, if given. */
 static cer_resident *
 unlink_oldest(cer_depot *d, const cer_shard *shard)
 {
@@ -170,8 +170,8 @@ unlink_oldest(cer_depot *d, const cer_shard *shard)
     return r;
 }
 
-/* Frees the resident column that was not used for the longest time, and counts
- * its bytes. False: there was none. */
+/* Frees the least recently used resident column and adds its bytes; false if
+ * there was none. */
 static bool
 drop_oldest(cer_depot *d, const cer_shard *shard, size_t *bytes)
 {
@@ -216,7 +216,7 @@ collect(cer_depot *d)
         d->n_spare++;
 }
 
-/* Takes the first `n` spare blocks out of the list. */
+/* Unlinks the first `n` spare blocks. */
 static cer_depot_block *
 unlink_spare(cer_depot *d, size_t n)
 {
@@ -239,7 +239,7 @@ unlink_spare(cer_depot *d, size_t n)
     return first;
 }
 
-/* The device's memory is short. */
+/* Called when device memory is short. */
 static bool
 reclaim(void *context, size_t bytes)
 {
@@ -247,7 +247,7 @@ reclaim(void *context, size_t bytes)
     cer_depot_block *spare = unlink_spare(d, SIZE_MAX);
     size_t freed = 0;
 
-    /* Bit by bit: the one who asks tries again in between. */
+    /* Little by little: the allocation is retried in between. */
     free_blocks(d, spare);
     return spare != NULL || (drop_oldest(d, NULL, &freed) && bytes != 0);
 }
@@ -355,7 +355,7 @@ fill_resident(cer_depot *d, cer_resident *r, cer_error *err)
     return status;
 }
 
-/* Makes room below the limit; the column itself is in the list already. */
+/* Makes room within the limit; the column itself is already in the list. */
 static cer_status
 make_room(cer_depot *d, const cer_resident *r, cer_error *err)
 {
@@ -368,8 +368,8 @@ make_room(cer_depot *d, const cer_resident *r, cer_error *err)
         return CER_OK;
     return cer_fail(err, CER_NOMEM,
                     "%s: column %zu of %s has %zu bytes, and %zu of the %zu "
-                    "that may be resident are taken: stream it, write smaller "
-                    "shards, or allow more",
+                    "bytes that may be resident are in use: stream it, write "
+                    "smaller shards, or raise the limit",
                     cer_device_name(d->device), r->column,
                     cer_shard_directory(r->shard), r->bytes, bytes - r->bytes,
                     limit);
@@ -385,8 +385,8 @@ forget(cer_depot *d, cer_resident *r)
     *at = r->next;
 }
 
-/* Under the lock, which is let go of meanwhile: `r` is in the list for others
- * to wait for. */
+/* Under the lock, released meanwhile: `r` is in the list, so others can wait
+ * for it. */
 static cer_status
 fetch(cer_depot *d, cer_resident *r, bool limited, cer_error *err)
 {
@@ -439,7 +439,7 @@ cer_depot_bring(cer_depot *d, cer_shard *shard, size_t column, bool limited,
     if (status != CER_OK)
         return status;
     pthread_mutex_lock(&d->lock);
-    *out = find_or_wait(d, shard, column); /* somebody else was faster */
+    *out = find_or_wait(d, shard, column); /* a different thread was faster */
     if (*out == NULL)
         status = fetch(d, made, limited, err);
     if (*out == NULL && status == CER_OK) {
@@ -496,7 +496,7 @@ join(cer_place *place, intptr_t stream, cer_error *err)
     return status == CER_OK ? cer_uses_join(&b->uses, pointer, err) : status;
 }
 
-/* A block that is one tensor's. */
+/* A block owned by one tensor. */
 typedef struct own_block {
     cer_owner owner; /* first */
     cer_depot_block *block;
@@ -557,8 +557,8 @@ put_copy(const cer_tensor *from, const cer_tensor *to, cer_uses *read,
     return status;
 }
 
-/* Where the consumer's stream is not known, or the copy is the host's, it goes
- * onto a stream of the depot, and the host waits. */
+/* If the consumer's stream is unknown, or the copy goes to the host, the copy
+ * is enqueued on a stream of the depot, and the host waits. */
 static cer_status
 copy_and_wait(cer_depot *d, const cer_tensor *from, const cer_tensor *to,
               cer_uses *read, cer_uses *written, cer_error *err)
@@ -598,8 +598,8 @@ copy(const cer_tensor *from, bool to_host, intptr_t stream, cer_tensor *out,
 
 /* --- blocks --------------------------------------------------------------- */
 
-/* Takes a spare block that is large enough, and not much too large; and says
- * how many spare ones there are too many. */
+/* Takes a spare block that is large enough but not much too large; *too_many is
+ * the number of excess spare blocks. */
 static cer_depot_block *
 take_spare(cer_depot *d, size_t bytes, size_t *too_many)
 {
@@ -646,8 +646,8 @@ new_block(cer_depot *d, size_t bytes, cer_depot_block **out, cer_error *err)
         free_block(d, b);
         return status;
     }
-    /* Of a framework's pool: see cer_device_allocator. Where nothing is filled
-     * there is nothing to wait for, so this does not fail. */
+    /* From a framework's pool: see cer_device_allocator. Nothing is filled yet,
+     * so there is nothing to wait for and this cannot fail. */
     if (b->memory.from != NULL)
         (void)cer_uses_join(&b->uses, NULL, NULL);
     *out = b;
@@ -775,7 +775,7 @@ cer_depot_new(cer_device *device, cer_depot **out, cer_error *err)
         return status;
     d = cer_calloc(1, sizeof *d);
     if (d == NULL)
-        return cer_fail(err, CER_NOMEM, "out of memory for a device's books");
+        return cer_fail(err, CER_NOMEM, "out of memory for a depot");
     status = make_locks(d, err);
     if (status != CER_OK) {
         cer_free(d);

@@ -1,5 +1,5 @@
-/* device.c -- what all devices have in common: the count, the books of memory,
- * and the way to the table of the kind. */
+/* device.c -- code common to all devices: the reference count, the accounting
+ * of memory, and the calls of the kind's table. */
 #include "device_impl.h"
 
 #include <stdarg.h>
@@ -95,7 +95,7 @@ cer_device_name(const cer_device *device)
 static const char *const use_names[CER_USE_COUNT] = {"shards", "batches",
                                                      "states", "other"};
 
-/* Asks those who can give memory back, until one has. */
+/* Calls reclaimers until one has freed memory. */
 static bool
 reclaim(cer_device *device, size_t bytes)
 {
@@ -141,7 +141,7 @@ alloc_once(cer_device *device, const cer_device_allocator *from, size_t bytes,
     return device->ops->alloc(device, bytes, out, err);
 }
 
-/* Adds to a text that is cut where it does not fit. */
+/* Appends to a text, truncated to its size. */
 static void append(char *text, size_t size, const char *format, ...)
     CER_PRINTF(3, 4);
 
@@ -228,7 +228,7 @@ cer_device_alloc_idle(cer_device *device, size_t bytes, cer_device_use use,
     return status;
 }
 
-/* Keeps the first reason; callers come on several threads. */
+/* Keeps the first reason; may be called on several threads. */
 static void
 note_unpinned(cer_device *device, const char *why)
 {
@@ -251,7 +251,7 @@ cer_device_unpinned(cer_device *device)
                : NULL;
 }
 
-/* The host's own device pins nothing: where it has no memory there is none. */
+/* The host device pins nothing: if it has no memory, there is none. */
 static bool
 takes_pageable(const cer_device *device, cer_status status)
 {

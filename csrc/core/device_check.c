@@ -8,7 +8,7 @@
 enum {
     BENCH_BYTES = 3 << 19,
     ROUNDS = 3,
-    FILLS = 8, /* so that the device is still busy when the host goes on */
+    FILLS = 8, /* keep the device busy while the host continues */
 };
 
 static cer_status
@@ -28,8 +28,8 @@ byte_of(size_t i)
     return (uint8_t)(i * 7 + (i >> 8) * 13 + (i >> 16));
 }
 
-/* The halves of the memory here: what goes there, and what comes back. There,
- * the first quarter is copied into the second, and the third is filled. */
+/* Host memory has two halves: the bytes sent and the bytes returned. On the
+ * device, the first quarter is copied to the second and the third is filled. */
 static bool
 came_back(const uint8_t *back, size_t n)
 {
@@ -74,8 +74,8 @@ check_memory(const cer_device_bench *b, cer_error *err)
 /* --- streams ---------------------------------------------------------------
  */
 
-/* The first stream fills the memory again and again, at last with `value`, once
- * the second is done with it; the second takes a copy. */
+/* The first stream waits for the second, then fills the memory repeatedly, the
+ * last time with `value`; the second makes a copy. */
 static cer_status
 put_round(const cer_device_bench *b, cer_uses *uses, uint8_t value,
           size_t bytes, uint8_t *to, cer_error *err)
@@ -131,7 +131,7 @@ check_streams(const cer_device_bench *b, cer_error *err)
     status =
         cer_device_stream_capturing(b->device, b->streams[1], &capturing, err);
     if (status == CER_OK && capturing)
-        status = wrong(b, "a new stream is said to be captured", err);
+        status = wrong(b, "a new stream is reported as captured", err);
     if (status == CER_OK)
         status = run_rounds(b, &uses, err);
     if (status != CER_OK)
@@ -140,7 +140,7 @@ check_streams(const cer_device_bench *b, cer_error *err)
     return status;
 }
 
-/* --- all of it -------------------------------------------------------------
+/* --- the whole check -------------------------------------------------------
  */
 
 static cer_status
@@ -186,7 +186,7 @@ cer_device_check(cer_device *device, cer_error *err)
          i++) {
         part = parts[i].name;
         status = parts[i].check(&b, &why);
-        if (status != CER_OK) { /* the memory may be in use until then */
+        if (status != CER_OK) { /* the memory may still be in use */
             cer_uses_end_stream(device, b.streams[0]);
             cer_uses_end_stream(device, b.streams[1]);
         }

@@ -1,4 +1,4 @@
-/* Each kernel once, over a batch that it and its reference make. */
+/* Runs each kernel and its reference once, on the same batch. */
 #include "device_check.h"
 
 #include <string.h>
@@ -13,14 +13,14 @@ enum {
     PADDED = 12
 };
 
-/* What comes out. */
+/* The output of a kernel. */
 typedef struct output {
     _Alignas(CER_ALIGNMENT) uint8_t values[ROWS * MOST_VALUES * 8];
     uint8_t mask[ROWS * PADDED];
     int64_t lengths[ROWS];
 } output;
 
-/* A batch, on either side. */
+/* A batch, on the host or the device. */
 typedef struct page {
     _Alignas(CER_ALIGNMENT) uint8_t column[COLUMN_ROWS * MOST_VALUES * 8];
     _Alignas(CER_ALIGNMENT) uint8_t constants[16 << 10];
@@ -29,7 +29,7 @@ typedef struct page {
     output out;
 } page;
 
-/* What a case works with. */
+/* The working memory of a case. */
 typedef struct work {
     const cer_device_bench *bench;
     page *here, *there;
@@ -45,7 +45,7 @@ cer_device_check_kernels_bytes(void)
 /* --- one kernel ------------------------------------------------------------
  */
 
-/* Numbers with a fraction, of all sizes that a kernel may meet. */
+/* Fills in fractional numbers of all sizes that a kernel may encounter. */
 static void
 fill_column(page *p, cer_dtype dtype)
 {
@@ -74,7 +74,7 @@ fill_page(page *p, cer_dtype dtype)
     memset(&p->out, 0xa5, sizeof p->out);
 }
 
-/* Runs both and compares; the calls differ in where their memory is. */
+/* Runs both and compares; the calls differ only in their memory. */
 static cer_status
 compare(const work *w, const cer_kernel_call *here,
         const cer_kernel_call *there, cer_error *err)
@@ -100,7 +100,7 @@ compare(const work *w, const cer_kernel_call *here,
                     cer_device_name(d), cer_kernel_name(here->kernel));
 }
 
-/* --- rows as they are ------------------------------------------------------
+/* --- plain rows ------------------------------------------------------------
  */
 
 static cer_status
@@ -122,8 +122,7 @@ check_rows(const work *w, size_t row_bytes, cer_error *err)
 
 typedef enum layout { VALUES, PIXELS, PLANES, RAGGED, LAYOUTS } layout;
 
-/* The type decides how a kernel computes: by a table, in float32, in float64.
- */
+/* The type selects the arithmetic: a table, float32, float64. */
 static const cer_dtype dtypes[] = {CER_U8, CER_F32, CER_F64};
 
 static cer_column

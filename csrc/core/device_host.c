@@ -1,6 +1,6 @@
-/* device_host.c -- host memory as a device: everything has happened when a
- * function returns. Streams and events are small blocks, so that one that is
- * not freed shows as a leak. */
+/* device_host.c -- host memory as a device: all work is done when a function
+ * returns. Streams and events are small blocks, so one that is not freed shows
+ * as a leak. */
 #include "device_impl.h"
 
 #include <string.h>
@@ -28,7 +28,7 @@ host_free(cer_device *device, void *data)
     cer_aligned_free(data);
 }
 
-/* What is free is the operating system's to say, and nobody decides by it. */
+/* Only the operating system knows the free memory, and no decision needs it. */
 static cer_status
 host_memory(cer_device *device, size_t *free_bytes, size_t *total_bytes,
             cer_error *err)
@@ -36,7 +36,7 @@ host_memory(cer_device *device, size_t *free_bytes, size_t *total_bytes,
     (void)device;
     *free_bytes = *total_bytes = 0;
     return cer_fail(err, CER_INVALID,
-                    "a host device does not tell how much memory is free");
+                    "a host device does not report its free memory");
 }
 
 /* A name for a stream or an event. */

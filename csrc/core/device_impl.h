@@ -1,8 +1,9 @@
-/* device_impl.h -- what device.c shares with the devices behind it.
+/* device_impl.h -- the interface between device.c and each kind of device.
  *
- * A device is a struct that begins with a cer_device. device.c counts it, keeps
- * the books of its memory and calls its table; the table's functions take
- * arguments that device.c has looked at (no sizes of 0, no NULL to free). */
+ * A device is a struct that begins with a cer_device. device.c counts its
+ * references, accounts for its memory and calls its table. The table's
+ * functions get arguments that device.c has checked (no sizes of 0, no NULL to
+ * free). */
 #ifndef CER_DEVICE_IMPL_H
 #define CER_DEVICE_IMPL_H
 
@@ -12,13 +13,13 @@
 #include "device.h"
 
 typedef struct cer_device_ops {
-    /* The last reference is gone: frees the device itself. */
+    /* Frees the device after its last reference is released. */
     void (*drop)(cer_device *device);
-    /* CER_NOMEM where memory is short, and only then. */
+    /* CER_NOMEM if memory is short, and only then. */
     cer_status (*alloc)(cer_device *device, size_t bytes, void **out,
                         cer_error *err);
     void (*give_back)(cer_device *device, void *data);
-    /* The same where the system pins no more: ordinary memory is taken then. */
+    /* CER_NOMEM if the system cannot pin more: ordinary memory is then used. */
     cer_status (*alloc_pinned)(cer_device *device, size_t bytes, void **out,
                                cer_error *err);
     void (*free_pinned)(cer_device *device, void *data);
@@ -56,18 +57,18 @@ struct cer_device {
     atomic_size_t count;
     atomic_size_t held[CER_USE_COUNT]; /* bytes of device memory */
     _Atomic(const cer_device_allocator *) allocator;
-    pthread_mutex_t reclaim_lock; /* of the list, also while it is asked */
+    pthread_mutex_t reclaim_lock; /* guards the list, also during calls */
     cer_device_reclaimer *reclaimers;
-    pthread_key_t thread_key; /* with a thread's number, once it has one */
-    atomic_uintptr_t threads; /* the last number that was given */
-    atomic_int unpinned_is;   /* device.c's: whether that is written */
+    pthread_key_t thread_key; /* holds a thread's number, once assigned */
+    atomic_uintptr_t threads; /* the last number assigned */
+    atomic_int unpinned_is;   /* device.c's: whether `unpinned` is set */
     char unpinned[CER_ERROR_MESSAGE_BYTES]; /* the first reason */
 };
 
-/* Fills in what device.c keeps; one reference, the caller's. CER_NOMEM. */
+/* Fills in device.c's fields; one reference, owned by the caller. CER_NOMEM. */
 cer_status cer_device_init(cer_device *device, const cer_device_ops *ops,
                            cer_device_kind kind, int index, cer_error *err);
-/* For `drop`: what cer_device_init made. */
+/* Releases the resources of cer_device_init; for `drop`. */
 void cer_device_clear(cer_device *device);
 
 #endif

@@ -1,14 +1,14 @@
-/* How a batch goes, with streams in brackets:
+/* The stages of a batch, with streams in brackets:
  *
  *   host      cer_loader gathers rows, and row numbers, into pinned memory
- *   stage     a device buffer is taken; [copy] waits until its old uses are
- *             over, copies, and records an event for the pinned memory and one
- *             for the buffer
- *   ahead     up to AHEAD staged batches wait here, their copies under way
+ *   stage     takes a device buffer; [copy] waits until its old uses are over,
+ *             copies, and records an event for the pinned memory and one for
+ *             the buffer
+ *   ahead     up to AHEAD staged batches wait here while they are copied
  *   finish    [consumer] waits for the copy; kernels make the resident columns;
- *             an event is recorded for others who join
- *   consumer  uses the tensors on any stream that joined, lets go: the buffer
- * is back in its ring, its users' streams on record
+ *             records an event for other streams that join
+ *   consumer  uses the tensors on any stream that joined, then releases them:
+ *             the buffer returns to its ring, with its users' streams
  *
  * Pinned memory is held in `copies`, in order, until its event is done. */
 #include "device_loader.h"
@@ -20,10 +20,10 @@
 #include "kernels.h"
 
 enum {
-    AHEAD = 2,  /* staged batches where threads gather; otherwise 1 */
-    COPIES = 4, /* batches whose pinned memory may be in use by copies */
-    /* Buffers that take turns, so that a copy need not wait for the batch that
-     * is computed with now: that one, one before it, and those ahead. */
+    AHEAD = 2,  /* staged batches if threads gather; otherwise 1 */
+    COPIES = 4, /* batches whose pinned memory may still be copied */
+    /* Buffers used in turn, so that a copy need not wait for the batch in use
+     * now: that one, the one before it, and those ahead. */
     TURNS = AHEAD + 2,
     NOTE_BYTES = 512
 };
@@ -31,20 +31,20 @@ enum {
 /* Pinned memory of a batch on the host. */
 typedef struct pinned {
     cer_device_block memory;
-    void *event; /* behind the copy out of it */
+    void *event; /* after the copy out of it */
 } pinned;
 
 typedef struct device_column {
     cer_loaded_column is;
     cer_kernel_plan *plan;      /* NULL: made on the host */
-    cer_depot_block *constants; /* NULL: it needs none */
-    bool raw; /* where it is not resident, its rows come as they are */
+    cer_depot_block *constants; /* NULL: not needed */
+    bool raw; /* if not resident, its rows are copied unchanged */
 } device_column;
 
 typedef struct device_part {
     bool listed; /* in the pass */
     bool resident;
-    cer_resident **columns; /* one a column; NULL where made on the host */
+    cer_resident **columns; /* one per column; NULL if made on the host */
 } device_part;
 
 struct cer_device_loader {
@@ -62,13 +62,13 @@ struct cer_device_loader {
     device_part *parts;
     cer_depot_block *identity; /* row numbers of raw rows: 0, 1, ... */
     /* The pass. */
-    uint32_t *order; /* parts that the pass uses */
+    uint32_t *order; /* parts in the pass */
     size_t n_order, n_resident;
     uint64_t epoch;
     char note[NOTE_BYTES];   /* of the pass */
     char chains[NOTE_BYTES]; /* why columns are made on the host */
     bool staged_all;
-    cer_error failed; /* told when the batches ahead of it are delivered */
+    cer_error failed; /* reported after the batches ahead */
     cer_batch *ahead[AHEAD];
     size_t n_ahead;
     cer_batch *copies[COPIES];
@@ -112,7 +112,7 @@ give_pinned(void *context, cer_batch_block *block)
     free_pinned(context, block->handle);
 }
 
-/* --- copies under way ----------------------------------------------------- */
+/* --- pending copies ------------------------------------------------------- */
 
 static void
 drop_copy(cer_device_loader *l)
@@ -122,8 +122,8 @@ drop_copy(cer_device_loader *l)
     memmove(l->copies, l->copies + 1, l->n_copies * sizeof l->copies[0]);
 }
 
-/* Lets go of pinned memory whose copy is done; waits for the oldest where all
- * places are taken. */
+/* Releases pinned memory whose copy is done; waits for the oldest if all places
+ * are taken. */
 static cer_status
 settle_copies(cer_device_loader *l, cer_error *err)
 {
@@ -144,7 +144,7 @@ settle_copies(cer_device_loader *l, cer_error *err)
     return status;
 }
 
-/* After this nothing reads the pinned memory. */
+/* Waits until nothing reads the pinned memory, and releases it. */
 static void
 end_copies(cer_device_loader *l)
 {
@@ -176,7 +176,7 @@ place_like(cer_batch *b, const cer_batch *host, cer_error *err)
     return cer_batch_place(b, err);
 }
 
-/* Puts the copy on its stream, and the host's batch among the copies. */
+/* Enqueues the copy on its stream and adds the host's batch to the copies. */
 static cer_status
 put_copy(cer_device_loader *l, cer_batch *b, cer_batch *host, cer_error *err)
 {
@@ -196,14 +196,14 @@ put_copy(cer_device_loader *l, cer_batch *b, cer_batch *host, cer_error *err)
             status = cer_device_event_record(l->device, from->event,
                                              l->copy_stream, err);
         if (status != CER_OK)
-            end_copies(l); /* its event says nothing: wait for all */
+            end_copies(l); /* its event is not valid: wait for all */
     }
     if (status == CER_OK)
         status = cer_uses_filled(&to->uses, l->copy_stream, err);
     return status;
 }
 
-/* Takes the host's next batch and starts its way to the device. */
+/* Takes the host's next batch and starts its copy to the device. */
 static cer_status
 stage(cer_device_loader *l, cer_error *err)
 {
@@ -234,9 +234,9 @@ stage(cer_device_loader *l, cer_error *err)
 
 /* --- finishing ------------------------------------------------------------ */
 
-/* Where a batch's rows of a column are, and their numbers there. Rows that came
- * as they are lie one after the other; what is random goes by their numbers in
- * the shard, which came with them. */
+/* Finds a batch's rows of a column and their numbers there. Raw rows are
+ * contiguous; their random draws use the numbers in the shard, which were
+ * copied with them. */
 static cer_status
 find_rows(cer_device_loader *l, size_t column, const cer_batch *b, void *stream,
           cer_kernel_batch *out, cer_error *err)
@@ -246,7 +246,7 @@ find_rows(cer_device_loader *l, size_t column, const cer_batch *b, void *stream,
 
     if (b->with_raw) {
         out->src = b->raw[c->tensor].data;
-        if (c->ragged) /* its offsets came with the lengths */
+        if (c->ragged) /* its offsets are with the lengths */
             out->offsets = (int64_t *)(void *)b->raw[c->tensor + 2].data;
         out->rows = l->identity->memory.data;
         out->numbers = b->with_rows ? b->block.data : NULL;
@@ -287,7 +287,7 @@ run_kernel(cer_device_loader *l, size_t column, cer_batch *b, void *stream,
                             : status;
 }
 
-/* Makes the columns of a staged batch that kernels make. */
+/* Runs the kernels for a staged batch's columns. */
 static cer_status
 finish(cer_device_loader *l, cer_batch *b, void *stream, cer_error *err)
 {
@@ -337,7 +337,7 @@ put_back_part(cer_device_loader *l, uint32_t part)
     p->resident = false;
 }
 
-/* Nothing of the pass is left, and its parts are not in use. */
+/* Drops the rest of the pass and releases its parts. */
 static void
 end_pass(cer_device_loader *l)
 {
@@ -351,7 +351,7 @@ end_pass(cer_device_loader *l)
     l->failed.status = CER_OK;
 }
 
-/* Brings the columns of a part that kernels take. */
+/* Uploads the columns of a part that have kernels. */
 static cer_status
 bring_part(cer_device_loader *l, uint32_t part, cer_error *err)
 {
@@ -400,8 +400,8 @@ note(cer_device_loader *l, const char *why)
                    resident, l->n_order, why);
 }
 
-/* First those that are there already, so that none of them is given back for
- * one that is not. Where there is no room for one, the rest is streamed. */
+/* Takes resident parts first, so that none is evicted for a missing one. If a
+ * part does not fit, the rest is streamed. */
 static cer_status
 bring_parts(cer_device_loader *l, cer_error *err)
 {
@@ -449,16 +449,16 @@ has_kernels(const cer_device_loader *l)
     return any;
 }
 
-/* How parts go that are not resident. */
+/* How parts that are not resident are loaded. */
 static cer_part_way
 streamed_way(const cer_device_loader *l)
 {
     return l->identity != NULL ? CER_PART_RAW : CER_PART_WHOLE;
 }
 
-/* Pinned memory for all batches that may be under way at a time. Made here,
- * because a thread that asks CUDA for memory spoils what another one captures
- * into a graph. */
+/* Allocates pinned memory for all batches that may be pending at a time. Done
+ * here, because an allocation by a loader thread would break a graph capture in
+ * a different thread. */
 static cer_status
 reserve(cer_device_loader *l, cer_error *err)
 {
@@ -509,7 +509,7 @@ done:
     return status;
 }
 
-/* Stages what can be staged without waiting; what goes wrong is told when the
+/* Stages as much as possible without waiting; an error is reported after the
  * batches before it are delivered. */
 static void
 stage_ahead(cer_device_loader *l)
@@ -570,16 +570,16 @@ cer_device_loader_next(cer_device_loader *l, void *stream, cer_batch **out,
     if (status != CER_OK)
         return status;
     status = next_batch(l, stream, out, err);
-    if (*out == NULL) /* the end, one way or the other */
+    if (*out == NULL) /* the end or an error */
         end_pass(l);
     return status;
 }
 
 /* --- making and closing --------------------------------------------------- */
 
-/* Whether a column that is not resident had better come as it is, for a kernel
- * to transform: where the kernel does more than copy, and makes no less of a
- * row, or of a ragged one's value, than it was. */
+/* Whether a column that is not resident should be copied raw and transformed by
+ * a kernel: if the kernel does more than copy, and does not shrink a row, or a
+ * value of a ragged one. */
 static bool
 comes_raw(const cer_device_loader *l, const device_column *c)
 {
@@ -592,7 +592,7 @@ comes_raw(const cer_device_loader *l, const device_column *c)
            out->bytes >= source->row_bytes;
 }
 
-/* A block with these bytes; none for no bytes. */
+/* Gets a block with these bytes; no block for 0 bytes. */
 static cer_status
 upload(cer_device_loader *l, const void *bytes, size_t n, cer_depot_block **out,
        cer_error *err)
@@ -655,7 +655,7 @@ make_columns(cer_device_loader *l, cer_error *err)
     return status;
 }
 
-/* Numbers of rows that come as they are. */
+/* Makes the row numbers of raw rows. */
 static cer_status
 make_identity(cer_device_loader *l, cer_error *err)
 {
@@ -674,7 +674,7 @@ make_identity(cer_device_loader *l, cer_error *err)
     return status;
 }
 
-/* The columns that a kernel takes are late. */
+/* Marks the columns that have kernels as late. */
 static cer_status
 mark_late(cer_device_loader *l, cer_error *err)
 {
@@ -729,7 +729,7 @@ static cer_status
 make_plan(cer_device_loader *l, const cer_part *parts, size_t n_parts,
           const cer_load_column *columns, size_t n_columns, cer_error *err)
 {
-    /* Nobody but this loader ever has a batch of it. */
+    /* Only this loader ever holds its batches. */
     cer_batch_source source = {
         .context = l->device, .get = get_pinned, .give = give_pinned};
     cer_load_options options = l->options;
@@ -826,12 +826,12 @@ cer_device_loader_close(cer_device_loader *l)
         return;
     l->closed = true;
     if (l->process != getpid())
-        return; /* a copy of what the parent's process uses */
+        return; /* a copy of memory that the parent process uses */
     end_pass(l);
     end_copies(l);
     if (l->plan != NULL)
         cer_loader_close(l->plan);
-    cer_batch_ring_end(l->ring); /* freed later: it may be asked for its size */
+    cer_batch_ring_end(l->ring); /* freed later: its size is still available */
     for (size_t i = 0; l->columns != NULL && i < l->n_columns; i++) {
         cer_kernel_plan_free(l->columns[i].plan);
         l->columns[i].plan = NULL;

@@ -12,7 +12,7 @@ const char *cer_dtype_safetensors(cer_dtype dtype); /* "F32" */
 const char *cer_dtype_npy(cer_dtype dtype);         /* "<f4" */
 uint8_t cer_dtype_dlpack_code(cer_dtype dtype);     /* DLDataTypeCode */
 
-/* Each gives false for what is not in the list. */
+/* Each returns false for a type that is not in the list. */
 bool cer_dtype_from_name(const char *name, cer_dtype *out);
 bool cer_dtype_from_safetensors(const char *name, cer_dtype *out);
 bool cer_dtype_from_dlpack(uint8_t code, uint8_t bits, uint16_t lanes,

@@ -1,6 +1,6 @@
-/* dtype_list.h -- the element types, in one list: the name used in manifests
- * and in Python, the name safetensors uses, the size in bytes, and DLPack's
- * code. The kernels know them by the same numbers. */
+/* dtype_list.h -- the element types, in one list: the name in manifests and
+ * Python, the safetensors name, the size in bytes, and DLPack's code. The
+ * kernels use the same numbers. */
 #ifndef CER_DTYPE_LIST_H
 #define CER_DTYPE_LIST_H
 

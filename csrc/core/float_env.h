@@ -1,9 +1,9 @@
-/* float_env.h -- floating point as it is by default, whatever the thread's
- * mode.
+/* float_env.h -- the default floating-point mode, whatever the thread's mode
+ * is.
  *
- * Rounding and the flushing of denormal numbers are modes of a thread, and a
- * library or torch.set_flush_denormal may have changed them. What must have the
- * same bits on every thread is computed between enter and leave. */
+ * Rounding and flushing of denormals are modes of a thread, which a library or
+ * torch.set_flush_denormal may have changed. Results that need the same bits on
+ * every thread are computed between enter and leave. */
 #ifndef CER_FLOAT_ENV_H
 #define CER_FLOAT_ENV_H
 
@@ -16,7 +16,7 @@ cer_float_enter(fenv_t *before)
     (void)fesetenv(FE_DFL_ENV);
 }
 
-/* Exceptions that were raised since are forgotten. */
+/* Discards exceptions raised since enter. */
 static inline void
 cer_float_leave(const fenv_t *before)
 {

@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Linux takes at most 2 GiB - 4 KiB per call, macOS fails from 2 GiB on. */
+/* Linux transfers at most 2 GiB - 4 KiB per call; macOS fails at 2 GiB. */
 #define MAX_PER_CALL ((size_t)1 << 30)
 
 static int
@@ -21,15 +21,15 @@ open_file(const char *path, int flags)
     return fd;
 }
 
-/* Why a file could not be opened. O_NOFOLLOW says of a link that there are too
- * many of them (of an O_DIRECTORY that it is none), which helps nobody. */
+/* Reports why a file could not be opened. For a link, O_NOFOLLOW reports "too
+ * many links" (with O_DIRECTORY, "not a directory"), which does not help. */
 static cer_status
 fail_open(cer_error *err, int os_errno, const char *what, const char *path)
 {
     if (os_errno == ELOOP)
         return cer_fail(err, CER_CORRUPT,
-                        "%s is a symbolic link, and those are not followed "
-                        "here: put the file itself in its place",
+                        "%s is a symbolic link, which is not followed here: "
+                        "replace it with the file itself",
                         path);
     return cer_fail_errno(err, os_errno, "cannot %s %s", what, path);
 }
@@ -37,8 +37,8 @@ fail_open(cer_error *err, int os_errno, const char *what, const char *path)
 static void
 close_fd(int fd)
 {
-    /* Not taken up again after EINTR: the descriptor is gone by then. What
-     * close could say of the data, fsync has said. */
+    /* Not retried after EINTR: the descriptor is already closed. fsync has
+     * reported any error of the data. */
     if (fd >= 0)
         (void)close(fd);
 }
@@ -50,18 +50,19 @@ regular_size(int fd, const char *path, size_t *size_bytes, cer_error *err)
     struct stat info;
 
     if (fstat(fd, &info) < 0)
-        return cer_fail_errno(err, errno, "cannot look at %s", path);
+        return cer_fail_errno(err, errno, "cannot inspect %s", path);
     if (!S_ISREG(info.st_mode))
         return cer_fail_errno(err, S_ISDIR(info.st_mode) ? EISDIR : EINVAL,
-                              "cannot open %s, which is no regular file", path);
+                              "cannot open %s, which is not a regular file",
+                              path);
     if ((uint64_t)info.st_size > (uint64_t)PTRDIFF_MAX)
         return cer_fail_errno(err, EFBIG, "cannot open %s", path);
     *size_bytes = (size_t)info.st_size;
     return CER_OK;
 }
 
-/* As cer_fsio_open_read, and the file's size with it. Non-blocking, so that a
- * pipe in the place of the file does not hang. */
+/* As cer_fsio_open_read, and gets the file's size. Non-blocking, so that a pipe
+ * in place of the file does not hang. */
 static cer_status
 open_regular(const char *path, int *fd, size_t *size_bytes, cer_error *err)
 {
@@ -121,7 +122,7 @@ cer_fsio_shorten(int fd, size_t size_bytes, const char *path, cer_error *err)
     do
         result = ftruncate(fd, (off_t)size_bytes);
     while (result < 0 && errno == EINTR);
-    return result < 0 ? cer_fail_errno(err, errno, "cannot shorten %s", path)
+    return result < 0 ? cer_fail_errno(err, errno, "cannot truncate %s", path)
                       : CER_OK;
 }
 
@@ -175,7 +176,7 @@ cer_fsio_write(int fd, const void *data, size_t len_bytes, const char *path,
 
         if (n < 0 && errno == EINTR)
             continue;
-        if (n <= 0) /* 0 is not to be, and would be tried for ever */
+        if (n <= 0) /* 0 would be retried forever */
             return cer_fail_errno(err, n < 0 ? errno : EIO, "cannot write %s",
                                   path);
         done += (size_t)n;
@@ -256,7 +257,7 @@ reserve(int fd, size_t old_bytes, size_t new_bytes)
     return 0;
 }
 #else
-/* Has blocks by writing zeros, where the file system cannot reserve any. */
+/* Allocates blocks by writing zeros if the file system cannot reserve them. */
 static int
 write_zeros(int fd, size_t at, size_t end)
 {
@@ -285,15 +286,15 @@ reserve(int fd, size_t old_bytes, size_t new_bytes)
         code = posix_fallocate(fd, (off_t)old_bytes,
                                (off_t)(new_bytes - old_bytes));
     while (code == EINTR);
-    /* NFS before 4.2, say: glibc writes then, musl does not. */
+    /* E.g. NFS before 4.2: glibc then writes zeros, musl does not. */
     if (code == EOPNOTSUPP || code == EINVAL)
         code = write_zeros(fd, old_bytes, new_bytes);
     return code;
 }
 #endif
 
-/* Makes the file at least `size_bytes` long; *size_bytes is its length after.
- * A failure gives back what had been added. */
+/* Makes the file at least `size_bytes` long; *size_bytes becomes its length. A
+ * failure removes the added bytes. */
 static cer_status
 grow_file(int fd, const char *path, size_t *size_bytes, cer_error *err)
 {
@@ -318,7 +319,7 @@ grow_file(int fd, const char *path, size_t *size_bytes, cer_error *err)
     return CER_OK;
 }
 
-/* Non-blocking for what is no regular file; that is found out and refused. */
+/* Non-blocking, for files that are not regular; these are rejected later. */
 #define MAP_FLAGS (O_RDWR | O_NOFOLLOW | O_NONBLOCK)
 
 cer_status
@@ -334,7 +335,7 @@ cer_fsio_map_write(const char *path, size_t size_bytes, bool create,
     if (map.fd < 0 && errno == ENOENT && create) {
         map.fd = open_file(path, MAP_FLAGS | O_CREAT | O_EXCL);
         created = map.fd >= 0;
-        if (!created && errno == EEXIST) /* made by another one just now */
+        if (!created && errno == EEXIST) /* a different process just made it */
             map.fd = open_file(path, MAP_FLAGS);
     }
     if (map.fd < 0)
@@ -359,8 +360,8 @@ cer_fsio_map_grow(cer_map *map, size_t size_bytes, const char *path,
 
     if (status != CER_OK || size_bytes == map->size_bytes)
         return status;
-    /* The new mapping first, so that a failure leaves the old one. The pages
-     * are the file's: nothing is copied. */
+    /* Maps before it unmaps, so that a failure leaves the old mapping. The
+     * pages are the file's: nothing is copied. */
     status =
         map_all(map->fd, size_bytes, PROT_READ | PROT_WRITE, path, &data, err);
     if (status != CER_OK)

@@ -1,16 +1,16 @@
-/* gather.h -- rows copied from anywhere in a column to one place. */
+/* gather.h -- copies scattered rows of a column into one block. */
 #ifndef CER_GATHER_H
 #define CER_GATHER_H
 
 #include "base.h"
 
-/* Copies row rows[i], the row_bytes bytes at src + rows[i] * row_bytes, to
- * dst + i * row_bytes, for i below n. dst and src do not overlap. */
+/* Copies row rows[i], the row_bytes bytes at src + rows[i] * row_bytes, to dst
+ * + i * row_bytes, for i below n. dst and src must not overlap. */
 void cer_gather_rows(void *dst, const void *src, size_t row_bytes,
                      const uint32_t *rows, size_t n);
 
-/* Asks for memory that will be read soon, into the second-level cache: the
- * first level takes few requests at a time. */
+/* Prefetches memory into the second-level cache: the first level accepts few
+ * requests at a time. */
 static inline void
 cer_gather_ask(const uint8_t *row, size_t bytes)
 {

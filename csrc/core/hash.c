@@ -7,7 +7,7 @@
 #include "xxhash.h"
 
 struct cer_hasher {
-    XXH3_state_t state; /* wants 64-byte alignment: cer_aligned_alloc */
+    XXH3_state_t state; /* needs 64-byte alignment: cer_aligned_alloc */
 };
 
 uint64_t

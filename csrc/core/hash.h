@@ -1,7 +1,7 @@
 /* hash.h -- XXH3 checksums of data files (64 bits) and states (128 bits).
  *
- * They detect damage, not malice. The only file that includes xxhash.h is
- * hash.c, so that it is compiled once. */
+ * They detect damage, not malice. Only hash.c includes xxhash.h, which is
+ * therefore compiled once. */
 #ifndef CER_HASH_H
 #define CER_HASH_H
 
@@ -14,8 +14,8 @@ typedef struct cer_hash128 {
 uint64_t cer_hash64(const void *data, size_t len_bytes);
 cer_hash128 cer_hash128_of(const void *data, size_t len_bytes);
 
-/* Canonical hexadecimal (big-endian, as XXH3's specification writes it); `out`
- * has room for 17 and 33 bytes. */
+/* Write canonical hexadecimal (big-endian, as in XXH3's specification),
+ * terminated: 17 and 33 bytes. */
 void cer_hash64_hex(uint64_t hash, char out[17]);
 void cer_hash128_hex(cer_hash128 hash, char out[33]);
 

@@ -22,7 +22,8 @@ link_roots(cer_heap_node *nodes, uint32_t a, uint32_t b)
     return first;
 }
 
-/* Makes one heap of a list of siblings: first in pairs, then from the back. */
+/* Merges a list of siblings into one heap: first in pairs, then from the
+ * back. */
 static uint32_t
 merge_siblings(cer_heap_node *nodes, uint32_t first)
 {

@@ -1,5 +1,5 @@
-/* json.c -- see json.h. The reader is a state machine over `expect`; a bit per
- * open container says whether it is an object. */
+/* json.c -- see json.h. The reader is a state machine over `expect`; a flag per
+ * open container tells objects from arrays. */
 #include "json.h"
 
 #include <string.h>
@@ -225,7 +225,7 @@ escape_length(const char *at, const char *end)
 }
 
 /* clang-format off */
-/* Characters that stand for themselves and end nothing: ASCII without
+/* Characters that stand for themselves and do not end the string: ASCII without
  * controls, quote and backslash. */
 #define PLAIN_8 1, 1, 1, 1, 1, 1, 1, 1
 static const uint8_t is_plain[256] = {
@@ -236,7 +236,7 @@ static const uint8_t is_plain[256] = {
 };
 /* clang-format on */
 
-/* Reads a string from its opening quote to behind its closing one. */
+/* Reads a string, from its opening quote past its closing one. */
 static bool
 read_string(cer_json_reader *reader, cer_json_token *token)
 {
@@ -404,7 +404,7 @@ read_next_member(cer_json_reader *reader, cer_json_token *token)
     if (is_object)
         return read_key(reader, token);
     if (reader->at == reader->end)
-        return invalid(reader, "cut off");
+        return invalid(reader, "truncated");
     return read_value(reader, token);
 }
 
@@ -415,7 +415,7 @@ next_kind(cer_json_reader *reader, cer_json_token *token)
     if (reader->at == reader->end) {
         if (reader->expect == EXPECT_NOTHING)
             return CER_JSON_END;
-        return invalid(reader, "cut off");
+        return invalid(reader, "truncated");
     }
     switch (reader->expect) {
     case EXPECT_VALUE:
@@ -429,7 +429,7 @@ next_kind(cer_json_reader *reader, cer_json_token *token)
     case EXPECT_COMMA_OR_END:
         return read_next_member(reader, token);
     default:
-        return invalid(reader, "something after the end");
+        return invalid(reader, "text after the end");
     }
 }
 
@@ -524,7 +524,7 @@ cer_json_unescape(const cer_json_token *token, char *out)
         size_t n;
 
         if (*at != '\\') {
-            *put++ = *at++; /* runs are short: nothing faster pays */
+            *put++ = *at++; /* runs are short: byte by byte is fast enough */
         } else if (at[1] != 'u') {
             *put++ = simple_escape(at[1]);
             at += 2;

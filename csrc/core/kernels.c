@@ -54,7 +54,7 @@ cer_kernel_run_host(cer_kernel kernel, const cer_kernel_args *args)
     entries[kernel].reference(args);
 }
 
-/* --- how work is cut ------------------------------------------------------ */
+/* --- division of work ----------------------------------------------------- */
 
 uint32_t
 cer_kernel_blocks(cer_kernel kernel, const cer_kernel_args *args)

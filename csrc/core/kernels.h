@@ -1,20 +1,19 @@
-/* kernels.h -- batches made on a device: which kernel does what a column's
- * transform says, and with which arguments.
+/* kernels.h -- batches made on a device: the choice of a kernel for a column's
+ * transform, and its arguments.
  *
- * csrc/cuda/kernels.cu has the kernels, kernels_host.c a reference of each with
- * the same bits. Results are those of cer_transform_rows and
- * cer_transform_ragged bit for bit; a NaN is a NaN, whose payload the device
- * chooses.
+ * csrc/cuda/kernels.cu has the kernels, kernels_host.c a reference for each.
+ * Results equal those of cer_transform_rows and cer_transform_ragged bit for
+ * bit, except for the payload of a NaN, which the device chooses.
  *
- * The row numbers of a batch come as a table in device memory. They are not
+ * The row numbers of a batch are a table in device memory. They are not
  * computed there: the order is a Fisher-Yates shuffle, in which every swap
- * depends on the one before, and row lists of views would be a table anyway.
- * Four bytes a row, uploaded once per part and epoch, are less than 1 % of
- * rows of 512 bytes, and the order is the CPU's own.
+ * depends on the one before, and row lists of views need a table anyway. At
+ * four bytes per row, uploaded once per part and epoch, the table is less than
+ * 1% of rows of 512 bytes, and the order is the CPU's.
  *
- * Use: one plan per column, its constants copied to the device once; for every
- * batch cer_kernel_plan_batch, then cer_kernel_launch on the consumer's stream.
- * Nothing is allocated for a batch. */
+ * Use: one plan per column, whose constants are copied to the device once; for
+ * each batch, cer_kernel_plan_batch and cer_kernel_launch on the consumer's
+ * stream. A batch allocates nothing. */
 #ifndef CER_KERNELS_H
 #define CER_KERNELS_H
 
@@ -67,15 +66,14 @@ typedef struct cer_kernel_call {
 const char *cer_kernel_name(cer_kernel kernel);
 bool cer_kernel_find(const char *name, cer_kernel *out);
 size_t cer_kernel_args_bytes(cer_kernel kernel);
-/* Blocks of CER_KERNEL_THREADS threads each; 0: there is nothing to do. */
+/* Number of blocks of CER_KERNEL_THREADS threads; 0 if there is no work. */
 uint32_t cer_kernel_blocks(cer_kernel kernel, const cer_kernel_args *args);
 
-/* The reference: does on the CPU, over memory that the CPU can read, what the
- * kernel does. */
+/* Runs the kernel's reference on the CPU, on memory that the CPU can read. */
 void cer_kernel_run_host(cer_kernel kernel, const cer_kernel_args *args);
 
-/* Puts the kernel on `stream`, or does nothing where there is nothing to do;
- * the call need not outlive this. */
+/* Enqueues the kernel on `stream`, unless there is no work; `call` need not
+ * outlive this. */
 cer_status cer_kernel_launch(cer_device *device, const cer_kernel_call *call,
                              void *stream, cer_error *err);
 
@@ -83,17 +81,18 @@ cer_status cer_kernel_launch(cer_device *device, const cer_kernel_call *call,
 
 typedef struct cer_kernel_plan cer_kernel_plan;
 
-/* The plan for batches of a column with this transform, which it does not keep.
- * *out is the caller's; NULL on failure. Errors: CER_INVALID (the chain is
- * longer, or its rows larger, than the kernels take: make the batches on the
- * CPU; the message says why, to stand after the column's name), CER_NOMEM. */
+/* Makes the plan for batches of a column with this transform, to which it keeps
+ * no reference. *out is the caller's; NULL on failure. Errors: CER_INVALID (the
+ * chain is too long or its rows too large for the kernels: make the batches on
+ * the CPU; the message gives the reason and follows the column's name),
+ * CER_NOMEM. */
 cer_status cer_kernel_plan_new(const cer_transform *transform,
                                cer_kernel_plan **out, cer_error *err);
 void cer_kernel_plan_free(cer_kernel_plan *plan); /* NULL allowed */
 
-/* What the kernel reads besides the rows; to be copied to device memory on
- * CER_ALIGNMENT once, before the first batch. *bytes may be 0. They live as
- * long as the plan. */
+/* The constants that the kernel reads; copy them once, before the first batch,
+ * to device memory on CER_ALIGNMENT. *bytes may be 0. They live as long as the
+ * plan. */
 const void *cer_kernel_plan_constants(const cer_kernel_plan *plan,
                                       size_t *bytes);
 
@@ -102,10 +101,10 @@ typedef struct cer_kernel_batch {
     const void *src;          /* the column, or its values where ragged */
     const int64_t *offsets;   /* ragged: the column's */
     const uint32_t *rows;     /* of the column, n_rows of them */
-    const uint32_t *numbers;  /* of these in the shard, which key what is
-                                 random; NULL: `rows` */
+    const uint32_t *numbers;  /* their numbers in the shard, which key random
+                                 draws; NULL: `rows` */
     const uint8_t *constants; /* where the plan's were copied */
-    void *dst;                /* as cer_transform_output says */
+    void *dst;                /* as cer_transform_output describes */
     uint8_t *mask;            /* ragged: these three */
     int64_t *lengths;
     size_t length; /* the padded length, of cer_transform_length */
@@ -113,13 +112,13 @@ typedef struct cer_kernel_batch {
     cer_row_key key;
 } cer_kernel_batch;
 
-/* Fills in *out. CER_INVALID: the batch has more than the kernels count (2**31
+/* Fills in *out. CER_INVALID: the batch is too large for the kernels (2**31
  * values in a padded row). */
 cer_status cer_kernel_plan_batch(const cer_kernel_plan *plan,
                                  const cer_kernel_batch *batch,
                                  cer_kernel_call *out, cer_error *err);
 
-/* The call that copies rows of any type as they are. */
+/* Fills in the call that copies rows of any type unchanged. */
 cer_status cer_kernel_rows(void *dst, const void *src, size_t row_bytes,
                            const uint32_t *rows, size_t n_rows,
                            cer_kernel_call *out, cer_error *err);

@@ -1,9 +1,9 @@
-/* kernels_arith.h -- what the kernels and their references compute: one source
- * for both. Values travel as raw bits in 64 of them.
+/* kernels_arith.h -- the arithmetic of the kernels and their references: one
+ * source for both. Values are passed as raw bits in a uint64_t.
  *
  * The arithmetic is that of convert.c and pointwise.c, operation by operation.
- * There are two ways through a chain: where everything on it is a float32 or
- * converts to one (FLOAT), and through the wide types of convert.c (WIDE). */
+ * A chain runs in one of two modes: FLOAT, if all its types are float32 or
+ * convert to it, and WIDE, in the wide types of convert.c. */
 #ifndef CER_KERNELS_ARITH_H
 #define CER_KERNELS_ARITH_H
 
@@ -55,7 +55,7 @@ cer_raw_store(uint8_t *at, uint32_t bytes, uint64_t raw)
 
 /* --- by float32 ----------------------------------------------------------- */
 
-/* For each of n values one statement; the switch is taken once for all. */
+/* Runs the statement for each of n values, after a single switch. */
 #define CER_EACH(statement)                                                    \
     for (uint32_t k = 0; k < n; k++)                                           \
     (statement)
@@ -104,7 +104,7 @@ cer_floats_raw(uint32_t dtype, const float *x, uint64_t *raw, uint32_t n)
         CER_EACH(raw[k] = cer_float_bits(x[k]));
 }
 
-/* Rounded to a type, still as float32. */
+/* Rounds to a type, keeping float32. */
 CER_SHARED void
 cer_floats_round(uint32_t dtype, float *x, uint32_t n)
 {
@@ -204,7 +204,7 @@ cer_wide_raw(uint32_t dtype, cer_wide w)
     }
 }
 
-/* What an integer of 64 bits becomes in a narrower type: it wraps. */
+/* Wraps a 64-bit integer to a narrower type. */
 CER_SHARED int64_t
 cer_wrap(uint32_t dtype, uint64_t x)
 {
@@ -298,7 +298,7 @@ cer_double_operand(const cer_kernel_step *s, const uint8_t *constants,
     return s->per_channel ? ((const double *)all)[channel] : s->operand;
 }
 
-/* Long and seldom needed: one copy for all kernels. */
+/* Long and rarely used: one copy for all kernels. */
 CER_SHARED_CALL uint64_t
 cer_wide_chain(const cer_kernel_values *v, uint32_t channel, uint64_t raw)
 {
@@ -319,9 +319,10 @@ cer_wide_chain(const cer_kernel_values *v, uint32_t channel, uint64_t raw)
     return cer_wide_raw(dtype, w);
 }
 
-/* --- what becomes of n values --------------------------------------------- */
+/* --- transforming n values -------------------------------------------------
+ */
 
-/* `table` is where the tables can be read fastest. */
+/* `table` points to the copy of the tables that is fastest to read. */
 CER_SHARED void
 cer_values_make(cer_value_mode mode, const cer_kernel_values *v,
                 const uint8_t *table, const uint32_t *channel, uint64_t *raw,
@@ -348,7 +349,7 @@ cer_values_make(cer_value_mode mode, const cer_kernel_values *v,
     }
 }
 
-/* What padding becomes. */
+/* The padding's value after the chain. */
 CER_SHARED uint64_t
 cer_fill_raw(const cer_kernel_values *v, uint32_t fill, uint32_t channel)
 {
@@ -358,10 +359,10 @@ cer_fill_raw(const cer_kernel_values *v, uint32_t fill, uint32_t channel)
                         v->out_bytes);
 }
 
-/* --- images that move ----------------------------------------------------- */
+/* --- crops and flips ------------------------------------------------------ */
 
-/* What was drawn for an image: where each crop begins, as an offset from the
- * result to the source; whether each mirroring is done, in x. */
+/* The draws for an image: each crop's start, as an offset from the result to
+ * the source; for each flip, whether it is done, in x. */
 typedef struct cer_drawn {
     int32_t y[CER_KERNEL_MOVES], x[CER_KERNEL_MOVES];
 } cer_drawn;
@@ -398,8 +399,8 @@ cer_draw_moves(const cer_image_args *a, uint32_t number, cer_drawn *out)
     }
 }
 
-/* From a pixel of the result back to the source: 0, or the number + 1 of the
- * fill where a crop has padded. The last crop that did counts. */
+/* Maps a pixel of the result back to the source. Returns 0, or 1 + the fill's
+ * index if a crop padded there; the last such crop counts. */
 CER_SHARED uint32_t
 cer_find_pixel(const cer_image_args *a, const cer_drawn *d, int32_t *y,
                int32_t *x)

@@ -1,6 +1,5 @@
 /* kernels_host.c -- the references: plain loops over rows and values. They
- * share the arithmetic with the kernels, and nothing of how those find their
- * way. */
+ * share the kernels' arithmetic but none of their indexing. */
 #include "kernels_impl.h"
 
 #include <string.h>
@@ -11,7 +10,7 @@ row_of(const uint8_t *src, uint64_t row_bytes, uint32_t row)
     return src + row * row_bytes;
 }
 
-/* One value, read at `at`. */
+/* Transforms the value at `at`. */
 static uint64_t
 make_value(cer_value_mode mode, const cer_kernel_values *v, uint32_t channel,
            const uint8_t *at)

@@ -1,6 +1,6 @@
-/* kernels_plan.c -- from what transform.c made of a chain to a kernel and its
- * arguments. What depends on the chain alone is worked out when the plan is
- * made; a batch adds pointers, and whether these allow to read and write
+/* kernels_plan.c -- turns a chain of transform.c into a kernel and its
+ * arguments. The parts that depend only on the chain are computed when the plan
+ * is made; a batch adds pointers, and whether their alignment allows access to
  * several values at once. */
 #include "kernels_impl.h"
 
@@ -15,9 +15,9 @@ enum { CONSTANT_ALIGNMENT = 16 };
 struct cer_kernel_plan {
     bool ragged, image, chw;
     cer_value_mode mode;
-    size_t in_bytes;  /* of a row; of a thing where ragged */
-    size_t out_bytes; /* likewise */
-    size_t elements;  /* what comes out of it */
+    size_t in_bytes;  /* of a row; of a thing if ragged */
+    size_t out_bytes; /* of a row; of a thing if ragged */
+    size_t elements;  /* in its output */
     cer_kernel_values values;
     cer_image_args images; /* without pointers, tiling and values */
     size_t max_length;
@@ -43,7 +43,7 @@ cer_kernel_plan_constants(const cer_kernel_plan *plan, size_t *bytes)
 
 /* --- constants ------------------------------------------------------------ */
 
-/* Takes room for `bytes` more and says where. */
+/* Reserves `bytes` more and returns their offset. */
 static size_t
 reserve(size_t *total, size_t bytes)
 {
@@ -100,7 +100,7 @@ write_constants(const cer_transform *t, const cer_kernel_values *v,
         for (size_t i = 0; i < t->values->n_steps; i++) {
             const pointwise_step *s = &t->values->steps[i];
 
-            if (s->n > 1) /* the period begins with one of each */
+            if (s->n > 1) /* the period begins with each operand once */
                 memcpy(constants + v->steps[i].offset, s->period,
                        s->n * cer_dtype_size(s->dtype));
         }
@@ -111,7 +111,7 @@ write_constants(const cer_transform *t, const cer_kernel_values *v,
 
 /* --- making --------------------------------------------------------------- */
 
-/* Whether float32 can stand for every value on the way. */
+/* Whether float32 can represent every value of the type. */
 static bool
 is_single(cer_dtype dtype)
 {
@@ -196,21 +196,22 @@ check(const cer_transform *t, cer_error *err)
     if (steps > CER_KERNEL_STEPS)
         return cer_fail(err, CER_INVALID,
                         "a chain of %zu operations is longer than the %d that "
-                        "a kernel takes",
+                        "a kernel supports",
                         steps, CER_KERNEL_STEPS);
     if (t->n_moves > CER_KERNEL_MOVES)
         return cer_fail(err, CER_INVALID,
                         "%zu crops and flips are more than the %d that a "
-                        "kernel takes",
+                        "kernel supports",
                         t->n_moves, CER_KERNEL_MOVES);
     if (t->in_bytes > CER_KERNEL_MOST || t->out.n_elements > CER_KERNEL_MOST)
         return cer_fail(err, CER_INVALID,
-                        "rows of %zu bytes are larger than a kernel takes",
+                        "rows of %zu bytes are larger than a kernel supports",
                         t->in_bytes > t->out.bytes ? t->in_bytes
                                                    : t->out.bytes);
     if (t->n_values == 0 && t->out.n_elements != 0)
-        return cer_fail(err, CER_INVALID,
-                        "crops of images without pixels are not for a kernel");
+        return cer_fail(
+            err, CER_INVALID,
+            "a kernel does not support crops of images without pixels");
     return CER_OK;
 }
 
@@ -276,7 +277,8 @@ cer_kernel_plan_new(const cer_transform *transform, cer_kernel_plan **out,
 static cer_status
 too_large(cer_error *err)
 {
-    return cer_fail(err, CER_INVALID, "a batch is larger than a kernel takes");
+    return cer_fail(err, CER_INVALID,
+                    "a batch is larger than a kernel supports");
 }
 
 static bool
@@ -285,7 +287,7 @@ is_on(const void *pointer, size_t bytes)
     return (uintptr_t)pointer % bytes == 0;
 }
 
-/* Whether groups of values of `bytes` bytes may be moved whole. */
+/* Whether a group of values of `bytes` bytes can be accessed at once. */
 static bool
 groups_fit(const void *pointer, size_t bytes)
 {
@@ -410,7 +412,8 @@ plan_ragged(const cer_kernel_plan *p, const cer_kernel_batch *b,
         cer_kernels_divider(p->elements == 0 ? 1 : (uint32_t)p->elements);
     a->values = p->values;
     a->values.constants = b->constants;
-    /* Things without values still have a mask; rows without things a length. */
+    /* Things without values still have a mask; rows without things still have a
+     * length. */
     items = groups(p->elements == 0 ? b->length : row);
     return cer_kernels_cut(b->n_rows, items == 0 ? 1 : items, CER_KERNEL_TILE,
                            &a->tiling)

@@ -1,4 +1,4 @@
-/* How a pass goes on, with threads. Whoever gathers (the caller of next(), or a
+/* The steps of a pass with threads. The gatherer (the caller of next(), or a
  * thread):
  *
  *   claims, under the lock: the next batch's place in the pass, a buffer from
@@ -7,15 +7,15 @@
  *      column's transform;
  *   publishes, under the lock: marks the batch as ready.
  *
- * The window holds the batches claimed and not yet delivered, batch i at
- * i % MAX_WINDOW, so delivery is in order whoever finishes first. Row numbers
- * are copied at the claim, so an order table is free as soon as its part's last
- * batch is claimed: two tables are enough, part i of the pass uses i % 2.
+ * The window holds the batches claimed and not yet delivered, batch i at i %
+ * MAX_WINDOW, so delivery is in order whichever thread finishes first. Row
+ * numbers are copied at the claim, so an order table is free once its part's
+ * last batch is claimed: two tables suffice, and part i of the pass uses i % 2.
  *
- * Without threads, because none were asked for or none were to be had, next()
- * does the three by itself and nothing takes the lock: a fork at any moment
- * leaves a loader that can be freed, and its counts can be read. The lock is
- * taken as soon as one thread has started. */
+ * Without threads, because none were requested or none could start, next() does
+ * all three steps and nothing takes the lock: a fork at any moment leaves a
+ * loader that can be freed and whose counts can be read. The lock is used once
+ * one thread has started. */
 #include "loader.h"
 
 #include <pthread.h>
@@ -38,16 +38,16 @@ typedef struct load_column {
     char *name;
     size_t index; /* in the shard */
     bool ragged;
-    size_t row_bytes; /* of a value where ragged */
+    size_t row_bytes; /* of a value if ragged */
     cer_transform *transform;
-    size_t tensor; /* number of its first tensor */
+    size_t tensor; /* index of its first tensor */
 } load_column;
 
 typedef enum table_state { TABLE_EMPTY, TABLE_BUSY, TABLE_READY } table_state;
 
 typedef struct order_table {
     table_state state;
-    bool keyed; /* part and epoch say what is in it */
+    bool keyed; /* part and epoch describe its content */
     uint32_t part;
     uint64_t epoch;
     uint32_t *order;
@@ -68,42 +68,43 @@ struct cer_loader {
     load_column *columns;
     size_t n_columns, n_tensors;
     size_t window; /* batches claimed ahead of delivery */
-    size_t refill; /* threads are woken when no more than this are left */
+    size_t refill; /* threads are woken when at most this many are left */
     cer_batch_ring *ring;
-    cer_tensor *kinds; /* n_tensors that the ring was made of */
+    cer_tensor *kinds; /* n_tensors initial values of the ring */
     size_t max_rows;
-    cer_part_way *ways; /* one a part */
-    bool *late, *raw;   /* one a tensor: late in parts that go that way */
-    bool raw_draws;     /* some column that is raw draws random numbers */
+    cer_part_way *ways; /* one per part */
+    bool *late, *raw;   /* one per tensor: late in parts of that kind */
+    bool raw_draws;     /* some raw column draws random numbers */
     size_t keep;        /* batches between passes, in use or not */
     worker *workers;    /* the threads, and at the end the one in next() */
-    /* Of the caller, one call at a time; no thread reads them, so the caller
-     * does without the lock. */
-    pid_t process; /* that started the threads */
+    /* The caller's, one call at a time; no thread reads them, so the caller
+     * needs no lock. */
+    pid_t process; /* the process that started the threads */
     size_t n_started;
     bool closed;
-    /* Of the pass; read by any thread at any time. Changed under the lock. */
+    /* Of the pass; readable by any thread at any time, written under the
+     * lock. */
     atomic_size_t n_batches, n_rows;
-    /* The lock guards all that follows. */
+    /* The lock guards all fields below. */
     pthread_mutex_t lock;
-    /* For threads: there may be something to do. To all of them, for what one
-     * thread leaves (a table that it makes, a pause) another may be able to
-     * do. */
+    /* For threads: there may be work. Broadcast to all, because a different
+     * thread may be able to do work that one thread leaves (a table that it
+     * makes, a pause). */
     pthread_cond_t work;
-    /* For the caller, in next() or begin(): a thread is done with something.
-     * One waiter at most, so a signal is enough. */
+    /* For the caller, in next() or begin(): a thread has finished a piece of
+     * work. At most one waiter, so a signal suffices. */
     pthread_cond_t ready;
     bool stopping, paused;
     size_t active; /* threads that are working without the lock */
     /* The pass. */
     uint32_t *order; /* parts that have batches */
     size_t order_room, n_order;
-    size_t at;    /* part of the pass that batches are claimed from */
+    size_t at;    /* part of the pass from which batches are claimed */
     size_t batch; /* next batch to claim of that part */
     size_t claimed, delivered;
     uint64_t epoch;
     order_table tables[2];
-    cer_status failed; /* sticks until the next pass */
+    cer_status failed; /* kept until the next pass */
     cer_batch *waiting[MAX_WINDOW];
 };
 
@@ -145,7 +146,7 @@ shape_ragged(const load_column *c, const cer_column *source, cer_batch *b)
         cer_transform_length(c->transform, source->offsets, b->rows, b->n_rows);
     size_t bytes;
 
-    /* One very long row makes every row of the batch as long. */
+    /* One very long row makes every row of the batch that long. */
     if (!cer_mul_size(length, b->n_rows, &bytes) || bytes > SIZE_MAX / 32 ||
         !cer_mul_size(bytes, type->bytes, &bytes) || bytes > SIZE_MAX / 32)
         return CER_NOMEM;
@@ -154,8 +155,8 @@ shape_ragged(const load_column *c, const cer_column *source, cer_batch *b)
     return CER_OK;
 }
 
-/* How much the rows are that come as they are. Without sources ragged ones
- * count as empty. */
+/* Computes the bytes of raw rows. Without sources ragged ones count as
+ * empty. */
 static void
 measure_raw(const cer_loader *l, const cer_column *sources, cer_batch *b)
 {
@@ -249,8 +250,8 @@ fill_columns(const cer_loader *l, cer_batch *b, void *scratch)
     }
 }
 
-/* The caller's thread may be in a floating-point mode that the loader's threads
- * are not in, and which of them fills a batch is chance. */
+/* The caller's thread may have a different floating-point mode than the
+ * loader's threads, and any of them may fill a batch. */
 static void
 fill_batch(const cer_loader *l, cer_batch *b, void *scratch)
 {
@@ -261,8 +262,7 @@ fill_batch(const cer_loader *l, cer_batch *b, void *scratch)
     cer_float_leave(&before);
 }
 
-/* Makes the order of a part in a table that its state keeps others away from.
- */
+/* Makes a part's order in a table whose state excludes other threads. */
 static cer_status
 fill_table(const cer_loader *l, order_table *table, uint32_t part)
 {
@@ -284,7 +284,7 @@ fill_table(const cer_loader *l, order_table *table, uint32_t part)
 
 /* --- claiming: under the lock --------------------------------------------- */
 
-/* The part of the pass that the next batch comes from. */
+/* The part of the pass with the next batch. */
 static size_t
 next_at(const cer_loader *l)
 {
@@ -330,8 +330,8 @@ go_way(const cer_loader *l, cer_batch *b, cer_part_way way)
                                     : l->late;
 }
 
-/* The next batch with its rows, to be filled; its table is ready. NULL: no
- * memory, and the pass has failed. */
+/* Takes the next batch with its row numbers, to be filled; its table is ready.
+ * NULL: out of memory, and the pass has failed. */
 static cer_batch *
 claim(cer_loader *l)
 {
@@ -365,7 +365,7 @@ table_missing(cer_loader *l, size_t at)
 
 /* --- threads -------------------------------------------------------------- */
 
-/* What the caller does to the pass. A worker locks always. */
+/* For the caller's changes of the pass. A worker always locks. */
 static void
 lock(cer_loader *l)
 {
@@ -380,8 +380,8 @@ unlock(cer_loader *l)
         pthread_mutex_unlock(&l->lock);
 }
 
-/* Enters with the lock and leaves with it; in between the state BUSY keeps
- * others from the table, and `active` keeps begin() from changing the pass. */
+/* Called and returns under the lock; in between the state BUSY keeps other
+ * threads from the table, and `active` keeps begin() from changing the pass. */
 static void
 prepare_table(cer_loader *l, size_t at)
 {
@@ -401,8 +401,8 @@ prepare_table(cer_loader *l, size_t at)
     pthread_cond_signal(&l->ready);
 }
 
-/* Enters and leaves with the lock. In between the batch is this thread's alone:
- * it is in the window, but nobody looks into it before it is ready. */
+/* Called and returns under the lock. In between only this thread uses the
+ * batch: it is in the window, but not read before it is ready. */
 static void
 gather_one(cer_loader *l, void *scratch)
 {
@@ -421,8 +421,8 @@ gather_one(cer_loader *l, void *scratch)
     pthread_cond_signal(&l->ready);
 }
 
-/* One piece of the work that comes next, if there is some that nobody has
- * begun; called under the lock. */
+/* Does the next piece of work, if one is left to begin; called under the
+ * lock. */
 static bool
 do_some_work(cer_loader *l, void *scratch)
 {
@@ -446,7 +446,7 @@ run_worker(void *argument)
     worker *w = argument;
     cer_loader *l = w->loader;
 
-    pthread_mutex_lock(&l->lock); /* held but for do_some_work and the wait */
+    pthread_mutex_lock(&l->lock); /* released in do_some_work and waits */
     while (!l->stopping) {
         if (do_some_work(l, w->scratch))
             continue;
@@ -459,9 +459,9 @@ run_worker(void *argument)
     return NULL;
 }
 
-/* Starts what is missing of the threads. Where none is to be had (a limit on
- * processes, no memory), the loader goes on with those there are, or without:
- * batches are the same. The next pass tries again. */
+/* Starts the missing threads. If one cannot start (a limit on processes, no
+ * memory), the loader continues with those it has, or without any: batches are
+ * the same. The next pass retries. */
 static void
 start_threads(cer_loader *l)
 {
@@ -475,8 +475,8 @@ start_threads(cer_loader *l)
     }
 }
 
-/* Whether the threads are another process's. Their lock may be held for ever
- * here, and what it guards be half changed. */
+/* Whether the threads belong to a different process. Here their lock may be
+ * held forever, and the fields it guards may be half changed. */
 static bool
 forked(const cer_loader *l)
 {
@@ -556,7 +556,7 @@ cer_loader_begin(cer_loader *l, const uint32_t *parts, size_t n, uint64_t epoch,
                         "the loader's threads stayed in the parent process: "
                         "make a new loader after a fork");
     lock(l);
-    l->paused = true; /* no thread begins anything before the broadcast below */
+    l->paused = true; /* no thread starts work before the broadcast below */
     while (l->active != 0)
         pthread_cond_wait(&l->ready, &l->lock);
     drop_waiting(l);
@@ -577,7 +577,7 @@ cer_loader_begin(cer_loader *l, const uint32_t *parts, size_t n, uint64_t epoch,
     return status;
 }
 
-/* The next batch, gathered here and now: there are no threads, and no lock. */
+/* Gathers the next batch on this thread: without threads and lock. */
 static cer_batch *
 next_inline(cer_loader *l)
 {
@@ -596,9 +596,8 @@ next_inline(cer_loader *l)
     return b;
 }
 
-/* Waits only for what a thread is already working on: where the threads do not
- * keep up, this one gathers too. Under the lock, but for the work and the
- * wait. */
+/* Waits only for work that a thread has begun: if the threads do not keep up,
+ * this one gathers too. Under the lock, except for the work and the wait. */
 static cer_batch *
 next_prefetched(cer_loader *l)
 {
@@ -729,7 +728,7 @@ cer_loader_parts(const cer_loader *l)
     return l->n_parts;
 }
 
-/* A batch as large as they come. */
+/* Makes a batch of the largest size. */
 static cer_batch *
 reserve_one(cer_loader *l, cer_part_way way, cer_error *err)
 {
@@ -875,8 +874,8 @@ take_parts(cer_loader *l, const cer_part *parts, size_t n, cer_error *err)
     return status;
 }
 
-/* All shards must have the column, at the same place and of the same kind:
- * then a column is found by number. */
+/* All shards must have the column, at the same index and of the same kind, so a
+ * column can be found by index. */
 static cer_status
 find_column(const cer_loader *l, load_column *c, cer_error *err)
 {
@@ -956,9 +955,9 @@ describe(const load_column *c, cer_tensor *tensors)
     }
 }
 
-/* Enough batches ahead to keep every thread busy; more where batches are small,
- * so that a thread need not be woken for each. More than that would only push
- * each other out of the cache. */
+/* Enough batches ahead to keep every thread busy; more if batches are small, so
+ * that a thread need not be woken for each. Even more would only evict each
+ * other from the cache. */
 static size_t
 choose_window(const cer_loader *l, size_t batch_bytes)
 {
@@ -1114,10 +1113,10 @@ cer_loader_close(cer_loader *l)
     unlock(l);
     for (size_t i = 0; i < l->n_started; i++)
         pthread_join(l->workers[i].thread, NULL);
-    l->n_started = 0; /* from here on there is nobody to lock out */
+    l->n_started = 0; /* no thread is left to lock out */
     drop_waiting(l);
     l->n_batches = l->n_rows = 0;
-    cer_batch_ring_end(l->ring); /* freed later: it may be asked for its size */
+    cer_batch_ring_end(l->ring); /* freed later: its size is still available */
     for (size_t i = 0; i < l->n_parts; i++)
         cer_shard_release(l->parts[i].shard);
 }

@@ -1,20 +1,20 @@
-/* loader.h -- batches of shuffled rows, gathered and transformed ahead of need.
+/* loader.h -- batches of shuffled rows, gathered and transformed in advance.
  *
- * A loader is made once for a view of a data set and then used for many
- * passes: begin() says which parts (shards of the view) come next, next() gives
- * one batch after the other. Batches never cross parts. The order of a part's
- * rows is a Fisher-Yates table keyed by (seed, epoch, part), so it depends
- * neither on threads nor on what was loaded before.
+ * A loader is made once for a view of a data set and used for many passes:
+ * begin() selects the parts (shards of the view), next() returns the batches in
+ * turn. Batches never cross parts. The order of a part's rows is a Fisher-Yates
+ * table keyed by (seed, epoch, part), so it depends on neither threads nor
+ * earlier loads.
  *
- * Without threads next() gathers by itself, and so it does where no thread is
- * to be had. With threads they gather ahead, in order, into a bounded window of
- * batches, and prepare the row order of the next part while they have nothing
- * else to do. They only ever touch memory of the core: no lock of anyone else,
- * no Python.
+ * Without threads, or if none can be started, next() gathers by itself. Threads
+ * gather ahead, in order, into a bounded window of batches, and prepare the
+ * next part's row order when idle. They touch only the core's memory and locks,
+ * never Python.
  *
- * A loader with threads does not survive a fork: in the child next() says so,
- * and freeing it there leaves alone what the parent's threads were using.
- * Batches that were handed out before stay valid and may be released there. */
+ * A loader with threads does not survive a fork: in the child next() fails, and
+ * freeing it there leaves alone the memory that the parent's threads were
+ * using. Batches returned before the fork stay valid and may be released
+ * there. */
 #ifndef CER_LOADER_H
 #define CER_LOADER_H
 
@@ -26,8 +26,8 @@
 
 typedef struct cer_part {
     cer_shard *shard;
-    const uint32_t *rows; /* the view's rows of the shard; the caller keeps
-                             them; NULL: count rows from start on */
+    const uint32_t *rows; /* the view's rows of the shard; kept by the caller;
+                             NULL: `count` rows from `start` */
     size_t start, count;
     uint64_t first_row; /* number of the shard's row 0 in the data set */
 } cer_part;
@@ -42,9 +42,9 @@ typedef struct cer_load_options {
     size_t batch_size;
     uint64_t seed;
     bool shuffle;
-    bool drop_last; /* an incomplete last batch of a part is left out */
+    bool drop_last; /* omit an incomplete last batch of a part */
     uint32_t threads;
-    const cer_batch_source *memory; /* copied; NULL: the host's */
+    const cer_batch_source *memory; /* copied; NULL: host memory */
 } cer_load_options;
 
 typedef struct cer_loader cer_loader;
@@ -62,76 +62,73 @@ size_t cer_loader_tensors(const cer_loader *loader);
 const char *cer_loader_tensor_column(const cer_loader *loader, size_t tensor);
 const char *cer_loader_tensor_suffix(const cer_loader *loader, size_t tensor);
 
-/* What the batches of a part have of the columns that somebody else makes. */
+/* How much of the late or raw columns a part's batches contain. */
 typedef enum cer_part_way {
-    CER_PART_WHOLE, /* all: nobody else makes anything */
-    /* of columns that are raw the rows as they are, and shapes; row numbers
-     * where one of these columns draws random numbers */
+    CER_PART_WHOLE, /* everything */
+    /* for raw columns, unchanged rows and shapes; row numbers if one of these
+     * columns draws random numbers */
     CER_PART_RAW,
-    CER_PART_LATE /* of columns that are late the shapes, and row numbers */
+    CER_PART_LATE /* for late columns, the shapes; and row numbers */
 } cer_part_way;
 
-/* Which columns somebody else makes: one bool a column, copied, before the
- * first pass. Ragged ones that are raw come out no smaller than they were: then
- * what is checked of the padded rows holds for them. Errors: CER_NOMEM. */
+/* Sets the columns that the caller makes: one bool per column, copied. Call
+ * before the first pass. The transform must not shrink raw ragged columns: then
+ * the checks of the padded rows hold for them. Errors: CER_NOMEM. */
 cer_status cer_loader_set_late(cer_loader *loader, const bool *late,
                                const bool *raw, cer_error *err);
-/* Not during a pass that has the part. */
+/* Do not call during a pass that contains the part. */
 void cer_loader_set_way(cer_loader *loader, uint32_t part, cer_part_way way);
 
-/* Makes memory for `n` batches in advance, on this thread and for the largest
- * batch of a part that goes this way, so that threads need not; ragged rows
- * count as empty. Between passes. Errors: CER_NOMEM and the source's. */
+/* Allocates memory for `n` batches in advance, on this thread, for the largest
+ * batch of a part loaded this way, so threads need not; ragged rows count as
+ * empty. Call between passes. Errors: CER_NOMEM and the source's. */
 cer_status cer_loader_reserve(cer_loader *loader, size_t n, cer_part_way way,
                               cer_error *err);
 size_t cer_loader_window(const cer_loader *loader); /* batches ahead */
 
-/* What it was made of. */
+/* The columns and parts passed to cer_loader_new. */
 size_t cer_loader_columns(const cer_loader *loader);
 typedef struct cer_loaded_column {
     size_t index; /* in the shard */
     bool ragged;
-    size_t tensor; /* number of its first tensor */
+    size_t tensor; /* index of its first tensor */
     const cer_transform *transform;
 } cer_loaded_column;
 cer_loaded_column cer_loader_column(const cer_loader *loader, size_t column);
 size_t cer_loader_parts(const cer_loader *loader);
 const cer_part *cer_loader_part(const cer_loader *loader, uint32_t part);
 
-/* The batches' tensors as they are before the first, and the most rows that a
- * batch has. */
+/* The initial values of the batches' tensors, and the most rows in a batch. */
 const cer_tensor *cer_loader_kinds(const cer_loader *loader, size_t *max_rows);
 
 /* Starts a pass over these parts in this order, without the first `start`
- * batches. What was left of the pass before is dropped. Errors: CER_INVALID (no
- * such part; closed; forked), CER_NOMEM. */
+ * batches, and drops the rest of the previous pass. Errors: CER_INVALID
+ * (unknown part; closed; forked), CER_NOMEM. */
 cer_status cer_loader_begin(cer_loader *loader, const uint32_t *parts, size_t n,
                             uint64_t epoch, size_t start, cer_error *err);
 
-/* The next batch with one reference, the caller's; NULL at the end of the
- * pass. After an error the pass is over. One call at a time. */
+/* Gets the next batch with one reference, owned by the caller; NULL at the end
+ * of the pass. An error ends the pass. Calls must not overlap. */
 cer_status cer_loader_next(cer_loader *loader, cer_batch **out, cer_error *err);
 
-/* Whether next() need not wait for a thread, nor gather by itself. */
+/* Whether next() neither waits for a thread nor gathers by itself. */
 bool cer_loader_is_ready(cer_loader *loader);
 
-/* Of the pass, with what `start` left out not counted. These two and
+/* Counts of the pass, without the batches that `start` skipped. These two and
  * cer_loader_buffers take no lock: they may be called while another thread is
- * in any function but cer_loader_free, and in a process that was forked
- * meanwhile.
- */
+ * in any function but cer_loader_free, and in a forked child. */
 size_t cer_loader_batches(const cer_loader *loader);
 size_t cer_loader_rows(const cer_loader *loader);
 
-/* Batches of a part of `rows` rows: a last batch of one row joins the one
- * before it. */
+/* The number of batches in a part of `rows` rows; a single last row joins the
+ * batch before it. */
 size_t cer_loader_count(size_t rows, size_t batch_size, bool drop_last);
 
 /* Batch buffers in existence. */
 size_t cer_loader_buffers(const cer_loader *loader);
 
-/* Stops and joins the threads and releases the shards; batches handed out stay
- * valid. Closing twice is fine. */
+/* Stops and joins the threads and releases the shards; batches already returned
+ * stay valid. Closing twice is allowed. */
 void cer_loader_close(cer_loader *loader);
 void cer_loader_free(cer_loader *loader); /* closes; NULL allowed */
 

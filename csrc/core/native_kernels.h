@@ -1,5 +1,5 @@
-/* native_kernels.h -- the kernels of the native network on a device: their
- * table, their references, their launch. native_shared.h has what they do. */
+/* native_kernels.h -- the kernels of the native network on a device: table,
+ * references and launch. native_shared.h has their arithmetic. */
 #ifndef CER_NATIVE_KERNELS_H
 #define CER_NATIVE_KERNELS_H
 
@@ -22,13 +22,13 @@ typedef enum cer_native_kernel {
         CER_NATIVE_KERNEL_COUNT
 } cer_native_kernel;
 
-/* A kernel's reference and the size of its arguments, by the name of its entry;
- * false: there is no such kernel. */
+/* Finds a kernel's reference and the size of its arguments by the name of its
+ * entry; returns false if the kernel does not exist. */
 bool cer_native_kernel_find(const char *name,
                             void (**reference)(const void *args),
                             size_t *args_bytes);
 
-/* Puts the kernel on `stream`; `args` are its struct, and copied. CER_INVALID:
+/* Enqueues the kernel on `stream` and copies its struct `args`. CER_INVALID:
  * more items than can be counted. */
 cer_status cer_native_kernel_launch(cer_device *device,
                                     cer_native_kernel kernel, const void *args,

@@ -6,32 +6,32 @@
 
 enum { CONVS = 2 };
 
-/* Values, momenta and gradients; they outlive the network where somebody holds
- * a tensor. */
+/* Values, momenta and gradients; they outlive the network while a tensor is
+ * held. */
 typedef struct parts_memory {
     cer_owner owner; /* first, so that an owner is its parts_memory */
     float *kinds[CER_NATIVE_NET_KIND_COUNT];
 } parts_memory;
 
-/* What the rows of a batch leave behind on their way forward, by layer. */
+/* The results of the forward pass for a batch's rows, by layer. */
 typedef struct row_memory {
     float *floats;
     uint8_t *bytes;
-    size_t rows; /* that there is room for */
+    size_t rows; /* capacity */
     float *pooled[CONVS];
     uint8_t *which[CONVS];
     float *scores;
     float *d_scores;
-    float *d_pooled; /* of the last convolution */
+    float *d_pooled; /* gradient of the last pooling's output */
 } row_memory;
 
 struct cer_native_net {
     cer_native_net_sizes sizes;
     cer_native_conv convs[CONVS];
-    size_t pooled[CONVS]; /* values of one row behind each convolution */
+    size_t pooled[CONVS]; /* values of one row after each pooling */
     size_t offsets[CER_NATIVE_NET_PART_COUNT + 1]; /* in floats */
     parts_memory *parts;
-    /* Of one picture, for the larger of the convolutions. */
+    /* For one image, sized for the larger convolution. */
     float *columns;
     float *plane;   /* a convolution's output, or its gradient */
     float *d_first; /* the gradient of the first pooling's output */
@@ -115,7 +115,7 @@ part_shape(const cer_native_net *net, cer_native_net_part part, cer_tensor *out)
     cer_tensor_pack(out);
 }
 
-/* Each part begins on CER_ALIGNMENT; what lies between stays 0. */
+/* Each part begins on CER_ALIGNMENT; gaps stay 0. */
 static bool
 plan_parts(cer_native_net *net)
 {
@@ -151,7 +151,7 @@ free_parts(cer_owner *owner)
     cer_free(parts);
 }
 
-/* Zeros, or NULL: no memory for so many. */
+/* Returns zeros, or NULL if out of memory. */
 static float *
 new_floats(size_t n)
 {
@@ -182,7 +182,7 @@ make_parts(cer_native_net *net)
     return true;
 }
 
-/* Room for one picture on its way. */
+/* Allocates the memory for one image. */
 static bool
 make_room(cer_native_net *net)
 {
@@ -305,7 +305,7 @@ cer_native_net_tensor(const cer_native_net *net, cer_native_net_kind kind,
     part_shape(net, part, out);
 }
 
-/* Room for what `rows` rows leave behind; as it was where there is none. */
+/* Makes room for the results of `rows` rows; unchanged on failure. */
 static cer_status
 make_rows(cer_native_net *net, size_t rows, cer_error *err)
 {
@@ -322,7 +322,7 @@ make_rows(cer_native_net *net, size_t rows, cer_error *err)
         (made.bytes = cer_calloc(rows, bytes_per_row)) == NULL) {
         cer_aligned_free(made.floats);
         return cer_fail(err, CER_NOMEM,
-                        "out of memory for a batch of %zu rows: %zu values a "
+                        "out of memory for a batch of %zu rows: %zu values per "
                         "row are kept",
                         rows, per_row);
     }
@@ -343,7 +343,7 @@ make_rows(cer_native_net *net, size_t rows, cer_error *err)
 
 /* --- forward -------------------------------------------------------------- */
 
-/* The picture that convolution `i` sees of a row. */
+/* The input of convolution `i` for a row. */
 static const float *
 input_of(const cer_native_net *net, size_t i, const float *pictures, size_t row)
 {
@@ -399,7 +399,8 @@ cer_native_net_check_labels(const cer_native_net *net, const int64_t *labels,
     return CER_OK;
 }
 
-/* Checks, forward, and the metrics; gradients of the scores where wanted. */
+/* Checks labels, runs forward and computes metrics; optionally the gradients of
+ * the scores. */
 static cer_status
 score(cer_native_net *net, const float *pictures, const int64_t *labels,
       size_t rows, bool gradients, cer_native_net_metrics *out, cer_error *err)
@@ -427,8 +428,8 @@ score(cer_native_net *net, const float *pictures, const int64_t *labels,
 
 /* --- backward ------------------------------------------------------------- */
 
-/* From the gradients of the scores to those of the linear layer and of what it
- * saw. */
+/* Computes the gradients of the linear layer and its input from those of the
+ * scores. */
 static void
 backward_linear(cer_native_net *net, size_t rows)
 {
@@ -451,7 +452,7 @@ backward_linear(cer_native_net *net, size_t rows)
         net->row.d_pooled);
 }
 
-/* Adds what one row says of the gradients of both convolutions. */
+/* Adds one row's share of the gradients of both convolutions. */
 static void
 backward_row(cer_native_net *net, const float *pictures, size_t row)
 {
@@ -476,7 +477,7 @@ backward_row(cer_native_net *net, const float *pictures, size_t row)
     }
 }
 
-/* --- what is offered ------------------------------------------------------ */
+/* --- interface ------------------------------------------------------------ */
 
 cer_status
 cer_native_net_differentiate(cer_native_net *net, const float *pictures,

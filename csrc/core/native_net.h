@@ -1,4 +1,4 @@
-/* native_net.h -- a small convolutional network, whole, without a framework:
+/* native_net.h -- a complete small convolutional network without a framework:
  *
  *     convolution 3x3 + bias, ReLU, maximum of 2x2     conv1
  *     convolution 3x3 + bias, ReLU, maximum of 2x2     conv2
@@ -6,21 +6,21 @@
  *     softmax cross-entropy, mean over the rows
  *     stochastic gradient descent with momentum
  *
- * It is the model that Cerebro brings along to show that an installation trains
- * and reproduces its bits: the same values and batches give the same bits, in
- * any process, on one machine and with one build. The arithmetic is in
- * native_ops.h, rows are taken in order, and one thread does it all.
+ * Cerebro includes this model to test that an installation trains and
+ * reproduces its bits: the same values and batches give the same bits in every
+ * process, on one machine with one build. The arithmetic is in native_ops.h;
+ * one thread takes the rows in order.
  *
- * Values, momenta and gradients lie in one block each, which begin as zeros and
- * are shared with whoever holds one of their tensors. A network is used by one
- * thread at a time. */
+ * Values, momenta and gradients each have one block, initially zero and shared
+ * with the holders of its tensors. Only one thread may use a network at a
+ * time. */
 #ifndef CER_NATIVE_NET_H
 #define CER_NATIVE_NET_H
 
 #include "native_ops.h"
 #include "tensor.h"
 
-/* The parts in the order of their memory: its id and its name. */
+/* The id and name of each part, in memory order. */
 #define CER_NATIVE_NET_PARTS(X)                                                \
     X(CONV1_WEIGHT, "conv1.weight")   /* filters[0], channels, 3, 3 */         \
     X(CONV1_BIAS, "conv1.bias")       /* filters[0] */                         \
@@ -43,10 +43,10 @@ typedef enum cer_native_net_kind {
     CER_NATIVE_NET_KIND_COUNT
 } cer_native_net_kind;
 
-#define CER_NATIVE_NET_MOST 65536 /* of each size */
+#define CER_NATIVE_NET_MOST 65536 /* limit of each size */
 
 typedef struct cer_native_net_sizes {
-    size_t channels, height, width; /* of a picture; 4 x 4 or larger */
+    size_t channels, height, width; /* of an image; 4 x 4 or larger */
     size_t filters[2];
     size_t classes; /* 2 or more */
 } cer_native_net_sizes;
@@ -67,12 +67,12 @@ void cer_native_net_free(cer_native_net *net); /* NULL allowed */
 const cer_native_net_sizes *cer_native_net_sizes_of(const cer_native_net *net);
 const char *cer_native_net_part_name(cer_native_net_part part);
 
-/* Describes a part's memory; takes no reference of it. */
+/* Describes a part's memory; takes no reference. */
 void cer_native_net_tensor(const cer_native_net *net, cer_native_net_kind kind,
                            cer_native_net_part part, cer_tensor *out);
 
-/* For who computes with it elsewhere: the convolutions (0 and 1), all memory of
- * one kind, and where in it a part begins, in floats. */
+/* For computation elsewhere: the convolutions (0 and 1), the block of one kind,
+ * and a part's offset in it, in floats. */
 const cer_native_conv *cer_native_net_conv(const cer_native_net *net, size_t i);
 float *cer_native_net_block(const cer_native_net *net, cer_native_net_kind kind,
                             size_t *floats);
@@ -82,18 +82,18 @@ cer_status cer_native_net_check_labels(const cer_native_net *net,
                                        const int64_t *labels, size_t rows,
                                        cer_error *err);
 
-/* Each takes pictures[rows][channels][height][width]. The first batch, and one
- * with more rows than all before, takes memory; labels are checked before
- * anything is changed: CER_INVALID names the row. rows > 0. */
+/* Each takes pictures[rows][channels][height][width], rows > 0. The first
+ * batch, and any batch larger than all before, allocates memory. Labels are
+ * checked before anything changes: CER_INVALID names the row. */
 
-/* Writes the gradients of the mean loss. */
+/* Computes the gradients of the mean loss. */
 cer_status cer_native_net_differentiate(cer_native_net *net,
                                         const float *pictures,
                                         const int64_t *labels, size_t rows,
                                         cer_native_net_metrics *out,
                                         cer_error *err);
 
-/* One step along the gradients that are there. */
+/* Does one step along the current gradients. */
 void cer_native_net_step(cer_native_net *net, float rate, float momentum);
 
 cer_status cer_native_net_evaluate(cer_native_net *net, const float *pictures,

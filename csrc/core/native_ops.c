@@ -91,8 +91,9 @@ cer_native_add_inner(size_t m, size_t n, size_t k, const float *a,
 
 /* --- convolution ---------------------------------------------------------- */
 
-/* The tap (down, right), each from 0 to 2, sees of row y the values from
- * *from on, `count` of them, and puts them at *to; 0: the row is outside. */
+/* Returns how many values of row y the tap (down, right), each from 0 to 2,
+ * covers: they start at *from and go to *to. Returns 0 if the row is
+ * outside. */
 static size_t
 seen(const cer_native_conv *conv, size_t y, size_t down, size_t right,
      size_t *from, size_t *to)
@@ -232,14 +233,14 @@ cer_native_pool_backward(size_t planes, size_t height, size_t width,
             for (size_t x = 0; x < columns; x++, from++) {
                 size_t at = 2 * x + which[from] % 2 + which[from] / 2 * width;
 
-                if (!(out[from] <= 0.0f)) /* NaN goes through */
+                if (!(out[from] <= 0.0f)) /* NaN propagates */
                     top[at] = d_out[from];
             }
         }
     }
 }
 
-/* --- the end of the network, and the step --------------------------------- */
+/* --- the loss and the step ------------------------------------------------ */
 
 double
 cer_native_cross_entropy(size_t classes, const float *scores, size_t label,

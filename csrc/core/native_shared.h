@@ -1,10 +1,10 @@
-/* native_shared.h -- the native network on a device, but for its convolutions:
- * what its kernels are told, and what each computes, an item at a time. The
- * kernels in csrc/cuda/kernels.cu and their references on the CPU
- * (native_kernels.c) are these same functions.
+/* native_shared.h -- the native network on a device, except convolutions: the
+ * arguments of its kernels, and the computation of each, one item at a time.
+ * The kernels in csrc/cuda/kernels.cu and their references on the CPU
+ * (native_kernels.c) call these same functions.
  *
- * Every sum is made by one thread, in the order of its terms: results do not
- * depend on how items are spread over a device. */
+ * One thread computes each sum, in term order: results do not depend on how a
+ * device divides the items. */
 #ifndef CER_NATIVE_SHARED_H
 #define CER_NATIVE_SHARED_H
 
@@ -48,7 +48,7 @@ cer_native_pool(const cer_native_pool_args *a, uint64_t i)
     a->out[i] = best < 0.0f ? 0.0f : best;
 }
 
-/* The gradient of what was pooled; an item is a value of `d_in`. */
+/* The gradient before pooling; an item is a value of `d_in`. */
 typedef struct cer_native_unpool_args {
     const float *out, *d_out;
     const uint8_t *which;
@@ -110,8 +110,8 @@ cer_native_product(const cer_native_product_args *p, uint64_t i)
     p->c[i] = sum;
 }
 
-/* The loss of every row, whether it is right (1), and the gradients of its
- * scores, divided by `rows`. An item is a row. */
+/* The loss of every row, whether it is right (1), and its scores' gradients,
+ * divided by `rows`. An item is a row. */
 typedef struct cer_native_score_args {
     const float *scores;
     const int64_t *labels;

@@ -6,7 +6,7 @@
 
 #define MAGIC "\x93NUMPY"
 #define MAGIC_BYTES 6
-#define DATA_STEP 64   /* where written files begin their elements */
+#define DATA_STEP 64   /* alignment of elements in written files */
 #define OLDEST_STEP 16 /* the same in files of old NumPy versions */
 #define SHAPE_ROOM 21  /* digits that numpy.save leaves for shape[0] to grow */
 
@@ -18,7 +18,7 @@ cer_npy_stored(cer_dtype dtype)
 
 /* --- reading ------------------------------------------------------------- */
 
-/* The text of the header, and how far it has been read. */
+/* The header's text and the position in it. */
 typedef struct reader {
     const char *at, *end;
     const char *path;
@@ -49,7 +49,7 @@ take(reader *in, char c)
     return true;
 }
 
-/* Takes a word such as False; what may follow it is the caller's to check. */
+/* Takes a word, e.g. False; the caller checks the text after it. */
 static bool
 take_word(reader *in, const char *word)
 {
@@ -127,7 +127,7 @@ read_descr(reader *in, cer_npy *out)
         }
     }
     return cer_fail(in->err, CER_CORRUPT,
-                    "%s: the element type '%s' is none that Cerebro reads",
+                    "%s: the element type '%s' is not one that Cerebro reads",
                     in->path, descr);
 }
 
@@ -138,14 +138,14 @@ read_order(reader *in)
         return CER_OK;
     if (take_word(in, "True"))
         return refuse(in, "is in Fortran order; only C order is read");
-    return refuse(in, "the header's fortran_order is no truth value");
+    return refuse(in, "the header's fortran_order is not a truth value");
 }
 
 static cer_status
 read_shape(reader *in, cer_npy *out)
 {
-    static const char why[] = "the header's shape is no tuple of sizes";
-    bool comma = true; /* before the next number; (3) is no tuple, (3,) is */
+    static const char why[] = "the header's shape is not a tuple of sizes";
+    bool comma = true; /* before the next number; (3) is not a tuple, (3,) is */
 
     out->n_dims = 0;
     if (!take(in, '('))
@@ -182,7 +182,7 @@ read_entry(reader *in, unsigned *seen, cer_npy *out)
     else
         return refuse(in, "the header has an unknown entry");
     if ((*seen & bit) != 0)
-        return refuse(in, "the header has an entry twice");
+        return refuse(in, "the header has a duplicate entry");
     *seen |= bit;
     return bit == SEEN_DESCR   ? read_descr(in, out)
            : bit == SEEN_ORDER ? read_order(in)
@@ -212,7 +212,7 @@ read_text(reader *in, cer_npy *out)
     return CER_OK;
 }
 
-/* Reads magic, version and length; leaves the text's place in `in`. */
+/* Reads magic, version and length; sets `in` to the text. */
 static cer_status
 find_text(const uint8_t *file, size_t file_bytes, reader *in)
 {
@@ -221,7 +221,7 @@ find_text(const uint8_t *file, size_t file_bytes, reader *in)
     if (file_bytes < MAGIC_BYTES + 4)
         return refuse(in, "is too short for a .npy file");
     if (memcmp(file, MAGIC, MAGIC_BYTES) != 0)
-        return refuse(in, "is no .npy file");
+        return refuse(in, "is not a .npy file");
     if (file[6] < 1 || file[6] > 3 || file[7] != 0)
         return refuse(in, "has an unknown .npy version");
     len = (size_t)(file[8] | file[9] << 8);
@@ -233,14 +233,14 @@ find_text(const uint8_t *file, size_t file_bytes, reader *in)
         len |= (size_t)file[10] << 16 | (size_t)file[11] << 24;
     }
     if (len > file_bytes - prefix)
-        return refuse(in, "is cut within its header");
+        return refuse(in, "is truncated within its header");
     in->at = (const char *)file + prefix;
     in->end = in->at + len;
     return CER_OK;
 }
 
-/* Bytes of all elements. Dimensions of 0 count as 1 in the check, so that the
- * product of any of them fits too. */
+/* Computes the bytes of all elements. Dimensions of 0 count as 1 in the check,
+ * so the product of any of them fits too. */
 static bool
 elements_bytes(const cer_npy *npy, size_t *out)
 {
@@ -276,7 +276,7 @@ cer_npy_parse(const void *file, size_t file_bytes, const char *path,
         return refuse(&in, "the header's shape is larger than any file");
     if (present != out->data_bytes)
         return cer_fail(err, CER_CORRUPT,
-                        "%s: has %zu bytes of elements where its header says "
+                        "%s: has %zu bytes of elements, but its header gives "
                         "%zu",
                         path, present, out->data_bytes);
     return CER_OK;
@@ -284,7 +284,8 @@ cer_npy_parse(const void *file, size_t file_bytes, const char *path,
 
 /* --- writing ------------------------------------------------------------- */
 
-/* The dictionary as numpy.save writes it, without padding; its length. */
+/* Writes the dictionary as numpy.save does, without padding; returns its
+ * length. */
 static size_t
 format_text(const cer_npy *npy, char *text, size_t room)
 {
@@ -317,15 +318,16 @@ cer_npy_format(cer_npy *out, char header[CER_NPY_MAX_HEADER_BYTES],
     size_t used, total, text_bytes;
 
     if (out->n_dims > CER_NPY_MAX_DIMS)
-        return cer_fail(err, CER_INVALID, "%u dimensions; at most %d are taken",
+        return cer_fail(err, CER_INVALID,
+                        "%u dimensions; at most %d are supported",
                         (unsigned)out->n_dims, CER_NPY_MAX_DIMS);
     if (!elements_bytes(out, &out->data_bytes))
         return cer_fail(err, CER_INVALID, "the shape is larger than any file");
     used = PREFIX +
            format_text(out, header + PREFIX, CER_NPY_MAX_HEADER_BYTES - PREFIX);
-    /* Nine dimensions of 20 digits fit into version 1.0 many times over, so
-     * that 2.0 is read and never written. Like numpy.save, a text that ends on
-     * the step already is padded by a whole one. */
+    /* Nine dimensions of 20 digits easily fit in version 1.0, so 2.0 is read
+     * but never written. As in numpy.save, a text that already ends on the step
+     * is padded by a whole step. */
     total = (used + 1) / DATA_STEP * DATA_STEP + DATA_STEP;
     text_bytes = total - PREFIX;
     memset(header + used, ' ', total - used);

@@ -38,9 +38,9 @@ count(cer_npy_writer *writer, const void *data, size_t len_bytes)
     writer->file_bytes += len_bytes;
 }
 
-/* Hashes and writes. What fills no buffer is collected; the rest goes out
- * straight from `data`, piece by piece so that the second pass finds it in the
- * cache. */
+/* Hashes and writes. Data that does not fill a buffer is collected; the rest is
+ * written directly from `data`, in pieces that stay in the cache between hash
+ * and write. */
 static cer_status
 append(cer_npy_writer *writer, const void *data, size_t len_bytes,
        cer_error *err)
@@ -65,7 +65,7 @@ append(cer_npy_writer *writer, const void *data, size_t len_bytes,
     return status;
 }
 
-/* The memory of a writer; what is missing on failure, free copes with. */
+/* Allocates a writer; on failure, free accepts a partial one. */
 static cer_status
 allocate(const char *path, cer_npy_writer **out, cer_error *err)
 {
@@ -145,8 +145,8 @@ cer_npy_writer_write(cer_npy_writer *writer, const void *data, size_t n_rows,
         return status;
     if (n_rows > writer->rows - writer->rows_written)
         return cer_fail(err, CER_INVALID,
-                        "%s: %zu rows after %zu are more than the %zu that "
-                        "were announced",
+                        "%s: %zu rows after %zu are more than the %zu "
+                        "announced",
                         writer->path, n_rows, writer->rows_written,
                         writer->rows);
     /* No overflow: the header multiplied rows and row_bytes. */

@@ -7,9 +7,9 @@
 #include "pointwise_impl.h"
 
 enum {
-    PIECE = 1024,       /* values that go through all steps together */
-    MAX_TABLES = 64,    /* channels with a table each */
-    VALUE_BYTES_MAX = 8 /* of a value on its way */
+    PIECE = 1024,       /* values that pass through all steps together */
+    MAX_TABLES = 64,    /* channels that can have a table */
+    VALUE_BYTES_MAX = 8 /* of an intermediate value */
 };
 
 cer_status
@@ -93,8 +93,8 @@ cer_pointwise_cast(cer_pointwise *chain, cer_dtype to, cer_error *err)
     return add(chain, CER_STEP_CAST, to, NULL, 0, err);
 }
 
-/* One operation with its conversions: into the type that is computed in, and
- * for half floats back. */
+/* Adds one operation with its conversions: to the type of the computation, and
+ * back for half floats. */
 static cer_status
 add_arithmetic(cer_pointwise *chain, cer_step_kind kind, const double *operands,
                size_t n, cer_error *err)
@@ -171,7 +171,7 @@ build_table(cer_pointwise *chain, bool channels_differ, cer_error *err)
     chain->table = cer_calloc(n, bytes);
     if (cases == NULL || results == NULL || chain->table == NULL)
         goto done;
-    /* All cases of all channels at once, channels next to each other. */
+    /* All cases of all channels at once, with channels adjacent. */
     for (size_t i = 0; i < n; i++)
         cases[i] = (uint8_t)(i / tables);
     run_steps(chain, 0, 0, results, cases, n);
@@ -196,7 +196,7 @@ cer_pointwise_finish(cer_pointwise *chain, cer_error *err)
 
     for (size_t i = 0; i < chain->n_steps; i++)
         channels_differ = channels_differ || chain->steps[i].n > 1;
-    /* Without differing channels any length would do. */
+    /* If channels do not differ, any length is valid. */
     chain->period = channels_differ ? (PIECE + chain->channels - 1) /
                                           chain->channels * chain->channels
                                     : PIECE;
@@ -248,7 +248,7 @@ run_step(const pointwise_step *s, cer_dtype from, void *dst, const void *src,
         arithmetic_float(s->kind, dst, src, (const float *)s->period + at, n);
 }
 
-/* Runs the steps from `first` on; `at` is the place of the first value in the
+/* Runs the steps starting at `first`; `at` is the first value's position in the
  * period. */
 static void
 run_steps(const cer_pointwise *chain, size_t first, size_t at, uint8_t *dst,
@@ -353,8 +353,8 @@ cer_pointwise_constant(const cer_pointwise *chain, size_t at, double value,
     _Alignas(8) uint8_t filled[PIECE * VALUE_BYTES_MAX];
     size_t in = cer_dtype_size(dtype);
 
-    /* int64 and uint64 have values that a double has not, but a pad value is
-     * given as a double. complex64 pads with 0 only. */
+    /* int64 and uint64 have values that a double cannot represent, but a pad
+     * value is given as a double. complex64 pads only with 0. */
     memset(filled, 0, sizeof filled);
     for (size_t i = 0; i < PIECE && dtype != CER_C64; i++)
         cer_convert(dtype, filled + i * in, CER_F64, &value, 1);

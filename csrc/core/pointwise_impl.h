@@ -1,5 +1,6 @@
-/* pointwise_impl.h -- what pointwise.c makes of a chain; kernels_plan.c reads
- * it to have the same done on a device. Nobody else includes it. */
+/* pointwise_impl.h -- the struct that pointwise.c makes of a chain;
+ * kernels_plan.c reads it to run the chain on a device. No other file includes
+ * it. */
 #ifndef CER_POINTWISE_IMPL_H
 #define CER_POINTWISE_IMPL_H
 

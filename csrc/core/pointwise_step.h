@@ -1,5 +1,5 @@
-/* pointwise_step.h -- the kinds of steps that a chain of pointwise.h is made
- * of, by the same numbers on the CPU and in the kernels. */
+/* pointwise_step.h -- the kinds of steps in a chain of pointwise.h, with the
+ * same numbers on the CPU and in the kernels. */
 #ifndef CER_POINTWISE_STEP_H
 #define CER_POINTWISE_STEP_H
 

@@ -1,10 +1,10 @@
 /* rng.h -- keyed random streams, the row order and the visit order.
  *
- * Everything random in Cerebro is a pure function of a key, never of what was
- * drawn before somewhere else: integer arithmetic only, so the bits are the
- * same on every platform and at every optimisation level. The test vectors in
- * tests/c/test_rng.c are part of the format: changing one changes every
- * recorded run.
+ * Everything random in Cerebro is a pure function of a key and never depends on
+ * earlier draws elsewhere. It uses only integer arithmetic, so the bits are the
+ * same on every platform and at every optimization level. The test vectors in
+ * tests/c/test_rng.c are part of the format: a change breaks every recorded
+ * run.
  *
  * The generator is xoshiro256** (Blackman and Vigna, "Scrambled linear
  * pseudorandom number generators", 2021), seeded by splitmix64 of the key;
@@ -33,11 +33,11 @@ double cer_rng_double(cer_rng *rng);
 /* Writes a random permutation of 0..n-1 (Fisher-Yates). */
 void cer_rng_permute(cer_rng *rng, uint32_t *order, uint32_t n);
 
-/* The seed of a trial's generators: below 2**32, because NumPy's legacy
- * generator takes no more, and different for every trial of one seed. */
+/* The seed of a trial's generators: below 2**32, the limit of NumPy's legacy
+ * generator, and different for every trial of one seed. */
 uint32_t cer_trial_seed(uint64_t seed, uint32_t trial);
 
-/* The shard that a trial visits as its step-th of the epoch (step < shards):
+/* The shard that a trial visits at step `step` of the epoch (step < shards):
  * round robin from (trial + epoch) mod shards, or from 0 without stagger. */
 static inline uint32_t
 cer_visit_shard(uint32_t trial, uint32_t epoch, uint32_t step, uint32_t shards,

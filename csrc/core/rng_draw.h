@@ -1,23 +1,23 @@
 /* rng_draw.h -- the generator of rng.h, also for the kernels: xoshiro256** and
- * what keys it, over four words of state. */
+ * its seeding, with four words of state. */
 #ifndef CER_RNG_DRAW_H
 #define CER_RNG_DRAW_H
 
 #include "base_shared.h"
 
-/* What a stream is for; part of its key, so that streams of different use
- * never coincide. Values are fixed for ever. */
+/* The use of a stream; part of its key, so streams of different uses never
+ * coincide. Values must never change. */
 typedef enum cer_rng_use {
     CER_RNG_ROWS = 1,      /* row order: (seed, epoch, shard) */
-    CER_RNG_WRITE = 2,     /* order in which a data set's rows are written */
+    CER_RNG_WRITE = 2,     /* write order of a data set's rows */
     CER_RNG_TRANSFORM = 3, /* random transforms: (seed, epoch, row) */
     CER_RNG_SPACE = 4,     /* search spaces: (seed, trial, dimension) */
-    CER_RNG_EVAL = 5,      /* seeds of evaluation: (seed, trial, epoch) */
+    CER_RNG_EVAL = 5,      /* evaluation seeds: (seed, trial, epoch) */
     CER_RNG_SPLIT = 6,     /* stratified and grouped splits */
-    CER_RNG_SEARCH = 7,    /* what searchers choose by chance */
+    CER_RNG_SEARCH = 7,    /* random choices of searchers */
 } cer_rng_use;
 
-/* splitmix64: the state goes on, the result is mixed. */
+/* splitmix64: advances the state and mixes the result. */
 CER_SHARED uint64_t
 cer_draw_split(uint64_t *state)
 {

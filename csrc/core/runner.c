@@ -19,7 +19,7 @@ has_name(const cer_metric *metric, const char *name, size_t len)
     return metric->name_len == len && memcmp(metric->name, name, len) == 0;
 }
 
-/* Appends a metric without sums; NULL: out of memory. */
+/* Appends a metric with zero sums; NULL: out of memory. */
 static cer_metric *
 append(cer_metrics *metrics, const char *name, size_t len)
 {

@@ -1,8 +1,8 @@
-/* runner.h -- what the epoch runner keeps while one trial trains on one shard:
+/* runner.h -- the epoch runner's records while one trial trains on one shard:
  * weighted sums of its metrics.
  *
  * A metric's value is a mean over a batch. Sums are float64 and added in batch
- * order, so that equal batches give equal bits. */
+ * order, so equal batches give equal bits. */
 #ifndef CER_RUNNER_H
 #define CER_RUNNER_H
 
@@ -14,33 +14,33 @@ typedef struct cer_metric {
     size_t name_len;
     double sum, weight; /* sum of value x weight, sum of weight */
     int64_t
-        bad_batch;    /* 1 + the first batch that gave no finite number, or 0 */
-    double bad_value; /* what it gave */
+        bad_batch;    /* 1 + the first batch whose value was not finite, or 0 */
+    double bad_value; /* that batch's value */
 } cer_metric;
 
-/* In the order in which they first appeared. Zero bytes are a fresh one. */
+/* In order of first appearance. Zero bytes are an empty set. */
 typedef struct cer_metrics {
     cer_metric *items;
     size_t n, capacity;
-    size_t next;   /* where the metric after the last one added is expected */
-    int64_t batch; /* of what is added now; its owner counts */
+    size_t next;   /* expected index of the next metric */
+    int64_t batch; /* current batch; counted by the owner */
 } cer_metrics;
 
 void cer_metrics_clear(cer_metrics *metrics);
 
 /* Adds value x weight to the sum of a metric and weight to its weight; NaN and
- * infinities as they are, and the first of them is noted. Metrics that come in
- * the same order every time are found at once. Errors: CER_NOMEM. */
+ * infinity are added too, and the first of them is recorded. Metrics that
+ * always come in the same order are found at once. Errors: CER_NOMEM. */
 cer_status cer_metrics_add(cer_metrics *metrics, const char *name,
                            size_t name_len, double value, double weight,
                            cer_error *err);
 
-/* Begins a metric at these sums, for going on from earlier units. */
+/* Starts a metric with these sums, to continue from earlier units. */
 cer_status cer_metrics_begin(cer_metrics *metrics, const char *name,
                              size_t name_len, double sum, double weight,
                              cer_error *err);
 
-/* One element as a float64; false for complex ones. */
+/* Reads one element as a float64; returns false for a complex one. */
 bool cer_metric_read(cer_dtype dtype, const void *element, double *out);
 
 #endif

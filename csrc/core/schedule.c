@@ -78,8 +78,8 @@ cer_schedule_new(const cer_schedule_options *options, cer_schedule **out,
         return status;
     s = cer_calloc(1, sizeof *s);
     if (s == NULL)
-        return cer_fail(err, CER_NOMEM, "no memory for a schedule");
-    /* With one or two shards no more than two are ever open. */
+        return cer_fail(err, CER_NOMEM, "out of memory for a schedule");
+    /* One or two shards are never more than two open ones. */
     s->mode = options->exclusive                         ? MODE_EXCLUSIVE
               : options->stagger || options->shards <= 2 ? MODE_SHARED
                                                          : MODE_WAVE;
@@ -95,9 +95,10 @@ cer_schedule_new(const cer_schedule_options *options, cer_schedule **out,
     }
     if (!alloc_tables(s) ||
         !schedule_reserve(s, options->capacity > 0 ? options->capacity : 1)) {
-        status = cer_fail(err, CER_NOMEM,
-                          "no memory for a schedule of %u shards and %u trials",
-                          options->shards, options->capacity);
+        status =
+            cer_fail(err, CER_NOMEM,
+                     "out of memory for a schedule of %u shards and %u trials",
+                     options->shards, options->capacity);
         goto done;
     }
     sum_weights(s, options->weights);
@@ -171,7 +172,7 @@ advance_position(cer_schedule *s, schedule_trial *t)
     }
 }
 
-/* Puts a trial that is in no queue and does not run where it belongs now. */
+/* Puts a trial that is not queued or running into its current status. */
 static void
 settle(cer_schedule *s, uint32_t slot)
 {
@@ -221,11 +222,12 @@ cer_schedule_add_trial(cer_schedule *s, uint32_t trial, uint32_t epochs,
     if (status != CER_OK)
         return status;
     if (s->index[schedule_index_position(s, trial)] != NONE)
-        return cer_fail(err, CER_INVALID, "trial %u is there already", trial);
+        return cer_fail(err, CER_INVALID, "trial %u already exists", trial);
     if (slot == NONE) {
         slot = s->n_trials;
         if (!schedule_reserve(s, slot + 1))
-            return cer_fail(err, CER_NOMEM, "no memory for trial %u", trial);
+            return cer_fail(err, CER_NOMEM, "out of memory for trial %u",
+                            trial);
         s->n_trials++;
     } else {
         s->free_slot = s->trials[slot].queue;
@@ -446,7 +448,7 @@ cer_schedule_next(cer_schedule *s, double now, cer_command *command)
     return true;
 }
 
-/* The unit of a worker ended: fills *unit and gives the trial's slot. */
+/* Ends a worker's unit: fills *unit and gets the trial's slot. */
 static cer_status
 end_unit(const cer_schedule *s, uint32_t worker, cer_unit *unit, uint32_t *slot,
          cer_error *err)
@@ -458,14 +460,15 @@ end_unit(const cer_schedule *s, uint32_t worker, cer_unit *unit, uint32_t *slot,
     if (status != CER_OK)
         return status;
     if (w->trial == NONE)
-        return cer_fail(err, CER_INVALID, "worker %u runs no unit", worker);
+        return cer_fail(err, CER_INVALID, "worker %u is not running a unit",
+                        worker);
     *slot = w->trial;
     if (unit != NULL)
         *unit = unit_of(s, &s->trials[w->trial]);
     return CER_OK;
 }
 
-/* Frees the worker of the trial and puts the trial where it belongs. */
+/* Frees the trial's worker and settles the trial. */
 static void
 release(cer_schedule *s, uint32_t worker, uint32_t slot)
 {
@@ -496,7 +499,7 @@ cer_schedule_unit_done(cer_schedule *s, uint32_t worker, double now,
     return CER_OK;
 }
 
-/* The unit of a worker has to be run again, and its model is not trusted. */
+/* The worker's unit must be retried, and its model is not trusted. */
 static cer_status
 unit_again(cer_schedule *s, uint32_t worker, cer_unit *unit, cer_error *err)
 {

@@ -1,14 +1,14 @@
-/* schedule_cost.c -- how long units take and how much work is left.
+/* schedule_cost.c -- the time of units and the work left.
  *
- * A unit of weight w of trial t takes about w * rate(t) * factor(worker).
- * Both are moving averages. The first unit of a trial (it builds the model)
- * and of a worker (it starts frameworks, reads cold files) are not counted.
- * A rate that is not known yet is taken to be the mean of the known ones; so
- * the work of such trials is summed in weights and multiplied when asked. */
+ * A unit of weight w of trial t takes about w * rate(t) * factor(worker). Both
+ * are moving averages. The first units of a trial (it builds the model) and of
+ * a worker (it starts frameworks, reads cold files) do not count. An unknown
+ * rate is taken as the mean of the known ones; therefore the work of trials of
+ * unknown rate is summed in weights and multiplied on request. */
 #include "schedule_impl.h"
 
-/* The newest of n timed units counts for 1/n, so that a rate settles quickly,
- * and no less than this, so that it follows what changes. */
+/* The newest of n timed units counts for 1/n, so a rate settles quickly, but
+ * for at least this, so it follows changes. */
 #define LEAST_GAIN (1.0 / 64.0)
 
 static double
@@ -17,7 +17,7 @@ gain(uint32_t *n)
     double share = 1.0 / (double)++*n;
 
     if (share < LEAST_GAIN)
-        --*n; /* it counts no further */
+        --*n; /* counting stops here */
     return share > LEAST_GAIN ? share : LEAST_GAIN;
 }
 
@@ -46,7 +46,7 @@ schedule_weight_left(const cer_schedule *s, const schedule_trial *t)
     if (t->epoch >= t->epochs)
         return 0.0;
     if (t->step < s->shards) {
-        /* From the next shard round to the one where the epoch began. */
+        /* From the next shard around to the one where the epoch began. */
         uint32_t next = (uint32_t)schedule_next_shard(s, t);
 
         left += s->prefix[next + s->shards - t->step] - s->prefix[next];
@@ -66,7 +66,7 @@ schedule_account(cer_schedule *s, schedule_trial *t, bool counts)
     t->work_in_seconds = t->known;
     sum = t->known ? &s->work_seconds : &s->work_weights;
     *sum += t->work;
-    /* What rounding left behind goes when there is nothing left to sum. */
+    /* Clears rounding errors when nothing is left to sum. */
     if (s->n_active == 0)
         s->work_seconds = s->work_weights = 0.0;
 }

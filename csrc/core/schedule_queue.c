@@ -1,31 +1,31 @@
-/* schedule_queue.c -- what may start, and the choice among it.
+/* schedule_queue.c -- the units that may start, and the choice among them.
  *
  * Every ready trial is in exactly one of s->queues, heaps over s->nodes.
  *
  * SHARED. Queue 0 holds the trials of known rate by seconds left, queue 1 the
- * others by weight left: so their order stays right while the mean rate, by
- * which the weights are multiplied, moves. All are in s->oldest too.
+ * others by weight left: their order stays valid while the mean rate, which
+ * multiplies the weights, changes. All are also in s->oldest.
  *
- * WAVE. Such a pair for each of three lanes (lane l uses pair l % 3), one pair
- * for trials whose validation is next, and one queue per shard for the trials
- * that wait for the wave to come by.
+ * WAVE. One such pair of queues for each of three lanes (lane l uses pair l %
+ * 3), one pair for trials whose validation is next, and one queue per shard for
+ * trials that wait for the wave to reach it.
  *
- * EXCLUSIVE. One queue per shard, and one for validation, by work left over
- * the mean rate as it was when the trial came into the queue. */
+ * EXCLUSIVE. One queue per shard, and one for validation, by work left over the
+ * mean rate at the time when the trial was queued. */
 #include "schedule_impl.h"
 
 #include <math.h>
 
-/* How many units before its time a trial is urgent. */
+/* A trial becomes urgent this many units early. */
 #define URGENT_UNITS 1.5
-/* A worker stays with its trial if that is no more than so many units shorter
- * than the longest: half as many hops, for 1 part in 1,000 of the makespan. */
+/* A worker stays with its trial if that is at most this many units shorter than
+ * the longest: this halves the hops, for 1/1,000 of the makespan. */
 #define STAY_UNITS 1.0
-/* A rate made of n units may be larger by this over the root of n. */
+/* A rate from n units may be larger by this over the square root of n. */
 #define RATE_CAUTION 0.2
 /* An unknown rate may be the mean of the known ones plus UNKNOWN_SPREAD times
  * (the largest of them - the mean); and while only n are known, the mean times
- * 1 + (UNKNOWN_FEW / n)^2, no more than UNKNOWN_MOST. */
+ * 1 + (UNKNOWN_FEW / n)^2, at most UNKNOWN_MOST. */
 #define UNKNOWN_SPREAD 1.5
 #define UNKNOWN_FEW 30.0
 #define UNKNOWN_MOST 3.0
@@ -57,9 +57,9 @@ push(cer_schedule *s, uint32_t slot, uint32_t queue, double key)
         schedule_set_bit(s->filled, queue, true);
 }
 
-/* A rate made of few units may be larger than it seems. Taking it so gets the
- * trial run, and its rate known: the other mistake would let the trial wait
- * for as long as it takes to lose all the time it has. */
+/* A rate from few units may be larger than it seems. Overestimating it makes
+ * the trial run, which measures the rate; underestimating it could let the
+ * trial wait until it has lost all its spare time. */
 static double
 caution(const schedule_trial *t)
 {
@@ -73,13 +73,13 @@ push_pair(cer_schedule *s, uint32_t slot, uint32_t pair)
 {
     bool known = s->trials[slot].known;
 
-    /* t->work is in seconds where the rate is known, else in weights. */
+    /* t->work is in seconds if the rate is known, else in weights. */
     push(s, slot, 2 * pair + (known ? 0 : 1),
          s->trials[slot].work * caution(&s->trials[slot]));
 }
 
-/* The trial of a pair with the most work left, all else being unknown at
- * `rate` seconds per weight; NONE if there is none. */
+/* The trial of a pair with the most work left, at `rate` seconds per weight for
+ * unknown rates; NONE if the pair is empty. */
 static uint32_t
 longest_of_pair(const cer_schedule *s, uint32_t pair, double rate, double *work)
 {
@@ -159,7 +159,7 @@ schedule_wave_start(cer_schedule *s)
     wave_open(s, s->wave.front + 1);
 }
 
-/* Moves the front on when nobody is there any more. */
+/* Advances the front past lanes without members. */
 static void
 wave_advance(cer_schedule *s)
 {
@@ -229,7 +229,7 @@ wave_choose(const cer_schedule *s)
     return slot;
 }
 
-/* --- putting in and taking out -------------------------------------------- */
+/* --- adding and removing -------------------------------------------------- */
 
 static void
 exclusive_enqueue(cer_schedule *s, uint32_t slot)
@@ -279,8 +279,8 @@ schedule_dequeue(cer_schedule *s, uint32_t slot)
 
 /* --- the choice ----------------------------------------------------------- */
 
-/* What an unknown rate may be. A long trial found out late makes the whole
- * search late, so that each of the last trials is tried early for a unit or
+/* The highest likely value of an unknown rate. A long trial discovered late
+ * delays the whole search, so each of the last trials runs early for a unit or
  * two, until its rate is known. */
 static double
 cautious_rate(const cer_schedule *s)
@@ -301,8 +301,8 @@ is_idle(const schedule_worker *w)
     return w->present && w->trial == NONE;
 }
 
-/* The trial that an idle worker ran last and could go on with; NONE if others
- * run it, or it has nothing to do. */
+/* The trial that an idle worker ran last and could continue; NONE if other
+ * workers run it or it has no work. */
 static uint32_t
 live_on_idle(const cer_schedule *s)
 {
@@ -317,9 +317,9 @@ live_on_idle(const cer_schedule *s)
     return NONE;
 }
 
-/* Urgent trials first, longest first; else the oldest. A trial is urgent when
- * its work left is the mean work left per worker, or a little before: from
- * then on it needs a worker all the time, and has to wait for the first one. */
+/* Urgent trials first, longest first; else the oldest. A trial becomes urgent
+ * shortly before its work left equals the mean work left per worker: from then
+ * on it needs a worker all the time, and may have to wait for one. */
 static uint32_t
 shared_choose(const cer_schedule *s)
 {
@@ -340,7 +340,7 @@ shared_choose(const cer_schedule *s)
     return slot;
 }
 
-/* The first of what the worker may run, if it comes before `best`. */
+/* The first trial that the worker may run, if it comes before `best`. */
 static uint32_t
 first_held(const cer_schedule *s, const schedule_worker *w, uint32_t best)
 {
@@ -371,8 +371,8 @@ exclusive_choose(const cer_schedule *s)
     return best;
 }
 
-/* The idle worker that has the state live, else one that has the shard warm,
- * else the lowest number; of those that may run the trial. */
+/* Of the idle workers that may run the trial: the one that has the state live,
+ * else one that has the shard warm, else the lowest number. */
 static uint32_t
 choose_worker(const cer_schedule *s, const schedule_trial *t)
 {

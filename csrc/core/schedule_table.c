@@ -1,5 +1,5 @@
-/* schedule_table.c -- trials and workers by number, room for them, and which
- * shard is a trial's next. */
+/* schedule_table.c -- trials and workers by number, memory for them, and a
+ * trial's next shard. */
 #include "rng.h"
 #include "schedule_impl.h"
 
@@ -7,7 +7,7 @@
 
 /* --- finding trials and workers ------------------------------------------- */
 
-/* Where a number is in the index, unless another was there first. */
+/* A number's position in the index, unless taken by an earlier number. */
 static uint32_t
 index_home(const cer_schedule *s, uint32_t number)
 {
@@ -35,7 +35,7 @@ schedule_index_remove(cer_schedule *s, uint32_t hole)
         uint32_t home = index_home(s, s->trials[s->index[at]].number);
 
         if (((at - home) & mask) < ((at - hole) & mask))
-            continue; /* its search begins after the hole */
+            continue; /* its probing starts after the hole */
         s->index[hole] = s->index[at];
         s->index[at] = NONE;
         hole = at;

@@ -1,5 +1,5 @@
-/* schedule_worker.c -- workers: which are idle, what each has live, and which
- * shards each holds. */
+/* schedule_worker.c -- workers: the idle ones, and each one's live models and
+ * shards. */
 #include "schedule_impl.h"
 
 #include <string.h>
@@ -207,8 +207,8 @@ cer_schedule_add_worker(cer_schedule *s, uint32_t *worker, cer_error *err)
     if (w.live == NULL || (s->held_words > 0 && w.held == NULL) ||
         s->n_workers == INT32_MAX ||
         !schedule_grow(&s->workers, (size_t)s->n_workers + 1, sizeof w)) {
-        status =
-            cer_fail(err, CER_NOMEM, "no memory for worker %u", s->n_workers);
+        status = cer_fail(err, CER_NOMEM, "out of memory for worker %u",
+                          s->n_workers);
         goto done;
     }
     *worker = s->n_workers++;
@@ -250,5 +250,5 @@ schedule_remove(cer_schedule *s, uint32_t worker)
         set_holder(s, w, i, false);
     w->present = false;
     s->n_present--;
-    schedule_leave_idle(s); /* no longer among the idle ones */
+    schedule_leave_idle(s); /* no longer idle */
 }

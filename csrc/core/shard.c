@@ -17,8 +17,8 @@ typedef struct shard_file {
     cer_map map;
 } shard_file;
 
-/* The files of column i are files[first_file[i]] and, where it is ragged, the
- * next one. */
+/* The files of column i are files[first_file[i]] and, if it is ragged, the next
+ * one. */
 struct cer_shard {
     atomic_size_t references;
     size_t rows;
@@ -81,7 +81,7 @@ check_spec(const cer_column_spec *specs, size_t i, cer_error *err)
                         spec->name);
     for (size_t other = 0; other < i; other++) {
         if (strcmp(specs[other].name, spec->name) == 0)
-            return cer_fail(err, CER_INVALID, "column %s is there twice",
+            return cer_fail(err, CER_INVALID, "duplicate column %s",
                             spec->name);
     }
     return CER_OK;
@@ -110,7 +110,7 @@ check_specs(const char *directory, size_t rows, const cer_column_spec *specs,
 
 /* --- opening ------------------------------------------------------------- */
 
-/* What a file is expected to hold: `lead` rows (or any number of values) of
+/* The expected content of a file: `lead` rows (or any number of values) of
  * `row_shape`. */
 typedef struct expected {
     const char *name;
@@ -161,9 +161,9 @@ check_header(const expected *want, const cer_npy *npy, const char *path,
                     shape);
 }
 
-/* Maps the shard's next file and checks its size and header. The file belongs
- * to the shard from the first allocation on, so that a failure leaves nothing
- * for this function to release. */
+/* Maps the shard's next file and checks its size and header. The shard owns the
+ * file from the first allocation, so this function releases nothing on
+ * failure. */
 static cer_status
 open_file(cer_shard *shard, const expected *want, cer_npy *npy, cer_error *err)
 {
@@ -189,7 +189,7 @@ open_file(cer_shard *shard, const expected *want, cer_npy *npy, cer_error *err)
     return status;
 }
 
-/* Offsets begin at 0, never fall and end at the number of values. */
+/* Offsets begin at 0, never decrease and end at the number of values. */
 static cer_status
 check_offsets(const int64_t *offsets, size_t rows, size_t values,
               const char *path, cer_error *err)
@@ -200,7 +200,7 @@ check_offsets(const int64_t *offsets, size_t rows, size_t values,
         return cer_fail(err, CER_CORRUPT,
                         "%s: the first offset is %" PRId64 " and not 0", path,
                         offsets[0]);
-    for (size_t row = 0; row < rows; row++) /* no branch: it vectorises */
+    for (size_t row = 0; row < rows; row++) /* no branch: it vectorizes */
         bad += offsets[row + 1] < offsets[row];
     if (bad != 0)
         return cer_fail(err, CER_CORRUPT, "%s: %zu rows end before they begin",
@@ -355,13 +355,14 @@ cer_shard_retain(cer_shard *shard)
 void
 cer_shard_release(cer_shard *shard)
 {
-    /* Acquire and release: whoever unmaps sees every other use as finished. */
+    /* Acquire and release: the thread that unmaps sees every other use as
+     * finished. */
     if (shard != NULL && atomic_fetch_sub_explicit(&shard->references, 1,
                                                    memory_order_acq_rel) == 1)
         destroy(shard);
 }
 
-/* --- looking ------------------------------------------------------------- */
+/* --- access -------------------------------------------------------------- */
 
 size_t
 cer_shard_rows(const cer_shard *shard)
@@ -412,7 +413,7 @@ cer_shard_file_name(const cer_shard *shard, size_t file)
     return shard->files[file].name;
 }
 
-/* Hashes what is left to read of `fd`; *len_bytes is how much it was. */
+/* Hashes the rest of `fd`; *len_bytes is its length. */
 static cer_status
 hash_rest(int fd, const char *path, uint64_t *hash, size_t *len_bytes,
           cer_error *err)

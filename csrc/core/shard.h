@@ -1,12 +1,11 @@
-/* shard.h -- one shard of a data set, opened for reading.
+/* shard.h -- a shard of a data set, opened for reading.
  *
  * A shard is a folder of .npy files: <column>.npy, or for a ragged column
- * <column>.values.npy and <column>.offsets.npy. All of them are mapped, shared
- * and read-only, so any number of processes and trials use the same memory.
- * Opening checks that each file is there and has the size, the element type
- * and the shape that the manifest says, and that offsets are in order; the
- * bytes themselves are checked by hash, on request. docs/design/data-format.md
- * describes the format. */
+ * <column>.values.npy and <column>.offsets.npy. All are mapped, shared and
+ * read-only, so all processes and trials use the same memory. Opening checks
+ * that each file exists with the size, element type and shape given in the
+ * manifest, and that offsets are in order; the hashes of the bytes are checked
+ * on request. docs/design/data-format.md describes the format. */
 #ifndef CER_SHARD_H
 #define CER_SHARD_H
 
@@ -15,7 +14,7 @@
 
 #define CER_COLUMN_MAX_DIMS 8 /* of a row */
 
-/* What the manifest says of a column. */
+/* A column's description in the manifest. */
 typedef struct cer_column_spec {
     const char *name;
     cer_dtype dtype;
@@ -29,8 +28,8 @@ typedef struct cer_column_spec {
 } cer_column_spec;
 
 /* A column of an open shard. Row r of a plain column is the `row_bytes` bytes
- * at data + r * row_bytes. Row r of a ragged one is the values offsets[r] up
- * to offsets[r + 1], each of `row_bytes` bytes. */
+ * at data + r * row_bytes. Row r of a ragged one has the values offsets[r] to
+ * offsets[r + 1] - 1, each of `row_bytes` bytes. */
 typedef struct cer_column {
     const char *name;
     cer_dtype dtype; /* logical: bfloat16 is bfloat16 */
@@ -38,38 +37,38 @@ typedef struct cer_column {
     uint32_t ndim;                     /* of a row; of one value where ragged */
     size_t shape[CER_COLUMN_MAX_DIMS]; /* without the rows */
     size_t row_bytes;                  /* of a row; of one value where ragged */
-    const uint8_t *data;               /* on 16 bytes at least; never NULL */
+    const uint8_t *data;    /* aligned to at least 16 bytes; never NULL */
     const int64_t *offsets; /* rows + 1 of them; NULL unless ragged */
 } cer_column;
 
 typedef struct cer_shard cer_shard;
 
 /* Opens the shard in `directory`; the strings are copied. *out has one
- * reference, the caller's; NULL on failure. Errors: CER_IO (a file cannot be
- * opened), CER_CORRUPT (a file is not what the spec says), CER_INVALID (the
- * spec is impossible), CER_NOMEM. */
+ * reference, owned by the caller; NULL on failure. Errors: CER_IO (a file
+ * cannot be opened), CER_CORRUPT (a file does not match its spec), CER_INVALID
+ * (the spec is impossible), CER_NOMEM. */
 cer_status cer_shard_open(const char *directory, size_t rows,
                           const cer_column_spec *specs, size_t n_specs,
                           cer_shard **out, cer_error *err);
 
-/* References may be taken and given back on any thread; the last one unmaps.
- * Release takes NULL. */
+/* References may be taken and released on any thread; the last release unmaps.
+ * Release accepts NULL. */
 cer_shard *cer_shard_retain(cer_shard *shard);
 void cer_shard_release(cer_shard *shard);
 
 size_t cer_shard_rows(const cer_shard *shard);
 const char *cer_shard_directory(const cer_shard *shard);
 
-/* The columns in the order of the specs; they live as long as the shard. */
+/* The columns, in the order of the specs; valid as long as the shard. */
 const cer_column *cer_shard_columns(const cer_shard *shard, size_t *n);
 const cer_column *cer_shard_find(const cer_shard *shard, const char *name);
 
-/* Values in all rows of a ragged column, or the rows of a plain one. */
+/* Number of values in a ragged column, or of rows in a plain one. */
 size_t cer_shard_values(const cer_shard *shard, const cer_column *column);
 
-/* The files, by number; and the XXH3-64 of one as it is on disk now, read
- * through the file and not the mapping, so that damage is an error and no
- * signal. CER_CORRUPT: its size has changed. */
+/* The files, by number, and a file's current XXH3-64, read from the file and
+ * not the mapping, so that damage is an error and not a signal. CER_CORRUPT:
+ * its size has changed. */
 size_t cer_shard_n_files(const cer_shard *shard);
 const char *cer_shard_file_name(const cer_shard *shard, size_t file);
 cer_status cer_shard_hash_file(const cer_shard *shard, size_t file,

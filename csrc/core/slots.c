@@ -13,20 +13,20 @@
 #define MAGIC "CERSLOTS"
 #define VERSION 2
 #define PAGE_BYTES 4096
-#define PLACES 31 /* records that a slot takes turns with */
+#define PLACES 31 /* records that a slot uses in turn */
 
 typedef struct record {
     _Atomic uint64_t attempt, position, nbytes;
     _Atomic uint64_t check; /* 0: invalid */
     _Atomic uint64_t hash_low, hash_high;
-    _Atomic uint64_t seal; /* of all before; another number: damaged */
+    _Atomic uint64_t seal; /* hash of the above; any other: damaged */
     _Atomic uint64_t file; /* number of the slot's file */
 } record;
 
 typedef struct page {
     char magic[8];
-    _Atomic uint64_t version; /* written last by whoever makes the page */
-    _Atomic uint64_t files;   /* numbers given to files so far */
+    _Atomic uint64_t version; /* written last when the page is made */
+    _Atomic uint64_t files;   /* count of the numbers given to files */
     uint64_t unused[5];
     _Atomic uint64_t head;
     uint64_t unused_too[7];
@@ -42,9 +42,9 @@ _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2,
 struct cer_slots_map {
     atomic_size_t users;
     cer_map file;
-    uint64_t number;      /* of the file: another one has taken its name if the
-                             record's differs */
-    cer_slots_map *older; /* of the same slot, with a view when replaced */
+    uint64_t number;      /* number of the file; a new file has its name if the
+                             record's number differs */
+    cer_slots_map *older; /* of the same slot, replaced while viewed */
 };
 
 struct cer_slots {
@@ -55,7 +55,7 @@ struct cer_slots {
     char *page_path;
     int begun; /* the slot being packed, -1: none */
     cer_slots_info begun_info;
-    uint32_t claim; /* the low half of head as our last begin made it */
+    uint32_t claim; /* the low half of head after our last begin */
 };
 
 /* --- head and records ---------------------------------------------------- */
@@ -65,8 +65,8 @@ fence_of(uint64_t head)
     return (uint32_t)(head >> 32);
 }
 
-/* 0, 1 or -1: there is none. 3 is no slot: the page is shared, and whoever else
- * has it open may have written anything since it was checked. */
+/* 0, 1, or -1 for none. 3 is not a slot: the page is shared, and a different
+ * process may have written anything since it was checked. */
 static int
 newest_of(uint64_t head)
 {
@@ -87,22 +87,22 @@ place_shift(int slot)
     return slot == 0 ? 3 : 3 + PLACE_BITS;
 }
 
-/* Which of the slot's records holds; a number that cannot be is a damage, and
- * any record will do, for each is checked. */
+/* The place of the slot's valid record. An impossible number is damage; any
+ * record is then fine, because each is checked. */
 static size_t
 place_of(uint64_t head, int slot)
 {
     return (size_t)(head >> place_shift(slot) & PLACE_MASK) % PLACES;
 }
 
-/* The slot that a pack goes into while this is the head. */
+/* The slot into which a pack goes under this head. */
 static int
 packed_slot(uint64_t head)
 {
     return newest_of(head) == 0 ? 1 : 0;
 }
 
-/* Head with another newest slot, or -1 for none, counted as a change. */
+/* Head with a new newest slot, or -1 for none, counted as a change. */
 static uint64_t
 with_newest(uint64_t head, int newest, bool packing)
 {
@@ -121,7 +121,7 @@ with_next_place(uint64_t head, int slot)
     return head | next << place_shift(slot);
 }
 
-/* The record that holds for a slot. */
+/* The valid record of a slot. */
 static record *
 record_at(const cer_slots *slots, uint64_t head, int slot)
 {
@@ -153,8 +153,8 @@ read_record(const cer_slots *slots, uint64_t head, int slot,
     return check != 0 && check == check_of(out, slot);
 }
 
-/* Whether the slot holds a committed state: the one that is not the newest does
- * while nothing is packed into it. */
+/* Whether the slot holds a committed state: the older slot does while no pack
+ * into it is pending. */
 static bool
 read_committed(const cer_slots *slots, uint64_t head, int slot,
                cer_slots_info *out)
@@ -182,7 +182,7 @@ seal_of(const cer_slots_info *info, int slot, cer_hash128 hash)
     return cer_hash64(words, sizeof words);
 }
 
-/* Whether the slot has a committed record, and the seal that belongs to it. */
+/* Whether the slot has a committed record with its matching seal. */
 static bool
 read_sealed_record(const cer_slots *slots, uint64_t head, int slot,
                    cer_slots_info *out, cer_hash128 *hash)
@@ -205,8 +205,8 @@ write_seal(record *r, int slot, const cer_slots_info *info, cer_hash128 hash)
                           memory_order_release);
 }
 
-/* The newest slot with a valid record, or -1. Should the newest be damaged, the
- * one before it stands. */
+/* The newest slot with a valid record, or -1. If the newest is damaged, it is
+ * the one before. */
 static int
 committed_slot(const cer_slots *slots, uint64_t head, cer_slots_info *out)
 {
@@ -217,8 +217,8 @@ committed_slot(const cer_slots *slots, uint64_t head, cer_slots_info *out)
     return read_committed(slots, head, 1 - slot, out) ? 1 - slot : -1;
 }
 
-/* What head is afterwards says whether what was read meanwhile belongs
- * together: its low half changes with every begin, commit and revert. */
+/* Whether reads since `head` are inconsistent: its low half changes with every
+ * begin, commit and revert. */
 static bool
 has_changed(const cer_slots *slots, uint64_t head)
 {
@@ -262,10 +262,10 @@ free_names(cer_slots *slots)
     cer_free(slots->page_path);
 }
 
-/* Makes a page of version 1 one of this version. There, bits 31..2 of head were
- * a count and only the first two records were in use: with these bits 0 it
- * says the same here. Two processes may do this at once; head is only changed
- * in another way when the version says that it is done. */
+/* Converts a page of version 1. There, bits 31..2 of head were a count and only
+ * the first two records were used: with these bits 0 it means the same here.
+ * Two processes may do this at once; other changes of head wait until the
+ * version shows that it is done. */
 static void
 take_up_old_page(page *p)
 {
@@ -278,7 +278,7 @@ take_up_old_page(page *p)
     }
 }
 
-/* A page of zeros becomes one without commits; any other must be ours. */
+/* Initializes a page of zeros; any other page must be a commit page. */
 static cer_status
 check_page(cer_slots *slots, bool create, cer_error *err)
 {
@@ -301,8 +301,8 @@ check_page(cer_slots *slots, bool create, cer_error *err)
     return CER_OK;
 }
 
-/* Maps the page. One that is cut is not filled up again: what it lacks may have
- * been the newest record. */
+/* Maps the page. A truncated page is not extended: its missing part may have
+ * held the newest record. */
 static cer_status
 map_page(cer_slots *slots, bool create, cer_error *err)
 {
@@ -354,8 +354,8 @@ cer_slots_map_release(cer_slots_map *map)
     }
 }
 
-/* Lets go of the mappings that `map` has replaced; of all, or of those that
- * nobody looks at any more. */
+/* Releases the mappings that `map` has replaced: all, or those without
+ * views. */
 static void
 release_older(cer_slots_map *map, bool keep_views)
 {
@@ -389,8 +389,8 @@ cer_slots_close(cer_slots *slots)
 
 /* --- mappings of the slot files ------------------------------------------ */
 
-/* Maps the file as it is now, in place of the old mapping, which stays for
- * those who still look at it. */
+/* Maps the current file in place of the old mapping, which stays for its
+ * views. */
 static cer_status
 map_slot(cer_slots *slots, int slot, uint64_t number, bool create,
          cer_error *err)
@@ -413,7 +413,7 @@ map_slot(cer_slots *slots, int slot, uint64_t number, bool create,
     return CER_OK;
 }
 
-/* Maps the file of this number, if that is not what is mapped. */
+/* Maps the file of this number unless it is mapped already. */
 static cer_status
 map_file(cer_slots *slots, int slot, uint64_t number, bool create,
          cer_error *err)
@@ -431,7 +431,7 @@ file_length(const cer_slots *slots, int slot, size_t *out, cer_error *err)
     struct stat info;
 
     if (fstat(slots->maps[slot]->file.fd, &info) < 0)
-        return cer_fail_errno(err, errno, "cannot look at %s",
+        return cer_fail_errno(err, errno, "cannot inspect %s",
                               slots->paths[slot]);
     *out = (size_t)info.st_size;
     return CER_OK;
@@ -446,8 +446,8 @@ fenced(const cer_slots *slots, uint32_t attempt, uint64_t head, cer_error *err)
         (unsigned)attempt, slots->page_path, (unsigned)fence_of(head));
 }
 
-/* Whether the pack that we began last may go on while this is the head: nobody
- * has raised the fence above it, nor begun, committed or reverted since. */
+/* Checks that our last pack may continue under this head: since then, no
+ * process raised the fence above it, began, committed or reverted. */
 static cer_status
 check_claim(const cer_slots *slots, uint64_t head, cer_error *err)
 {
@@ -460,10 +460,10 @@ check_claim(const cer_slots *slots, uint64_t head, cer_error *err)
     return CER_OK;
 }
 
-/* Takes the slot that is not the newest: after this its record and its file are
- * ours, until another begin takes them. One that was left unfinished by another
- * process may still be written to: *anew says that the slot goes on with the
- * next record and a new file, and leaves these to whoever has them. */
+/* Claims the slot that is not the newest: its record and file are then ours
+ * until the next begin. A different process may still write to its unfinished
+ * pack: *anew then requests the next record and a new file, and leaves the old
+ * ones to that process. */
 static cer_status
 claim_slot(cer_slots *slots, uint32_t attempt, int *slot, bool *anew,
            cer_error *err)
@@ -488,8 +488,8 @@ claim_slot(cer_slots *slots, uint32_t attempt, int *slot, bool *anew,
     return CER_OK;
 }
 
-/* Puts a new, empty file in the place of the slot's. The old one stays for
- * those who have it mapped, to look at or, late, to write to. */
+/* Replaces the slot's file by a new, empty one. The old one stays for processes
+ * that have it mapped, for views or late writes. */
 static cer_status
 replace_file(cer_slots *slots, int slot, record *r, cer_error *err)
 {
@@ -498,27 +498,27 @@ replace_file(cer_slots *slots, int slot, record *r, cer_error *err)
     struct stat page_file;
 
     if (fstat(slots->page_file.fd, &page_file) < 0)
-        return cer_fail_errno(err, errno, "cannot look at %s",
+        return cer_fail_errno(err, errno, "cannot inspect %s",
                               slots->page_path);
-    if (page_file.st_nlink == 0) /* the names may be another page's by now */
+    if (page_file.st_nlink == 0) /* a new page may have the names now */
         return cer_fail(err, CER_STATE, "%s has been removed",
                         slots->page_path);
     number = atomic_fetch_add(&slots->page->files, 1) + 1;
-    /* As late as can be: if we are stopped between this and unlink, and taken
-     * for dead, then it is another one's file that we remove. */
+    /* As late as possible: if we are stopped between this and unlink, and
+     * presumed dead, we remove a different process's file. */
     status = check_claim(slots, atomic_load(&slots->page->head), err);
     if (status != CER_OK)
         return status;
-    atomic_store(&r->file, number); /* what others have mapped is the old one */
+    atomic_store(&r->file, number); /* others have mapped the old one */
     if (unlink(slots->paths[slot]) < 0 && errno != ENOENT)
         return cer_fail_errno(err, errno, "cannot replace %s",
                               slots->paths[slot]);
     return map_slot(slots, slot, number, true, err);
 }
 
-/* Makes the file of a slot `nbytes` long and maps all of it. Its pages are kept
- * when its length does not change, which is the rule. It is never made shorter:
- * reading what was cut off would be a SIGBUS in any process that has a view. */
+/* Makes the file of a slot `nbytes` long and maps all of it. If its length does
+ * not change, which is usual, its pages are kept. It is never truncated:
+ * reading the lost part would be a SIGBUS in any process that has a view. */
 static cer_status
 resize_slot(cer_slots *slots, int slot, record *r, size_t nbytes, bool anew,
             cer_error *err)
@@ -530,13 +530,13 @@ resize_slot(cer_slots *slots, int slot, record *r, size_t nbytes, bool anew,
         status = file_length(slots, slot, &length, err);
     if (status == CER_OK && (anew || length > nbytes))
         status = replace_file(slots, slot, r, err);
-    /* The mapping is replaced, not moved, under those who look at it. */
+    /* A mapping with views is replaced, not moved. */
     else if (status == CER_OK && slots->maps[slot]->file.size_bytes != nbytes &&
              atomic_load(&slots->maps[slot]->users) > 1)
         status = map_slot(slots, slot, slots->maps[slot]->number, true, err);
-    /* A process that takes the slot from us makes a new file, and not before
-     * head says so. It did not say so after our file was opened: the file is
-     * not the other one's, and may be grown and written to, however late. */
+    /* A process that takes the slot from us makes a new file, but only after it
+     * has changed head. Head was unchanged after our file was opened: the file
+     * is ours, and may be grown and written to, however late. */
     if (status == CER_OK)
         status = check_claim(slots, atomic_load(&slots->page->head), err);
     if (status != CER_OK)
@@ -624,8 +624,8 @@ cer_slots_commit(cer_slots *slots, uint64_t position, cer_hash128 *hash,
     slots->begun_info.position = position;
     *hash =
         cer_hash128_of(slots->maps[slot]->file.data, slots->begun_info.nbytes);
-    /* The record is ours even if the slot is not any more: it is hidden until
-     * head names it, and who took the slot goes on with another. */
+    /* The record is ours even if the slot no longer is: it is hidden until head
+     * names it, and a process that took the slot uses the next one. */
     r = record_at(slots, slots->claim, slot);
     head = atomic_load(&slots->page->head);
     status = check_claim(slots, head, err);
@@ -635,7 +635,7 @@ cer_slots_commit(cer_slots *slots, uint64_t position, cer_hash128 *hash,
     write_record(r, slot, &slots->begun_info);
     while (!atomic_compare_exchange_weak(&slots->page->head, &head,
                                          with_newest(head, slot, false))) {
-        /* The fence may have been raised, but not above us. */
+        /* The fence may have been raised, but not above our attempt. */
         status = check_claim(slots, head, err);
         if (status != CER_OK)
             return status;
@@ -668,10 +668,10 @@ cer_slots_revert(cer_slots *slots, uint32_t attempt, uint64_t position,
     return CER_OK;
 }
 
-/* --- looking ------------------------------------------------------------- */
+/* --- views --------------------------------------------------------------- */
 
-/* The slot of the committed state at *position, or of the newest with NULL; -1:
- * there is none. */
+/* The slot of the committed state at *position, or of the newest if NULL; -1
+ * for none. */
 static int
 find_slot(const cer_slots *slots, uint64_t head, const uint64_t *position,
           cer_slots_info *out)
@@ -686,7 +686,7 @@ find_slot(const cer_slots *slots, uint64_t head, const uint64_t *position,
                : -1;
 }
 
-/* A file that has been cut off is an error here, not a SIGBUS later. */
+/* A truncated file is an error here, not a SIGBUS later. */
 static cer_status
 map_committed(cer_slots *slots, uint64_t head, int slot, size_t nbytes,
               cer_error *err)
@@ -702,12 +702,12 @@ map_committed(cer_slots *slots, uint64_t head, int slot, size_t nbytes,
     if (status == CER_OK &&
         (length < nbytes || slots->maps[slot]->file.size_bytes < nbytes))
         status =
-            cer_fail(err, CER_CORRUPT, "%s is corrupt: it has been cut off",
+            cer_fail(err, CER_CORRUPT, "%s is corrupt: it has been truncated",
                      slots->paths[slot]);
     return status;
 }
 
-/* Looks at a slot with a valid record, out->info. */
+/* Makes the view of a slot with a valid record, out->info. */
 static cer_status
 look_at(cer_slots *slots, uint64_t head, int slot, cer_slots_view *out,
         cer_error *err)
@@ -739,7 +739,7 @@ cer_slots_look(cer_slots *slots, const uint64_t *position, cer_slots_view *out,
             status = cer_fail(err, CER_STATE, "%s holds no committed state%s",
                               slots->page_path,
                               position == NULL ? "" : " of that position");
-        if (!has_changed(slots, head)) /* else the file may be another's */
+        if (!has_changed(slots, head)) /* else the file may have changed */
             return status;
         if (status == CER_OK)
             cer_slots_map_release(out->map);
@@ -747,8 +747,7 @@ cer_slots_look(cer_slots *slots, const uint64_t *position, cer_slots_view *out,
 }
 
 /* --- seals --------------------------------------------------------------- */
-/* Whether the slot's bytes are those that were sealed; then *out is to be
- * released. */
+/* Whether the slot's bytes match the seal; then the caller releases *out. */
 static bool
 look_at_sealed(cer_slots *slots, uint64_t head, int slot, cer_slots_view *out)
 {
@@ -807,11 +806,11 @@ done:
 
 /* --- checking ------------------------------------------------------------ */
 
-/* A page as it was read, or why it could not be. Compared byte by byte. */
+/* A page as read, or why it could not be read. Compared byte by byte. */
 typedef struct page_copy {
     page page;
-    uint8_t too_much[8]; /* a page ends before these */
-    size_t size_bytes;   /* as far as it was read */
+    uint8_t too_much[8]; /* bytes past the end of a page */
+    size_t size_bytes;   /* bytes read */
     cer_error problem;
 } page_copy;
 
@@ -828,7 +827,7 @@ copy_page(const cer_slots *slots, page_copy *out)
     (void)close(fd);
 }
 
-/* Whether the page says nothing: it is gone, or has just been made. */
+/* Whether the page is empty: it is missing or was just made. */
 static bool
 is_blank(const page_copy *copy)
 {
@@ -857,8 +856,8 @@ check_page_copy(cer_slots *slots, const page_copy *copy, cer_slots_damage *out)
         out->suffix = page_suffix;
 }
 
-/* Compares a state with its seal. The file is read, not mapped: if another
- * program cuts it off meanwhile, that must not be a SIGBUS. */
+/* Compares a state with its seal. The file is read, not mapped, because
+ * truncation by another program must not cause a SIGBUS. */
 static cer_status
 check_state(const cer_slots *slots, int slot, size_t nbytes, cer_hash128 sealed,
             cer_slots_damage *out, cer_error *err)
@@ -874,9 +873,9 @@ check_state(const cer_slots *slots, int slot, size_t nbytes, cer_hash128 sealed,
 
     if (cer_fsio_open_read(path, &fd, &problem) != CER_OK ||
         (fstat(fd, &file) < 0 &&
-         cer_fail_errno(&problem, errno, "cannot look at %s", path) != CER_OK))
+         cer_fail_errno(&problem, errno, "cannot inspect %s", path) != CER_OK))
         goto done;
-    if ((uint64_t)file.st_size >= nbytes) { /* else nbytes may be anything */
+    if ((uint64_t)file.st_size >= nbytes) { /* else nbytes may be arbitrary */
         bytes = cer_alloc(nbytes > 0 ? nbytes : 1);
         if (bytes == NULL) {
             status = cer_fail(err, CER_NOMEM, "out of memory reading %s", path);
@@ -886,7 +885,7 @@ check_state(const cer_slots *slots, int slot, size_t nbytes, cer_hash128 sealed,
             goto done;
     }
     if (bytes == NULL || got < nbytes) {
-        (void)cer_fail(&out->what, CER_CORRUPT, "it is cut off");
+        (void)cer_fail(&out->what, CER_CORRUPT, "it is truncated");
         goto done;
     }
     hash = cer_hash128_of(bytes, nbytes);
@@ -906,7 +905,7 @@ done:
     return status;
 }
 
-/* Checks the records of a page, and the states that they are of. */
+/* Checks the records of a page, and their states. */
 static cer_status
 check_records(const cer_slots *slots, cer_slots_damage *out, cer_error *err)
 {
@@ -919,7 +918,7 @@ check_records(const cer_slots *slots, cer_slots_damage *out, cer_error *err)
          slot++) {
         if (read_sealed_record(slots, head, slot, &info, &sealed)) {
             status = check_state(slots, slot, info.nbytes, sealed, out, err);
-        } else if (slot == newest_of(head)) { /* the other may be written to */
+        } else if (slot == newest_of(head)) { /* the other may be in use */
             out->suffix = page_suffix;
             (void)cer_fail(&out->what, CER_CORRUPT,
                            "its record of the newest state is damaged");
@@ -941,7 +940,7 @@ cer_slots_check(const char *stem, cer_slots_damage *out, cer_error *err)
     copy_page(&slots, &first);
     if (is_blank(&first))
         goto done;
-    copy = first; /* one of version 1 is taken up here, and not in its file */
+    copy = first; /* version 1 is converted in this copy, not in the file */
     slots.page = &copy.page;
     check_page_copy(&slots, &copy, out);
     if (out->suffix == NULL)

@@ -10,7 +10,7 @@
 #define METADATA "__metadata__"
 #define STRUCTURE_KEY "cerebro"
 
-/* A path and which tensor has it; sorted byte by byte. */
+/* A path and the index of its tensor; sorted byte by byte. */
 typedef struct path_key {
     const char *path;
     size_t len, index;
@@ -59,8 +59,8 @@ struct cer_state_writer {
     int64_t *dims;
     size_t n_dims, dims_capacity;
     cer_text paths;
-    cer_text header; /* with its length and its filling */
-    path_key *keys;  /* from finish() on, as is: */
+    cer_text header; /* with its length and its padding */
+    path_key *keys;  /* set by finish(), as is: */
     cer_copy *copies;
 };
 
@@ -161,7 +161,7 @@ cer_state_writer_add(cer_state_writer *writer, const char *path,
     return CER_OK;
 }
 
-/* NULL of a scalar: if there is nothing else, no dimensions were ever kept. */
+/* NULL for a scalar: if all tensors are scalars, dims was never allocated. */
 static const int64_t *
 shape_of(const cer_state_writer *writer, const added *tensor)
 {
@@ -181,7 +181,7 @@ sort_paths(cer_state_writer *writer, cer_error *err)
     for (size_t i = 0; i < writer->n; i++) {
         const added *tensor = &writer->tensors[i];
 
-        /* All paths may be empty, and their text never made. */
+        /* All paths may be empty and their text not allocated. */
         writer->keys[i].path =
             tensor->path_len == 0 ? "" : writer->paths.bytes + tensor->path_at;
         writer->keys[i].len = tensor->path_len;
@@ -199,8 +199,8 @@ sort_paths(cer_state_writer *writer, cer_error *err)
     return CER_OK;
 }
 
-/* Gives each tensor its place, those with the largest elements first, and
- * prepares its copy. *data_bytes is the length of all. */
+/* Places the tensors, those with the largest elements first, and prepares their
+ * copies. *data_bytes is the total length. */
 static cer_status
 place_tensors(cer_state_writer *writer, size_t *data_bytes, cer_error *err)
 {
@@ -259,7 +259,7 @@ put_u64(char *to, uint64_t value)
         to[i] = (char)(value >> (8 * i));
 }
 
-/* Where data begins behind a header that ends at `len`. */
+/* The start of the data after a header that ends at `len`. */
 static size_t
 data_start(size_t len)
 {
@@ -291,7 +291,7 @@ write_header(cer_state_writer *writer, const char *structure,
                         "out of memory: a state cannot be packed");
     if (header->len - 8 > CER_STATE_MAX_HEADER)
         return cer_fail(err, CER_STATE,
-                        "what is not tensors makes the state's header %zu "
+                        "values other than tensors make the state's header %zu "
                         "bytes long, more than %d: put large lists of numbers "
                         "into arrays",
                         header->len - 8, CER_STATE_MAX_HEADER);
@@ -331,7 +331,7 @@ cer_state_writer_write(cer_state_writer *writer, uint8_t *to)
     size_t offset = writer->header.len;
 
     memcpy(to, writer->header.bytes, writer->header.len);
-    for (size_t i = 0; i < writer->n; i++) { /* they lie in this order */
+    for (size_t i = 0; i < writer->n; i++) { /* in the order of their places */
         writer->copies[i].dense = to + offset;
         offset += writer->copies[i].nbytes;
     }
@@ -349,7 +349,7 @@ cer_state_writer_find(const cer_state_writer *writer, const char *path,
 typedef struct parsed {
     size_t path_at, path_len; /* in memory.text */
     size_t dims_at;
-    size_t begin, end; /* as the header says, from the beginning of data */
+    size_t begin, end; /* in the header; from the start of the data */
     cer_dtype dtype;
     uint32_t ndim;
 } parsed;
@@ -383,7 +383,7 @@ no_memory(const parser *p)
     return cer_fail(p->err, CER_NOMEM, "out of memory reading %s", p->name);
 }
 
-/* The next token; CER_CORRUPT unless it is of that kind. */
+/* Reads the next token; CER_CORRUPT unless it is of that kind. */
 static cer_status
 expect(parser *p, cer_json_kind kind, cer_json_token *token, const char *what)
 {
@@ -392,14 +392,14 @@ expect(parser *p, cer_json_kind kind, cer_json_token *token, const char *what)
     return corrupt(p, token->kind == CER_JSON_INVALID ? p->json.problem : what);
 }
 
-/* Keeps the text of a key or string; there is always room for it. */
+/* Stores the text of a key or string; the memory always suffices. */
 static cer_status
 keep_text(parser *p, const cer_json_token *token, size_t *at, size_t *len)
 {
     *at = p->text_len;
     *len = cer_json_unescape(token, p->memory->text + p->text_len);
     if (*len == SIZE_MAX)
-        return corrupt(p, "a name in its header is no text");
+        return corrupt(p, "a name in its header is not text");
     p->text_len += *len;
     return CER_OK;
 }
@@ -498,7 +498,7 @@ parse_dtype(parser *p, parsed *tensor)
     return CER_OK;
 }
 
-/* A tensor's three members, each once, in any order. */
+/* Parses a tensor's three members, each once, in any order. */
 static cer_status
 parse_members(parser *p, parsed *tensor)
 {
@@ -554,7 +554,7 @@ parse_header(parser *p)
     cer_json_token token;
     bool metadata = false;
     cer_status status =
-        expect(p, CER_JSON_OBJECT, &token, "its header is no JSON object");
+        expect(p, CER_JSON_OBJECT, &token, "its header is not a JSON object");
 
     while (status == CER_OK &&
            cer_json_next(&p->json, &token) == CER_JSON_KEY) {
@@ -588,7 +588,7 @@ compare_places(const void *a, const void *b)
     return (x->end > y->end) - (x->end < y->end);
 }
 
-/* qsort, unless the items are in order already, as they often are. */
+/* Sorts with qsort unless the items are already in order, as is common. */
 static void
 sort(void *items, size_t n, size_t size,
      int (*compare)(const void *, const void *))
@@ -628,7 +628,7 @@ compare_tensors(const void *a, const void *b)
     return compare_paths(x->path, x->path_len, y->path, y->path_len);
 }
 
-/* Turns what was parsed into what is handed out, sorted by path. */
+/* Makes the result's tensors from the parsed ones, sorted by path. */
 static cer_status
 make_tensors(parser *p, const uint8_t *data)
 {
@@ -747,9 +747,9 @@ magnitude(int64_t stride)
     return stride < 0 ? 0 - (uint64_t)stride : (uint64_t)stride;
 }
 
-/* Whether no two elements share memory: each stride steps over all that the
- * smaller ones reach. Refuses a few odd layouts that would do, never the other
- * way round. */
+/* Whether no two elements share memory: each stride exceeds the reach of all
+ * smaller ones. Rejects a few unusual valid layouts but never accepts an
+ * invalid one. */
 static bool
 elements_are_apart(size_t item, uint32_t ndim, const int64_t *shape,
                    const int64_t *strides)

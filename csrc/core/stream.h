@@ -1,8 +1,8 @@
-/* stream.h -- stores that pass by the caches.
+/* stream.h -- stores that bypass the caches.
  *
- * A large destination is not read before it is written, and what the caches
- * hold stays. Pays where what is written at once is larger than the caches'
- * share of a core; below, memcpy is faster. */
+ * A large destination is not read before it is written, and the caches keep
+ * their contents. Faster than memcpy only if a single write exceeds a core's
+ * share of the caches. */
 #ifndef CER_STREAM_H
 #define CER_STREAM_H
 
@@ -42,8 +42,8 @@ cer_stream(uint8_t *to, const uint8_t *from, size_t n)
     memcpy(to, from, n);
 }
 
-/* Streamed stores are not ordered with the others: to be called before anybody
- * is told of what was written. */
+/* Streamed stores are not ordered with other stores: call this before
+ * publishing the written data. */
 static inline void
 cer_stream_done(void)
 {

@@ -57,7 +57,7 @@ cer_tensor_device(const cer_tensor *tensor)
                                  : tensor->place->device;
 }
 
-/* --- memory of its own ---------------------------------------------------- */
+/* --- new memory ----------------------------------------------------------- */
 
 typedef struct own_memory {
     cer_owner owner; /* first, so that an owner is its own_memory */
@@ -120,8 +120,8 @@ drop_holder(cer_export *block)
 static void
 finish(cer_export *block)
 {
-    /* An embedded block belongs to its owner's memory, which may be in use
-     * again as soon as the reference is back. */
+    /* An embedded block is part of its owner's memory, which may be reused as
+     * soon as the reference is released. */
     bool on_heap = block->on_heap;
 
     if (atomic_exchange_explicit(&block->done, true, memory_order_acq_rel))

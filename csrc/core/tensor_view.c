@@ -7,7 +7,7 @@ refuse(cer_error *err, const char *why)
     return cer_fail(err, CER_INVALID, "%s", why);
 }
 
-/* How far the elements lie before and behind the first one, in bytes. */
+/* Distances of the elements before and after the first one, in bytes. */
 typedef struct extent {
     uint64_t before, behind;
 } extent;
@@ -21,7 +21,7 @@ add_dimension(extent *e, int64_t size, int64_t stride)
 
     if (step > CER_TENSOR_VIEW_MAX_BYTES / steps)
         return false;
-    *side += step * steps; /* each addend is below 2**62, the sum before too */
+    *side += step * steps; /* no overflow: each is below 2**62 */
     return e->before + e->behind <= CER_TENSOR_VIEW_MAX_BYTES;
 }
 
@@ -32,9 +32,9 @@ is_within_memory(const void *data, const extent *e)
            e->behind <= UINTPTR_MAX - (uintptr_t)data;
 }
 
-/* The bytes of all elements must fit, too: with strides of 0 they may be many
- * more than lie in memory. Sizes of 0 count as 1, so that the product of any of
- * them fits as well. */
+/* The bytes of all elements must fit too: with strides of 0 they may far exceed
+ * the memory spanned. Sizes of 0 count as 1, so the product of any of them fits
+ * too. */
 static bool
 check_sizes(const cer_tensor_view *view, bool *empty)
 {
@@ -59,25 +59,26 @@ cer_tensor_view_check(cer_tensor_view *view, cer_error *err)
     bool empty;
 
     if (!check_sizes(view, &empty))
-        return refuse(err, "has a shape that no memory has");
+        return refuse(err, "has an impossible shape");
     for (uint32_t i = 0; i < view->ndim; i++) {
         if (empty || view->shape[i] < 2)
             view->strides[i] = 0;
         else if (!add_dimension(&e, view->shape[i], view->strides[i]))
-            return refuse(err, "has strides that lead out of all memory");
+            return refuse(err,
+                          "has strides that lead outside the address space");
     }
     if (empty)
         view->data = NULL;
     else if (view->data == NULL)
-        return refuse(err, "has no memory of its own");
+        return refuse(err, "has no memory");
     else if (!is_within_memory(view->data, &e))
-        return refuse(err, "has strides that lead out of all memory");
+        return refuse(err, "has strides that lead outside the address space");
     return CER_OK;
 }
 
-/* Strides in bytes, from those in elements or, where there are none, from the
- * shape. Those of dimensions in which nobody takes a step may be anything, and
- * so may all those of a tensor without elements. */
+/* Computes strides in bytes from those in elements or, if missing, from the
+ * shape. Strides of dimensions with fewer than two elements may be arbitrary,
+ * as may all strides of a tensor without elements. */
 static bool
 take_strides(const DLTensor *from, cer_tensor_view *out)
 {
@@ -129,7 +130,7 @@ cer_tensor_view_take(const DLTensor *from, cer_tensor_view *out, cer_error *err)
         return cer_fail(err, CER_INVALID, "has %d dimensions, not 0 to %d",
                         (int)from->ndim, CER_TENSOR_VIEW_MAX_DIMS);
     if (from->ndim > 0 && from->shape == NULL)
-        return refuse(err, "has dimensions and no shape");
+        return refuse(err, "has dimensions but no shape");
     out->read_only = false;
     out->ndim = (uint32_t)from->ndim;
     for (uint32_t i = 0; i < out->ndim; i++)
@@ -137,7 +138,7 @@ cer_tensor_view_take(const DLTensor *from, cer_tensor_view *out, cer_error *err)
     if (!take_strides(from, out) ||
         from->byte_offset > CER_TENSOR_VIEW_MAX_BYTES ||
         from->byte_offset > UINTPTR_MAX - (uintptr_t)from->data)
-        return refuse(err, "has strides that lead out of all memory");
+        return refuse(err, "has strides that lead outside the address space");
     out->data =
         from->data == NULL ? NULL : (uint8_t *)from->data + from->byte_offset;
     return cer_tensor_view_check(out, err);
@@ -151,7 +152,7 @@ cer_tensor_view_take_versioned(const DLManagedTensorVersioned *from,
 
     if (from->version.major != DLPACK_MAJOR_VERSION)
         return cer_fail(err, CER_INVALID,
-                        "comes by DLPack %u.%u, which this Cerebro cannot read",
+                        "uses DLPack %u.%u, which this version cannot read",
                         (unsigned)from->version.major,
                         (unsigned)from->version.minor);
     status = cer_tensor_view_take(&from->dl_tensor, out, err);

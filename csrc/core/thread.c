@@ -13,7 +13,7 @@ cer_thread_start(pthread_t *thread, void *(*run)(void *), void *argument)
     (void)sigdelset(&all, SIGFPE);
     (void)sigdelset(&all, SIGILL);
     (void)sigdelset(&all, SIGSEGV);
-    /* A new thread begins with the mask of the one that starts it. */
+    /* A new thread inherits the signal mask of its creator. */
     (void)pthread_sigmask(SIG_SETMASK, &all, &before);
     code = pthread_create(thread, NULL, run, argument);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);

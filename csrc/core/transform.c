@@ -10,8 +10,8 @@
 
 enum {
     BLOCK_BYTES = 16384, /* rows gathered before a pointwise chain */
-    ROWS_AHEAD = 16,     /* ragged rows asked for before they are copied, */
-    ASKED_BYTES = 1024,  /* with their first bytes */
+    ROWS_AHEAD = 16,     /* ragged rows prefetched before they are copied, */
+    ASKED_BYTES = 1024,  /* up to this many bytes of each */
 };
 
 const cer_row_type *
@@ -48,8 +48,8 @@ typedef struct maker {
     cer_transform *t;
     const cer_column *column;
     size_t size[2]; /* of the image at this point of the chain */
-    bool padded;    /* PAD was met */
-    /* Fills, by the step of the chain that they appear after. */
+    bool padded;    /* PAD was seen */
+    /* Fills, by the step of the chain after which they appear. */
     size_t fill_step[CER_MAX_OPS];
     double fill_value[CER_MAX_OPS];
     cer_error *err;
@@ -145,7 +145,7 @@ add_pad(maker *m, const cer_op *op)
     if (!m->t->ragged)
         return refuse(m, "Pad is for ragged columns");
     if (m->padded)
-        return refuse(m, "Pad may stand in a chain only once");
+        return refuse(m, "a chain can contain only one Pad");
     if (op->multiple_of < 1)
         return refuse(m, "Pad needs multiple_of >= 1");
     m->padded = true;
@@ -170,7 +170,7 @@ add_op(maker *m, const cer_op *op)
                                        m->err);
     case CER_OP_TO_CHW:
         if (m->t->chw)
-            return refuse(m, "ToCHW may stand in a chain only once");
+            return refuse(m, "a chain can contain only one ToCHW");
         m->t->chw = true;
         return CER_OK;
     case CER_OP_CROP:
@@ -297,10 +297,10 @@ cer_transform_new(const cer_column *column, const cer_op *ops, size_t n_ops,
 
 /* --- images --------------------------------------------------------------- */
 
-/* Where an axis of the image after the moves finds its pixels: positions lo to
- * hi come from source, source + step, ...; the others are padding, of the fill
- * that `level` says (number + 1; 0 inside). Later crops have higher numbers:
- * what two axes pad differently is the later one's. */
+/* The source of an image axis after the moves: positions lo to hi come from
+ * source, source + step and so on; the others are padding, with the fill in
+ * `level` (index + 1; 0 inside). Later crops have higher indices: if two axes
+ * pad differently, the later one counts. */
 typedef struct axis {
     ptrdiff_t lo, hi, source, step;
     uint8_t *level; /* NULL: nothing is padded */
@@ -317,12 +317,12 @@ crop_axis(axis *a, ptrdiff_t offset, ptrdiff_t in, ptrdiff_t out, uint8_t level)
     }
     if (a->hi > out)
         a->hi = out;
-    if (a->lo >= a->hi) /* nothing is left of it */
+    if (a->lo >= a->hi) /* nothing is left */
         a->lo = a->hi = 0;
     if (a->level == NULL)
         return;
     for (ptrdiff_t k = 0; k < out; k++) {
-        /* In the direction in which nothing is overwritten before it is read */
+        /* In the direction that reads each item before it is overwritten */
         ptrdiff_t i = offset >= 0 ? k : out - 1 - k;
         ptrdiff_t j = i + offset;
 
@@ -410,8 +410,8 @@ copy_steps(size_t bytes, void *dst, ptrdiff_t dst_step, const void *src,
         copy_uint64_t(dst, dst_step, src, src_step, n);
 }
 
-/* The values that an image's pixels are taken from: bytes to look up in a
- * table, or values that are already what they become. */
+/* The source values of an image's pixels: bytes to look up in a table, or final
+ * values. */
 typedef struct pixels {
     const uint8_t *values;
     size_t value_bytes;
@@ -419,8 +419,8 @@ typedef struct pixels {
     size_t tables;
 } pixels;
 
-/* n pixels from source pixel `from` on, in steps of `step` pixels, to pixel
- * `to` of the result and the ones after it. */
+/* Writes n pixels, from source pixel `from` in steps of `step` pixels, to
+ * consecutive pixels of the result, starting at `to`. */
 static void
 put_pixels(const cer_transform *t, uint8_t *dst, size_t to, const pixels *px,
            size_t from, ptrdiff_t step, size_t n)
@@ -445,7 +445,7 @@ put_pixels(const cer_transform *t, uint8_t *dst, size_t to, const pixels *px,
     }
 }
 
-/* Fills pixels x0 to x1 of line y with what padding became there. */
+/* Fills pixels x0 to x1 of line y with their padding. */
 static void
 put_padding(const cer_transform *t, uint8_t *dst, size_t y, size_t x0,
             size_t x1, const axis axes[2])
@@ -553,8 +553,8 @@ cer_transform_scratch_bytes(const cer_transform *t)
     return t->values == NULL ? 0 : BLOCK_BYTES;
 }
 
-/* Pictures as floats. Rows lie anywhere: while one is converted, the next one
- * is fetched, line by line, which the hardware cannot foresee. */
+/* Converts images to floats. Rows are scattered, which the hardware cannot
+ * predict: while one is converted, the next is prefetched, line by line. */
 static void
 transform_pixels(const cer_transform *t, uint8_t *dst, const uint8_t *src,
                  const uint32_t *rows, size_t n)
@@ -568,7 +568,7 @@ transform_pixels(const cer_transform *t, uint8_t *dst, const uint8_t *src,
     }
 }
 
-/* Short rows are gathered first, so that the chain runs over many at once. */
+/* Gathers short rows first, so that the chain runs over many at once. */
 static void
 transform_values(const cer_transform *t, uint8_t *dst, const uint8_t *src,
                  const uint32_t *rows, size_t n, void *scratch)
@@ -644,7 +644,7 @@ put_fill(const cer_transform *t, uint8_t *dst, size_t n)
         return;
     }
     memcpy(dst, t->fills, t->out.bytes);
-    while (done < all) { /* doubling what is there */
+    while (done < all) { /* by doubling */
         size_t m = done < all - done ? done : all - done;
 
         memcpy(dst + done, dst, m);
@@ -681,8 +681,8 @@ cer_transform_ragged(const cer_transform *t, void *dst, uint8_t *mask,
 
         if (i + ROWS_AHEAD < n)
             ask_for_row(t, src, offsets, rows[i + ROWS_AHEAD]);
-        /* The offsets may be in a mapped file that another process has changed
-         * since `length` was found: the result has room for no more. */
+        /* Another process may have changed the mapped offsets since `length`
+         * was computed: the result has no room for more. */
         m = m < length ? m : length;
         lengths[i] = (int64_t)m;
         if (length == 0)

@@ -1,19 +1,19 @@
 /* transform.h -- from the rows of a column to the rows of a batch.
  *
- * A transform is the whole chain of one column, in the user's order. It is of
- * one of four kinds: a plain copy; a chain of pointwise steps; an image, whose
- * pixels also move (crop, mirror, channels first); or ragged rows, padded to
- * one length.
+ * A transform is the whole chain of one column, in the user's order. It has one
+ * of four kinds: a plain copy; a chain of pointwise steps; an image, which may
+ * also be cropped, flipped or put channels first; or ragged rows, padded to one
+ * length.
  *
- * Moves and pointwise steps may come in any order: moving commutes with what
- * happens to each value by itself. Only what a crop's padding and a ragged
- * row's padding become depends on where in the chain they stand, and that is
- * worked out once, when the transform is made.
+ * Moves (crops and flips) and pointwise steps may come in any order, because
+ * moving commutes with pointwise steps. Only the padding of a crop or a ragged
+ * row depends on its position in the chain; its value is computed once, when
+ * the transform is made.
  *
  * Random moves are drawn from a stream keyed by (seed, epoch, row in the whole
- * data set), in the order of the chain, and for nothing else: neither the
- * batch, nor the thread, nor the shard's place matters, and two columns with
- * equal chains (an image and its mask) move alike. */
+ * data set), in the order of the chain, and the stream has no other use: the
+ * batch, the thread and the shard's position do not matter, and two columns
+ * with equal chains (an image and its mask) move alike. */
 #ifndef CER_TRANSFORM_H
 #define CER_TRANSFORM_H
 
@@ -39,12 +39,12 @@ typedef struct cer_op {
     const double *mean, *std; /* NORMALIZE: n of each, 1 or the channels */
     size_t n;
     size_t size[2], padding[2]; /* CROP: height and width */
-    bool random;                /* CROP: anywhere; otherwise in the middle */
-    size_t max_length;          /* PAD; 0: as long as the longest */
+    bool random;                /* CROP: anywhere; otherwise centered */
+    size_t max_length;          /* PAD; 0: the longest row's */
     size_t multiple_of;         /* PAD; at least 1 */
 } cer_op;
 
-/* What comes out, without the batch's rows (and the length, where ragged). */
+/* The output type, without the batch's rows (and the length, if ragged). */
 typedef struct cer_row_type {
     cer_dtype dtype;
     uint32_t ndim;
@@ -55,8 +55,8 @@ typedef struct cer_row_type {
 
 typedef struct cer_transform cer_transform;
 
-/* Makes the transform of `column`; a ragged one without CER_OP_PAD is padded
- * with 0 at the end. *out is the caller's. The messages begin with the column's
+/* Makes the transform of `column`; a ragged one without CER_OP_PAD is padded at
+ * the end with 0. *out is the caller's. The messages begin with the column's
  * name. Errors: CER_INVALID (the chain does not fit the column), CER_NOMEM. */
 cer_status cer_transform_new(const cer_column *column, const cer_op *ops,
                              size_t n_ops, cer_transform **out, cer_error *err);
@@ -64,21 +64,21 @@ void cer_transform_free(cer_transform *transform); /* NULL allowed */
 
 const cer_row_type *cer_transform_output(const cer_transform *transform);
 
-/* Whether rows stay as they are; and whether random numbers are drawn. */
+/* Whether rows stay unchanged; whether random numbers are drawn. */
 bool cer_transform_copies(const cer_transform *transform);
 bool cer_transform_draws(const cer_transform *transform);
 
-/* Working memory that a call needs, on CER_ALIGNMENT; 0 for none. */
+/* Bytes of scratch memory that a call needs, on CER_ALIGNMENT; may be 0. */
 size_t cer_transform_scratch_bytes(const cer_transform *transform);
 
-/* What keys the random moves of a row: row r of the shard is row
- * first_row + r of the data set. */
+/* The key of a row's random moves: row r of the shard is row first_row + r of
+ * the data set. */
 typedef struct cer_row_key {
     uint64_t seed, epoch, first_row;
 } cer_row_key;
 
-/* Writes rows rows[0..n) of a plain column with the transform's type, data at
- * `src`, one after the other to dst. */
+/* Writes rows rows[0..n) of a plain column of the transform's type, with data
+ * at `src`, to consecutive rows of dst. */
 void cer_transform_rows(const cer_transform *transform, void *dst,
                         const uint8_t *src, const uint32_t *rows, size_t n,
                         const cer_row_key *key, void *scratch);
@@ -89,16 +89,16 @@ size_t cer_transform_length(const cer_transform *transform,
                             size_t n);
 
 /* Writes ragged rows: values (n x length x output), mask (n x length, 1 where
- * there is a value), lengths (n, after the cut). What is longer than `length`
- * by now, because somebody changed the offsets, is cut there. */
+ * there is a value), lengths (n, after the cut). Rows longer than `length`,
+ * because the offsets have changed since, are cut there. */
 void cer_transform_ragged(const cer_transform *transform, void *dst,
                           uint8_t *mask, int64_t *lengths, size_t length,
                           const uint8_t *src, const int64_t *offsets,
                           const uint32_t *rows, size_t n);
 
-/* Ragged rows for whoever pads them later: what is left of them after the cut,
- * as it is, one after the other. cer_transform_ragged_bytes says how much that
- * is, and the result has room for; starts has n + 1 offsets of it. */
+/* For padding later: gathers ragged rows after the cut, otherwise unchanged,
+ * without gaps. cer_transform_ragged_bytes returns the bytes that dst must
+ * hold; starts gets n + 1 offsets into it. */
 size_t cer_transform_ragged_bytes(const cer_transform *transform,
                                   const int64_t *offsets, const uint32_t *rows,
                                   size_t n);

@@ -11,7 +11,7 @@ use_of(cer_uses *uses, void *stream)
                      cer_device_thread(uses->device)};
 }
 
-/* A thread without a number is like no other, itself included. */
+/* A thread without a number equals no thread, not even itself. */
 static bool
 is_same(const cer_use *a, const cer_use *b)
 {
@@ -86,7 +86,7 @@ wait_for_device(cer_uses *uses, cer_error *err)
     return cer_device_sync(uses->device, err);
 }
 
-/* Records the event behind what a user has put on its stream. */
+/* Records the event after a user's work on its stream. */
 static cer_status
 record_behind(cer_uses *uses, const cer_use *use, cer_error *err)
 {
@@ -97,7 +97,7 @@ record_behind(cer_uses *uses, const cer_use *use, cer_error *err)
                             : status;
 }
 
-/* Whether some user can only be waited for with the whole device. */
+/* Whether waiting for some user requires waiting for the whole device. */
 static bool
 has_unnameable(const cer_uses *uses)
 {
@@ -194,7 +194,7 @@ cer_uses_captured(cer_uses *uses)
     for (size_t i = 0; !found && i < uses->n; i++) {
         if (cer_device_stream_capturing(uses->device, uses->by[i].stream,
                                         &found, NULL) != CER_OK)
-            found = false; /* whoever uses the memory next is told */
+            found = false; /* the next use of the memory reports the error */
     }
     pthread_mutex_unlock(&uses->lock);
     return found;

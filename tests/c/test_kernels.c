@@ -128,9 +128,9 @@ chains_that_are_too_long_are_refused(void)
         }
         CHECK_EQ_STR(err.message,
                      flips ? "9 crops and flips are more than the 8 that a "
-                             "kernel takes"
+                             "kernel supports"
                            : "a chain of 25 operations is longer than the 24 "
-                             "that a kernel takes");
+                             "that a kernel supports");
     }
 }
 
@@ -180,7 +180,7 @@ large_batches_are_counted_right(void)
     CHECK_EQ_INT(cer_kernel_blocks(call.kernel, &call.args), 13107200);
     CHECK_EQ_INT(cer_kernel_rows(at, at, 0x7ffffff0, at, 100000, &call, &err),
                  CER_INVALID);
-    CHECK_EQ_STR(err.message, "a batch is larger than a kernel takes");
+    CHECK_EQ_STR(err.message, "a batch is larger than a kernel supports");
     CHECK_EQ_INT(cer_kernel_rows(at, at, (size_t)1 << 36, at, 1, &call, &err),
                  CER_INVALID);
     /* Short rows share a block: 64 of 16 vectors. */

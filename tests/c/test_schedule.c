@@ -327,12 +327,12 @@ test_wrong_arguments_are_refused(void)
 
     s = make(2, 1, 1, 1);
     CHECK_EQ_INT(cer_schedule_add_trial(s, 0, 1, 0, 0, &err), CER_INVALID);
-    CHECK_EQ_STR(err.message, "trial 0 is there already");
+    CHECK_EQ_STR(err.message, "trial 0 already exists");
     CHECK_EQ_INT(cer_schedule_add_trial(s, 1, 1, 0, 2, &err), CER_INVALID);
     CHECK_EQ_INT(cer_schedule_add_trial(s, 1, 1, 2, 0, &err), CER_INVALID);
     CHECK_EQ_INT(cer_schedule_add_trial(s, 1, 1, 1, 1, &err), CER_INVALID);
     CHECK_EQ_INT(cer_schedule_unit_done(s, 0, 0.0, &unit, &err), CER_INVALID);
-    CHECK_EQ_STR(err.message, "worker 0 runs no unit");
+    CHECK_EQ_STR(err.message, "worker 0 is not running a unit");
     CHECK_EQ_INT(cer_schedule_unit_done(s, 1, 0.0, &unit, &err), CER_INVALID);
     CHECK_EQ_STR(err.message, "there is no worker 1");
     CHECK_EQ_INT(cer_schedule_set_holders(s, 0, NULL, 0, &err), CER_INVALID);

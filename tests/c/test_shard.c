@@ -195,7 +195,7 @@ impossible_specs_are_refused(void)
     write_shard(specs);
     check_refused(specs, 0, CER_INVALID, "without columns");
     specs[1].name = "x";
-    check_refused(specs, 3, CER_INVALID, "column x is there twice");
+    check_refused(specs, 3, CER_INVALID, "duplicate column x");
     write_shard(specs);
     specs[0].n_dims = 9;
     check_refused(specs, 3, CER_INVALID, "column x: rows of 9 dimensions");

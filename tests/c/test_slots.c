@@ -845,7 +845,7 @@ damage_is_found_where_it_is(void)
     flip("check.b", 99);
     check_damage("check", ".b", "checksum differs from its seal");
     CHECK_EQ_INT(truncate(scratch("check.b"), 99), 0);
-    check_damage("check", ".b", "cut off");
+    check_damage("check", ".b", "truncated");
     CHECK_EQ_INT(unlink(scratch("check.b")), 0);
     check_damage("check", ".b", "cannot be read");
     flip("check.slots", 128 + 64);

@@ -77,17 +77,17 @@ shapes_that_cannot_be_are_refused(void)
     int64_t zeros[] = {0, 0, 0};
     DLTensor tensor = tensor_of(1, negative, NULL);
 
-    check_refused(&tensor, "a shape that no memory has");
+    check_refused(&tensor, "an impossible shape");
     tensor = tensor_of(2, least, NULL);
-    check_refused(&tensor, "a shape that no memory has");
+    check_refused(&tensor, "an impossible shape");
     tensor = tensor_of(1, large, NULL);
     check_refused(&tensor, "");
     tensor = tensor_of(1, large, zeros); /* one element, repeated */
-    check_refused(&tensor, "a shape that no memory has");
+    check_refused(&tensor, "an impossible shape");
     tensor = tensor_of(3, product, zeros);
-    check_refused(&tensor, "a shape that no memory has");
+    check_refused(&tensor, "an impossible shape");
     tensor = tensor_of(3, hidden, zeros); /* without an element */
-    check_refused(&tensor, "a shape that no memory has");
+    check_refused(&tensor, "an impossible shape");
     tensor = tensor_of(1, NULL, NULL);
     check_refused(&tensor, "no shape");
     tensor = tensor_of(65, ones, NULL);
@@ -112,7 +112,7 @@ strides_that_lead_nowhere_are_refused(void)
         int64_t strides[] = {bad[i][0], bad[i][1]};
         DLTensor tensor = tensor_of(2, shape, strides);
 
-        check_refused(&tensor, "lead out of all memory");
+        check_refused(&tensor, "lead outside the address space");
     }
 }
 
@@ -123,20 +123,20 @@ addresses_do_not_wrap(void)
     DLTensor tensor = tensor_of(1, shape, forward);
 
     tensor.byte_offset = UINT64_MAX;
-    check_refused(&tensor, "lead out of all memory");
+    check_refused(&tensor, "lead outside the address space");
     tensor.byte_offset = UINT64_MAX - (uintptr_t)values - 3;
-    check_refused(&tensor, "lead out of all memory");
+    check_refused(&tensor, "lead outside the address space");
     tensor.data = (void *)(uintptr_t)40; /* 40 - 126 if signed */
     tensor.byte_offset = UINT64_MAX - 125;
-    check_refused(&tensor, "lead out of all memory");
+    check_refused(&tensor, "lead outside the address space");
     tensor.byte_offset = 0;
     tensor.data = (void *)(uintptr_t)8;
     tensor.strides = back;
-    check_refused(&tensor, "lead out of all memory");
+    check_refused(&tensor, "lead outside the address space");
     tensor.data = NULL;
-    check_refused(&tensor, "has no memory of its own");
+    check_refused(&tensor, "has no memory");
     tensor.byte_offset = (uintptr_t)values; /* data stays NULL */
-    check_refused(&tensor, "has no memory of its own");
+    check_refused(&tensor, "has no memory");
 }
 
 static void

@@ -33,5 +33,5 @@ def test_rows_are_copied(gather: Any, shape: tuple[int, ...]) -> None:
 
 
 def test_what_the_core_refuses_is_said(gather: Any) -> None:
-    with pytest.raises(RuntimeError, match="larger than a kernel takes"):
+    with pytest.raises(RuntimeError, match="larger than a kernel supports"):
         gather(0, 0, 2**40, 0, 1)

@@ -354,10 +354,10 @@ def test_a_page_that_is_dropped_closes_its_descriptor() -> None:
 def test_a_descriptor_that_is_no_page(tmp_path: Any) -> None:
     path = tmp_path / "x"
     path.write_bytes(bytes(4096))
-    with path.open("r+b") as file, pytest.raises(ValueError, match="no beat page"):
+    with path.open("r+b") as file, pytest.raises(ValueError, match="not a beat page"):
         _core.BeatPage(file.fileno())
     path.write_bytes(b"")
-    with path.open("r+b") as file, pytest.raises(ValueError, match="no beat page"):
+    with path.open("r+b") as file, pytest.raises(ValueError, match="not a beat page"):
         _core.BeatPage(file.fileno())
     with pytest.raises(ValueError, match="descriptor"):
         _core.BeatPage(-5)

@@ -72,7 +72,7 @@ def test_extend_and_drop() -> None:
         schedule.extend_trial(7, 3)
     with pytest.raises(ValueError, match="there is no trial 9"):
         schedule.drop_trial(9)
-    with pytest.raises(ValueError, match="trial 8 is there already"):
+    with pytest.raises(ValueError, match="trial 8 already exists"):
         schedule.add_trial(8, epochs=1)
 
 
@@ -394,7 +394,7 @@ def test_wrong_arguments_of_the_methods() -> None:
         schedule.add_trial(0, epochs=1, step=2)
     with pytest.raises(ValueError, match="has begun epoch 3 and cannot train for 2"):
         schedule.add_trial(0, epochs=2, epoch=3)
-    with pytest.raises(ValueError, match="worker 0 runs no unit"):
+    with pytest.raises(ValueError, match="worker 0 is not running a unit"):
         schedule.unit_done(0, 0.0)
     with pytest.raises(TypeError, match="takes a worker and the time"):
         schedule.unit_done(0)  # type: ignore[call-arg]

@@ -134,7 +134,7 @@ def test_rows_are_counted(tmp_path: Path) -> None:
     writer.write(np.zeros(2, np.uint8))
     with pytest.raises(ValueError, match="only 2 of 3 rows"):
         writer.close()
-    with pytest.raises(ValueError, match="more than the 3 that were announced"):
+    with pytest.raises(ValueError, match="more than the 3 announced"):
         writer.write(np.zeros(2, np.uint8))
     writer.write(np.zeros(1, np.uint8))
     assert writer.close()[0] == 131

@@ -304,7 +304,7 @@ def test_a_slot_that_was_cut_off(stem: Path) -> None:
     commit(slots, state(1), attempt=0, position=1)
     os.truncate(stem.with_suffix(".a"), 100)
     for reader in (slots, _core.Slots(stem, False)):
-        with pytest.raises(CorruptDataError, match=r"0001\.a is corrupt: it has been cut off"):
+        with pytest.raises(CorruptDataError, match=r"0001\.a is corrupt: it has been truncated"):
             reader.view()
         with pytest.raises(CorruptDataError):
             reader.hash()
@@ -335,7 +335,7 @@ def test_a_state_cut_anywhere_is_refused(stem: Path) -> None:
     content = stem.with_suffix(".a").read_bytes()
     for size in range(len(content)):
         stem.with_suffix(".a").write_bytes(content[:size])
-        with pytest.raises(CorruptDataError, match=r"0001\.a is corrupt: it has been cut off"):
+        with pytest.raises(CorruptDataError, match=r"0001\.a is corrupt: it has been truncated"):
             _core.Slots(stem, False).view()
 
 
