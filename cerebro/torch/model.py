@@ -42,6 +42,7 @@ from cerebro.model import (
 )
 from cerebro.torch import graph as _torch_graph
 from cerebro.torch import place as _torch_place
+from cerebro.torch import recorded_step as _recorded_step
 from cerebro.torch import state as _torch_state
 
 # Values by metric, loss with its graph (or None), output, target.
@@ -188,15 +189,16 @@ class Model:
         self._scheduler_due = False
         self._objective = self._compile_objective()
         self._graphed: _torch_graph.GraphedStep | None = None
+        self._recorded: tuple[_recorded_step.RecordedStep, ...] = ()
         if graph and self._on_gpu:
+            if self._accumulate != 1:
+                raise InputError("graph=True on a GPU replays whole steps: leave out accumulate")
             _torch_graph.make_capturable(self._optimizers)
             self._train = self._compile_graphed(_torch_graph.CudaRecorder(self._device))
         else:
-            self._train = self._compile_train()
+            self._train = self._compile_train(record=graph)
 
     def _check_combinations(self, graph: bool, state: str, amp: str | None) -> None:
-        if graph and self._accumulate != 1:
-            raise InputError("graph=True replays whole steps: leave out accumulate")
         if graph and amp == "fp16":
             raise InputError(
                 "graph=True: amp='fp16' looks at the gradients before each step: use amp='bf16'"
@@ -244,6 +246,8 @@ class Model:
 
     def end_unit(self) -> None:
         """Finish an update that waits for more batches: a window ends with its unit."""
+        for recorded in self._recorded:
+            recorded.look_again()
         if self._pending:
             self._update()
         if self._scheduler_due:
@@ -278,6 +282,8 @@ class Model:
         Gradients are off, but not by inference mode: what a network caches then
         (masks, rotary tables) could not be used in training afterwards.
         """
+        if self._recorded:
+            return self._recorded[1](batch)
         return self._evaluate_batch(batch)[0]
 
     @property
@@ -414,6 +420,8 @@ class Model:
         self._pending, self._scheduler_due = 0, False
         if self._graphed is not None:
             self._graphed.moved()
+        for recorded in self._recorded:
+            recorded.look_again()
         self._drop_gradients()
         _torch_state.load_net(self.net, state["net"], partial=self._partial)
         for optimizer, part in self._parts(self._optimizers, state["optimizer"]):
@@ -464,19 +472,13 @@ class Model:
 
     # --- the parts of a training step -----------------------------------------
 
-    def _compile_train(self) -> Callable[[Batch], dict[str, Any]]:
+    def _compile_train(self, *, record: bool) -> Callable[[Batch], dict[str, Any]]:
         """Return the function that trains on a batch, with everything settled beforehand."""
         net, objective, augment = self.net, self._objective, self._augment
         autocast, scaler, accumulate = self._autocast, self._scaler, self._accumulate
         by_batch = bool(self._schedulers) and self._scheduler_step == "batch"
 
-        def train(batch: Batch) -> dict[str, Any]:
-            if not net.training:
-                self._to_training()
-            if self._scheduler_due:
-                self._step_schedulers()
-            if augment is not None:
-                batch = augment(batch)
+        def step(batch: Batch, pending: int) -> dict[str, Any]:
             if autocast is None:
                 values, loss, _, _ = objective(batch)
             else:
@@ -485,9 +487,21 @@ class Model:
             if accumulate != 1:
                 loss = loss / accumulate
             (loss if scaler is None else scaler.scale(loss)).backward()
-            self._pending += 1
-            if self._pending == accumulate:
+            if pending + 1 == accumulate:
                 self._update()
+            return values
+
+        take = self._record(step) if record else step
+
+        def train(batch: Batch) -> dict[str, Any]:
+            if not net.training:
+                self._to_training()
+            if self._scheduler_due:
+                self._step_schedulers()
+            if augment is not None:
+                batch = augment(batch)
+            values = take(batch, self._pending)
+            self._pending = (self._pending + 1) % accumulate
             if by_batch:
                 # Inside a unit the next batch steps it: should this batch be the unit's
                 # last, then its update, made by end_unit, comes first.
@@ -497,6 +511,22 @@ class Model:
             return values
 
         return train
+
+    def _record(
+        self, step: Callable[[Batch, int], dict[str, Any]]
+    ) -> Callable[[Batch, int], dict[str, Any]]:
+        """Return the step as one that is recorded and replayed; evaluation is recorded, too."""
+
+        def evaluate(batch: Batch, pending: int) -> dict[str, Any]:
+            return self._evaluate_batch(batch)[0]
+
+        modules = [self.net, self._loss] if isinstance(self._loss, torch.nn.Module) else [self.net]
+        gathered = self._parameters if self._accumulate != 1 else ()
+        training = _recorded_step.RecordedStep(
+            step, "training step", modules, self._optimizers, gathered, self._drop_gradients
+        )
+        self._recorded = (training, _recorded_step.RecordedStep(evaluate, "evaluation", modules))
+        return training
 
     def _compile_graphed(
         self, recorder: _torch_graph.Recorder

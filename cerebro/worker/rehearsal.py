@@ -252,7 +252,8 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
         return
     module = type(value).__module__
     # How a step is run is no state: a graph that is replayed, a program that was compiled.
-    ours = ("cerebro._core", "cerebro.torch.graph", "cerebro.jax.program")
+    steps = ("cerebro.torch.graph", "cerebro.torch.recorded_step", "cerebro.jax.program")
+    ours = ("cerebro._core", *steps)
     numbered = ("flax.ids",)  # every module of flax has a number of its own
     if module.startswith((*ours, *numbered, "builtins", "numpy.random")):
         return
