@@ -14,6 +14,7 @@ memory that belongs neither to the state nor to the step.
 from __future__ import annotations
 
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,9 @@ from cerebro.torch.graph import same
 
 ALLOCATES = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 """Operators that return memory without writing it."""
+
+FILLS = {"ones_like", "zeros_like", "full_like", "ones", "zeros", "full", "arange", "scalar_tensor"}
+"""Operators whose results depend on shapes and numbers alone."""
 
 HIDDEN_WRITES = {"native_batch_norm": (3, 4)}
 """Arguments that operators write although their schemas do not say so."""
@@ -100,9 +104,7 @@ class Recording(TorchDispatchMode):  # type: ignore[misc]
         out = func(*args, **kwargs)
         call = Call(func, noted_args, noted_kwargs, _noted(_listed(out)), self.section)
         self._check(call, [list(args), list(kwargs.values())], before)
-        self._made.update(
-            _address(t) for t in _tensors_in(call.outs) if _address(t) not in before
-        )
+        self._made.update(_address(t) for t in _tensors_in(call.outs) if _address(t) not in before)
         self.calls.append(call)
         return out
 
@@ -163,8 +165,9 @@ class Program:
     """
 
     def __init__(self, recording: Recording, kept: Iterable[Any]) -> None:
-        self._recording: Recording | None = recording
-        self._steps: list[tuple[Any, Any, Any]] = []
+        self._recording = recording
+        self._steps: dict[int, tuple[Any, tuple[Any, Any, Any]]] = {}
+        self._calls: list[tuple[Any, Any, Any]] = []
         replaced = _needless_copies(recording, {_address(t) for t in kept})
         views: dict[Any, Any] = {}
         made: dict[int, int] = {}
@@ -176,7 +179,7 @@ class Program:
             args = _mapped(call.args, partial(replaced.of, views))
             kwargs = _mapped(call.kwargs, partial(replaced.of, views))
             outs = _mapped(call.outs, partial(replaced.of, views))
-            self._steps.append(_runnable(call, args, kwargs, outs))
+            self._steps[index] = _runnable(call, args, kwargs, outs)
             self.containers[index] = (args, kwargs)
             made.update(
                 (_address(t), t.untyped_storage().nbytes())
@@ -187,17 +190,53 @@ class Program:
         """The memory that the program keeps beside the model's."""
 
     def __len__(self) -> int:
-        return len(self._steps)
+        return len(self._calls)
 
     def settle(self) -> None:
         """Free what only :meth:`differs_from` needs."""
-        self._recording = None
+        del self._recording
+        self._steps.clear()
+        self.containers.clear()
+
+    def finish(self, shared: Callable[[list[Any], Any], Any]) -> None:
+        """Make the calls faster; they compute on the program's memory meanwhile.
+
+        Parameters
+        ----------
+        shared
+            ``shared(arguments, dtype)`` returns the tensor that stands for the number
+            ``arguments[1]``.
+        """
+        constant = self._constants()
+        steps = []
+        for index, (func, (run, args, kwargs)) in self._steps.items():
+            if index in constant:
+                run(*args, **kwargs)
+                continue
+            if _takes_number(func, args, kwargs):
+                args[1] = shared(args, args[0].dtype)
+            steps.append((_binding(run, args, kwargs), args, kwargs))
+        self._calls = steps
+
+    def _constants(self) -> set[int]:
+        """Find calls that always give the same, into memory that no other call writes."""
+        written = Counter(
+            _address(tensor)
+            for index in self._steps
+            for tensor in _written_or_made(self._recording.calls[index])
+        )
+        return {
+            index
+            for index in self._steps
+            if self._recording.calls[index].name in FILLS
+            and written[_address(self._recording.calls[index].outs[0])] == 1
+        }
 
     def run(self) -> None:
         """Repeat the step."""
         # Autograd has nothing to do here: its operators are among the calls.
         with torch._C._AutoDispatchBelowAutograd():
-            for run, args, kwargs in self._steps:
+            for run, args, kwargs in self._calls:
                 run(*args, **kwargs)
 
     def differs_from(self, other: Recording, free: set[tuple[int, int, Any]]) -> str | None:
@@ -212,7 +251,6 @@ class Program:
             key.
         """
         ours = self._recording
-        assert ours is not None
         if [call.func for call in ours.calls] != [call.func for call in other.calls]:
             return "the step calls other operators than before"
         numbers: dict[int, int] = {}
@@ -228,7 +266,6 @@ class Program:
                     if not _alike(one, two, ours, other, numbers):
                         return f"{mine.name}() has other arguments than before"
         return None
-
 
 
 def _alike(one: Any, two: Any, ours: Recording, other: Recording, known: dict[int, int]) -> bool:
@@ -311,22 +348,88 @@ def _is_left_out(call: Call) -> bool:
 
 def _runnable(
     call: Call, args: list[Any], kwargs: dict[str, Any], outs: list[Any]
-) -> tuple[Any, Any, Any]:
-    """Return function, arguments and keywords that repeat a call on its memory."""
+) -> tuple[Any, tuple[Any, Any, Any]]:
+    """Return operator, function, arguments and keywords that repeat a call on its memory."""
     if call.func._schema.is_mutable:
-        return call.func._op, args, kwargs
+        return call.func, (call.func, args, kwargs)
     if call.name in ("clone", "_to_copy"):
-        return torch.ops.aten.copy_.default._op, [outs[0], args[0]], {}
+        copy = torch.ops.aten.copy_.default
+        return copy, (copy, [outs[0], args[0]], {})
     found = _out_variant(call.func)
     several = len(call.func._schema.returns) == 1 and len(outs) != 1
     if found is None or any(not isinstance(t, torch.Tensor) for t in outs):
-        return partial(_call_and_copy, call.func._op, outs), args, kwargs
+        return call.func, (partial(_call_and_copy, call.func._op, outs), args, kwargs)
     variant, names, allowed = found
     for key in [key for key in kwargs if key not in allowed]:
         del kwargs[key]
     is_list = several or "[]" in str(call.func._schema.returns[0].type)
     kwargs.update({names[0]: outs} if is_list else zip(names, outs, strict=True))
-    return variant._op, args, kwargs
+    return variant, (variant, args, kwargs)
+
+
+def _takes_number(func: Any, args: list[Any], kwargs: dict[str, Any]) -> bool:
+    """Return whether an operator makes a tensor of the number ``args[1]`` in every call.
+
+    One made beforehand, of the type in which it computes, gives the same bits.
+    """
+    if func not in _arithmetic() or isinstance(args[1], (torch.Tensor, bool)):
+        return False
+    tensors = _all([args, kwargs])
+    dtype = args[0].dtype
+    return dtype in (torch.float32, torch.float64) and all(t.dtype == dtype for t in tensors)
+
+
+def _arithmetic() -> tuple[Any, ...]:
+    aten = torch.ops.aten
+    within = (aten.add_.Tensor, aten.sub_.Tensor, aten.mul_.Tensor, aten.div_.Tensor)
+    return (*within, aten.add.out, aten.sub.out, aten.mul.out, aten.div.out)
+
+
+def _binding(run: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Return PyTorch's own function for an operator where it calls exactly this one.
+
+    Its parser of arguments takes half of the time of the operator's.
+    """
+    if isinstance(run, partial):
+        return run
+    name = str(run._schema.name).partition("::")[2]
+    place = torch.Tensor if name.endswith("_") else torch
+    function = getattr(place, name, None)
+    if function is not None and not hasattr(function, "__code__"):
+        tried = _Tried()
+        try:
+            with tried:
+                function(*args, **kwargs)
+        except (RuntimeError, TypeError, ValueError):
+            return run._op
+        if [func for func, _, _ in tried.calls] == [run] and all(
+            one is two
+            for made, given in (
+                (tried.calls[0][1], args),
+                (list(tried.calls[0][2].items()), list(kwargs.items())),
+            )
+            for one, two in zip(_all(list(made)), _all(list(given)), strict=False)
+        ):
+            return function
+    return run._op
+
+
+class _Tried(TorchDispatchMode):  # type: ignore[misc]
+    """Notes which operators are called with what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self.calls.append((func, args, kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _written_or_made(call: Call) -> list[Any]:
+    return written_by(call) + ([] if call.func._schema.is_mutable else _tensors_in(call.outs))
 
 
 def _call_and_copy(run: Callable[..., Any], outs: list[Any], *args: Any, **kwargs: Any) -> None:

@@ -283,6 +283,8 @@ class Model:
         (masks, rotary tables) could not be used in training afterwards.
         """
         if self._recorded:
+            if self.net.training:
+                self.net.eval()
             return self._recorded[1](batch)
         return self._evaluate_batch(batch)[0]
 
@@ -290,6 +292,11 @@ class Model:
     def inputs(self) -> Columns:
         """What the network is called with: a column, a list of columns or a mapping."""
         return self._inputs
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory of recorded steps, beside that of the state."""
+        return sum(recorded.held_bytes for recorded in self._recorded)
 
     @property
     def evaluates_whole(self) -> bool:
@@ -500,8 +507,9 @@ class Model:
                 self._step_schedulers()
             if augment is not None:
                 batch = augment(batch)
-            values = take(batch, self._pending)
-            self._pending = (self._pending + 1) % accumulate
+            pending = self._pending
+            values = take(batch, pending)
+            self._pending = (pending + 1) % accumulate
             if by_batch:
                 # Inside a unit the next batch steps it: should this batch be the unit's
                 # last, then its update, made by end_unit, comes first.

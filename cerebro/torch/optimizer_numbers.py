@@ -274,7 +274,7 @@ def _altered(group: Group, place: int) -> dict[str, Any]:
         if key == "lr":
             found[key] = value * shift if value else 0.0137 * shift
         elif isinstance(value, tuple):
-            found[key] = tuple(v * shift**(1 + i) for i, v in enumerate(value))
+            found[key] = tuple(v * shift ** (1 + i) for i, v in enumerate(value))
         elif key in group and value:
             found[key] = value * shift
     return found

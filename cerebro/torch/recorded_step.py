@@ -163,9 +163,7 @@ class RecordedStep:
             self._numbers.require_equal_counts()
             program = Program(recording, _tensors_of(values.values()))
             holes, free = self._holes(recording, counts, program, stepped)
-            recorded = _Recorded(
-                program, static, values, self._gradients.taken(), holes, free
-            )
+            recorded = _Recorded(program, static, values, self._gradients.taken(), holes, free)
             self._state.put(before)
             self._compare(recorded, batch, result, after)
             self._programs[key] = recorded
@@ -295,9 +293,29 @@ class _Recorded:
             value.untyped_storage().nbytes() for value in _tensors_of(static.values())
         )
         self._values = {name: _detached(value) for name, value in values.items()}
+        self._constants: dict[Any, Any] = {}
+        self._tensors: dict[Any, Any] = {}
         self._holes = holes
-        self._counted = [hole for hole in holes if hole.formula in COUNTED]
+        program.finish(self._shared)
+        self._holes = [hole for hole in holes if hole.key is not None]
+        self._holes += [
+            Hole(group, formula, tensor, None)
+            for (group, formula, _), tensor in self._tensors.items()
+        ]
+        self._counted = [hole for hole in self._holes if hole.formula in COUNTED]
         self._set_for: Any = None
+
+    def _shared(self, args: list[Any], dtype: Any) -> Any:
+        """Return a tensor for the number ``args[1]``: one for all calls that take the same."""
+        for hole in self._holes:
+            if hole.container is args and hole.key == 1:
+                hole.key = None  # the tensor is set in its place
+                key = (hole.group, hole.formula, dtype)
+                if key not in self._tensors:
+                    self._tensors[key] = torch.zeros((), dtype=dtype)
+                return self._tensors[key]
+        constant = (repr(args[1]), dtype)
+        return self._constants.setdefault(constant, torch.tensor(args[1], dtype=dtype))
 
     def set_numbers(self, numbers: Numbers, settings: Any) -> None:
         """Give the program the numbers of the coming step."""
@@ -308,7 +326,11 @@ class _Recorded:
         counts = numbers.counts()
         found = {group: numbers.values(group, counts[group]) for group in {h.group for h in holes}}
         for hole in holes:
-            hole.container[hole.key] = found[hole.group][hole.formula]
+            value = found[hole.group][hole.formula]
+            if hole.key is None:
+                hole.container.fill_(value)
+            else:
+                hole.container[hole.key] = value
 
     def replay(self, batch: Batch) -> Values:
         """Compute on a batch of the recorded shape."""
