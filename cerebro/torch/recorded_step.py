@@ -254,7 +254,9 @@ class RecordedStep:
         self._programs.clear()
         self._seen.clear()
         self.refusal = reason
-        log.warning("graph=True: the %s is not recorded: %s", self._what, reason)
+        # One line says enough: what keeps a step from being recorded mostly keeps both.
+        level = logging.WARNING if self._optimizers else logging.INFO
+        log.log(level, "graph=True: the %s is not recorded: %s", self._what, reason)
 
     def _look_again(self) -> None:
         """Forget programs over memory that is not the model's any more."""
