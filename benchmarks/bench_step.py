@@ -8,6 +8,7 @@ both have trained on the same batches and must have the same weights, to the bit
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -36,7 +37,7 @@ class Recurrent(nn.Module):
 def mlp(*widths: int) -> Callable[[], nn.Module]:
     def make() -> nn.Module:
         parts: list[nn.Module] = []
-        for before, after in zip(widths, widths[1:], strict=False):
+        for before, after in itertools.pairwise(widths):
             parts += [nn.Linear(before, after), nn.ReLU()]
         return nn.Sequential(*parts[:-1])
 

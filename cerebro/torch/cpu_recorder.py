@@ -168,7 +168,7 @@ class Program:
         self._recording = recording
         self._steps: dict[int, tuple[Any, tuple[Any, Any, Any]]] = {}
         self._calls: list[tuple[Any, Any, Any]] = []
-        replaced = _needless_copies(recording, {_address(t) for t in kept})
+        self._replaced = replaced = _needless_copies(recording, {_address(t) for t in kept})
         views: dict[Any, Any] = {}
         made: dict[int, int] = {}
         self.containers: dict[int, tuple[list[Any], dict[str, Any]]] = {}
@@ -194,7 +194,7 @@ class Program:
 
     def settle(self) -> None:
         """Free what only :meth:`differs_from` needs."""
-        del self._recording
+        del self._recording, self._replaced
         self._steps.clear()
         self.containers.clear()
 
@@ -220,16 +220,16 @@ class Program:
 
     def _constants(self) -> set[int]:
         """Find calls that always give the same, into memory that no other call writes."""
+        calls = {index: self._recording.calls[index] for index in self._steps}
         written = Counter(
-            _address(tensor)
-            for index in self._steps
-            for tensor in _written_or_made(self._recording.calls[index])
+            self._replaced.address(tensor)
+            for call in calls.values()
+            for tensor in _written_or_made(call)
         )
         return {
             index
-            for index in self._steps
-            if self._recording.calls[index].name in FILLS
-            and written[_address(self._recording.calls[index].outs[0])] == 1
+            for index, call in calls.items()
+            if call.name in FILLS and written[self._replaced.address(call.outs[0])] == 1
         }
 
     def run(self) -> None:
@@ -287,6 +287,10 @@ class _Replaced:
     def __init__(self) -> None:
         self.dropped: set[int] = set()
         self.sources: dict[int, Any] = {}
+
+    def address(self, tensor: Any) -> int:
+        """Return where the program has a tensor's memory."""
+        return _address(self.sources.get(_address(tensor), tensor))
 
     def of(self, views: dict[Any, Any], tensor: Any) -> Any:
         """Return the tensor over the memory that the program uses; equal ones are one object."""

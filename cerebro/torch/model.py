@@ -107,12 +107,14 @@ class Model:
         "bf16" or "fp16": forward pass and loss under autocast; "fp16" scales the
         loss (`torch.amp.GradScaler`).
     graph
-        True: on a GPU the training step is captured as a CUDA graph and replayed for every batch
-        of its shape, which spares the time to start its kernels one by one. The step is the one of
-        ``capturable=True`` optimizers, whether it is replayed or not, and the graph is kept only
-        if it gives the same bits; else the trial's log says why. Python in the step (in the
-        network, loss and metrics) must do the same for every batch. Not with `accumulate` or
-        ``amp="fp16"``. On the CPU it changes nothing.
+        True: the training step is recorded once and replayed for every batch of its shape, which
+        saves most of the time of a small network's step. It is replayed only if it gives the bits
+        of the ordinary step; otherwise steps are ordinary ones, and the trial's log says why.
+        Python code in the step (in the network, loss and metrics) must do the same for every
+        batch. Not with ``amp="fp16"``. On the CPU the operators are recorded, those of `eval_batch`
+        too, and the states are those of ``graph=False``. On a GPU the step is captured as a CUDA
+        graph; it is the one of ``capturable=True`` optimizers, whether it is replayed or not, and
+        `accumulate` is refused.
     state
         "all", or "trainable": parameters that do not require gradients (a frozen
         backbone) are left out of states, so `build` must make them alike every
@@ -196,7 +198,7 @@ class Model:
             _torch_graph.make_capturable(self._optimizers)
             self._train = self._compile_graphed(_torch_graph.CudaRecorder(self._device))
         else:
-            self._train = self._compile_train(record=graph)
+            self._train = self._compile_train(record=graph and self._device.type == "cpu")
 
     def _check_combinations(self, graph: bool, state: str, amp: str | None) -> None:
         if graph and amp == "fp16":

@@ -8,9 +8,10 @@ That is not assumed but compared:
 - The next one is an ordinary step that is recorded as it runs (`cerebro.torch.cpu_recorder`). Then
   the state is put back, and the program must lead to the same weights, moments, buffers, metrics
   and generators, to the bit.
-- The next steps are compared in the same way, and recorded again: the operators, their arguments
+- The next one is compared in the same way, and recorded again: the operators, their arguments
   and the constants they read must be the same, except the numbers that the optimizer's settings
   explain (`cerebro.torch.optimizer_numbers`).
+- One more is compared, whose ordinary step nothing watches.
 
 The user's Python code runs once for every batch until the program is trusted, and not at all
 afterwards. Where anything differs, steps are ordinary ones for good, from where the last one has
@@ -22,6 +23,7 @@ There is one program for each shape of a batch, so the last batch of a shard has
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,6 +51,8 @@ MOST_PROGRAMS = 8
 """Programs that one model has at a time; batches of further shapes are ordinary steps."""
 MOST_TRIES = 3
 """Recordings of steps that replace tensors before it is given up."""
+ALIGNMENT = 64
+"""Of PyTorch's memory and of the loader's, in bytes."""
 
 log = logging.getLogger("cerebro.torch")
 
@@ -110,6 +114,8 @@ class RecordedStep:
             self._look_again()
         if phase:
             self._gradients.settle()
+        if not _is_aligned(batch):
+            return self._step(batch, phase)
         settings = self._numbers.settings()
         if settings != self._settings:
             self._settings, self._branches = settings, self._numbers.branches()
@@ -141,7 +147,7 @@ class RecordedStep:
         self._seen[key] = seen + 1
         if seen < WARM_UP or len(self._programs) >= MOST_PROGRAMS:
             return self._step(batch, phase)
-        reason = self._numbers.refusal()
+        reason = self._numbers.refusal() or _compiles()
         if reason is not None:
             self._refuse(reason)
             return self._step(batch, phase)
@@ -176,7 +182,7 @@ class RecordedStep:
         """Take an ordinary step and note its operators."""
         recording = Recording(self._state.storages())
         with sections(recording, self._optimizers) as stepped, recording:
-            values = self._step(batch, phase)
+            values = self._step(dict(batch), phase)
             self._gradients.settle()
         return recording, values, stepped
 
@@ -200,18 +206,20 @@ class RecordedStep:
     def _compared(self, batch: Batch, phase: int, recorded: _Recorded) -> Values:
         """Take an ordinary step, and see that the program does the same."""
         before = self._state.taken()
-        fill(recorded.static, batch)
-        recording, values, _ = self._watch(recorded.static, phase)
+        recording = None
+        if recorded.compared == 0:
+            fill(recorded.static, batch)
+            recording, values, _ = self._watch(recorded.static, phase)
+        else:
+            values = self._step(batch, phase)
+            self._gradients.settle()
         after = self._state.taken()
         values = {name: cloned(value) for name, value in values.items()}
-        if recording.refusal is not None:
-            self._refuse(recording.refusal)
-            return values
         try:
             if before.places != after.places:
                 raise Different("the step puts other tensors in the place of its own")
-            how = recorded.program.differs_from(recording, recorded.free)
-            if how is not None:
+            how = recording and recorded.program.differs_from(recording, recorded.free)
+            if how:
                 raise Different(how)
             self._state.put(before)
             self._compare(recorded, batch, values, after)
@@ -398,13 +406,45 @@ class _State(LiveState):
 
 
 def _modes(modules: Sequence[Any]) -> Any:
-    """Return what of modules decides which operators run and is not the program's."""
-    return [
-        (
-            [part.training for module in modules for part in module.modules()],
-            [parameter.requires_grad for module in modules for parameter in module.parameters()],
-        )
-    ]
+    """Return what of modules a step may depend on beside their tensors.
+
+    Their types, hooks and attributes that are numbers, names or tuples of them: the probability of
+    dropout, for example, which a schedule of the user's may change between units.
+    """
+    found: list[Any] = []
+    for module in modules:
+        for part in module.modules():
+            hooks = [len(value) for key, value in vars(part).items() if key.endswith("_hooks")]
+            plain = [(k, v) for k, v in vars(part).items() if _is_plain(v)]
+            found.append((type(part), hooks, plain))
+        found.append([parameter.requires_grad for parameter in module.parameters()])
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _is_aligned(batch: Batch) -> bool:
+    """Return whether a batch lies in memory as its copy does that a program reads.
+
+    Kernels may add in another order where it does not. Batches of a loader do.
+    """
+    return all(
+        value.is_contiguous() and value.data_ptr() % ALIGNMENT == 0
+        for value in batch.values()
+        if isinstance(value, torch.Tensor)
+    )
+
+
+def _compiles() -> str | None:
+    """Say so if ``torch.compile`` has compiled something: it does not while a step is recorded."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    if utils is not None and utils.counters["frames"]:
+        return "torch.compile is in use"
+    return None
 
 
 def _tensors_of(values: Any) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -366,6 +367,56 @@ def test_other_tensors_after_a_load_are_recorded_again():
 def test_settings_that_change_between_epochs_hold(change):
     model = agree(between=change)
     assert replays(model) > 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda part: setattr(part, "p", part.p + 0.1),
+        lambda part: setattr(part, "p", 0.0),
+        lambda part: part.register_forward_hook(lambda _, given, output: output * 2),
+        lambda part: part.register_forward_pre_hook(lambda _, given: (given[0] * 2,)),
+    ],
+)
+def test_modules_that_change_between_epochs_are_recorded_again(change):
+    model = agree(net=with_dropout, between=lambda model: change(model.net[2]))
+    assert model._recorded[0].refusal is None
+    assert 0 < replays(model) <= BATCHES * EPOCHS - EPOCHS - 2 * BEFORE
+
+
+def test_a_gradient_of_ones_is_not_taken_for_a_constant():
+    class Shifted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.shift = nn.Parameter(torch.zeros(()))
+            self.net = mlp()
+
+    def step(net, batch):
+        return {"loss": net.net(batch["x"]).square().mean() + net.shift}
+
+    check_recorded(agree(net=Shifted, step=step, clip_norm=0.1, optimizer=sgd_nesterov))
+
+
+def test_batches_that_lie_otherwise_are_ordinary_steps():
+    """Kernels may add in another order where memory is not aligned, or not contiguous."""
+    whole = {"x": torch.randn(400, 6), "y": torch.randint(3, (400,))}
+    odd = [
+        {name: t[start : start + ROWS] for name, t in whole.items()} for start in range(1, 99, 7)
+    ]
+    odd += [{"x": torch.randn(6, ROWS).t(), "y": whole["y"][:ROWS]} for _ in range(9)]
+    one, two = made(True), made(False)
+    for batch in odd:
+        assert floats(one.train_batch(batch)) == floats(two.train_batch(batch))
+    assert bits(one) == bits(two)
+    assert replays(one) == 0 and not one._recorded[0]._programs
+
+
+def test_torch_compile_is_not_recorded(monkeypatch):
+    import types
+
+    utils = types.SimpleNamespace(counters={"frames": {"ok": 1}})
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", utils)
+    assert "torch.compile is in use" in agree()._recorded[0].refusal
 
 
 def test_values_outlive_the_next_replay():
