@@ -13,6 +13,7 @@ memory that belongs neither to the state nor to the step.
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +31,9 @@ ALLOCATES = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_str
 
 FILLS = {"ones_like", "zeros_like", "full_like", "ones", "zeros", "full", "arange", "scalar_tensor"}
 """Operators whose results depend on shapes and numbers alone."""
+
+RESIZES = {"huber_loss"}
+"""Operators whose variants that write into given memory give it another shape meanwhile."""
 
 HIDDEN_WRITES = {"native_batch_norm": (3, 4)}
 """Arguments that operators write although their schemas do not say so."""
@@ -170,7 +174,7 @@ class Program:
         self._calls: list[tuple[Any, Any, Any]] = []
         self._replaced = replaced = _needless_copies(recording, {_address(t) for t in kept})
         views: dict[Any, Any] = {}
-        made: dict[int, int] = {}
+        made: dict[int, Any] = {}
         self.containers: dict[int, tuple[list[Any], dict[str, Any]]] = {}
         """Of each call: its arguments, to be changed before a replay."""
         for index, call in enumerate(recording.calls):
@@ -181,12 +185,12 @@ class Program:
             outs = _mapped(call.outs, partial(replaced.of, views))
             self._steps[index] = _runnable(call, args, kwargs, outs)
             self.containers[index] = (args, kwargs)
-            made.update(
-                (_address(t), t.untyped_storage().nbytes())
-                for t in _tensors_in(outs)
-                if not recording.external(t)
-            )
-        self.held_bytes = sum(made.values())
+        for call in recording.calls:
+            for tensor in _tensors_in(_mapped(call.outs, partial(replaced.of, views))):
+                if tensor.numel() and not recording.external(tensor):
+                    made[_address(tensor)] = tensor
+        self._memory = made
+        self.held_bytes = sum(t.untyped_storage().nbytes() for t in made.values())
         """The memory that the program keeps beside the model's."""
 
     def __len__(self) -> int:
@@ -194,7 +198,7 @@ class Program:
 
     def settle(self) -> None:
         """Free what only :meth:`differs_from` needs."""
-        del self._recording, self._replaced
+        del self._recording, self._replaced, self._memory
         self._steps.clear()
         self.containers.clear()
 
@@ -217,6 +221,11 @@ class Program:
                 args[1] = shared(args, args[0].dtype)
             steps.append((_binding(run, args, kwargs), args, kwargs))
         self._calls = steps
+        # What the program does not write itself must not look as if it did.
+        kept = {self._replaced.address(self._recording.calls[i].outs[0]) for i in constant}
+        for address, tensor in self._memory.items():
+            if address not in kept:
+                _spoil(tensor)
 
     def _constants(self) -> set[int]:
         """Find calls that always give the same, into memory that no other call writes."""
@@ -355,19 +364,40 @@ def _runnable(
 ) -> tuple[Any, tuple[Any, Any, Any]]:
     """Return operator, function, arguments and keywords that repeat a call on its memory."""
     if call.func._schema.is_mutable:
-        return call.func, (call.func, args, kwargs)
+        given = {_address(t) for t in _tensors_in([args, kwargs])}
+        made = [t if _is_made(t, given) else None for t in outs]
+        if not any(t is not None for t in made):
+            return call.func, (call.func, args, kwargs)
+        return call.func, (partial(_call_and_copy, call.func._op, made), args, kwargs)
     if call.name in ("clone", "_to_copy"):
         copy = torch.ops.aten.copy_.default
         return copy, (copy, [outs[0], args[0]], {})
     found = _out_variant(call.func)
     several = len(call.func._schema.returns) == 1 and len(outs) != 1
-    if found is None or any(not isinstance(t, torch.Tensor) for t in outs):
+    if (
+        found is None
+        or any(not isinstance(t, torch.Tensor) for t in outs)
+        or (call.name in RESIZES)
+    ):
         return call.func, (partial(_call_and_copy, call.func._op, outs), args, kwargs)
     variant, names, allowed = found
-    for key in [key for key in kwargs if key not in allowed]:
-        del kwargs[key]
     is_list = several or "[]" in str(call.func._schema.returns[0].type)
-    kwargs.update({names[0]: outs} if is_list else zip(names, outs, strict=True))
+
+    def into(memory: list[Any]) -> dict[str, Any]:
+        given = {key: value for key, value in kwargs.items() if key in allowed}
+        return given | ({names[0]: memory} if is_list else dict(zip(names, memory, strict=True)))
+
+    # Some write into memory of another shape than their result has: tried beside it first.
+    beside = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in outs]
+    places = [_address(t) for t in beside]
+    variant(*args, **into(beside))
+    if [_form(t) for t in beside] != [_form(t) for t in outs] or places != [
+        _address(t) for t in beside
+    ]:
+        return call.func, (partial(_call_and_copy, call.func._op, outs), args, kwargs)
+    filled = into(outs)
+    kwargs.clear()
+    kwargs.update(filled)
     return variant, (variant, args, kwargs)
 
 
@@ -433,7 +463,13 @@ class _Tried(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _written_or_made(call: Call) -> list[Any]:
-    return written_by(call) + ([] if call.func._schema.is_mutable else _tensors_in(call.outs))
+    found = {_address(t): t for t in written_by(call) + _tensors_in(call.outs)}
+    return list(found.values())
+
+
+def _is_made(value: Any, given: set[int]) -> bool:
+    """Return whether a result is a tensor in memory that no argument has."""
+    return isinstance(value, torch.Tensor) and value.numel() > 0 and _address(value) not in given
 
 
 def _call_and_copy(run: Callable[..., Any], outs: list[Any], *args: Any, **kwargs: Any) -> None:
@@ -458,12 +494,14 @@ def _out_variant(func: Any) -> Any:
 def _find_out_variant(func: Any) -> Any:
     schema = func._schema
     wanted = [(a.name, str(a.type)) for a in schema.arguments if a.name not in _ABOUT_MEMORY]
+    known = {a.name for a in schema.arguments}
     for name in func.overloadpacket.overloads():
         variant = getattr(func.overloadpacket, name)
         arguments = variant._schema.arguments
         outs = [a.name for a in arguments if a.is_out]
         rest = [(a.name, str(a.type)) for a in arguments if not a.is_out]
         fits = [pair for pair in rest if pair[0] not in _ABOUT_MEMORY] == wanted
+        fits = fits and known.issuperset(name for name, _ in rest)
         if outs and fits and len(outs) == len(schema.returns):
             return variant, outs, {name for name, _ in rest}
     return None
@@ -481,6 +519,13 @@ def _where() -> str:
         if not frame.filename.startswith(_OURS) and not frame.filename.startswith("<"):
             return f" in {Path(frame.filename).name}:{frame.lineno}"
     return ""
+
+
+def _spoil(tensor: Any) -> None:
+    """Fill a tensor's whole memory with numbers that nobody has computed."""
+    size = tensor.untyped_storage().nbytes() // tensor.element_size()
+    whole = tensor.as_strided((size,), (1,), 0)
+    whole.fill_(math.nan if whole.is_floating_point() or whole.is_complex() else -1)
 
 
 # --- nested arguments ----------------------------------------------------------

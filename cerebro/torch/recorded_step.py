@@ -5,17 +5,17 @@ these out and has the bits of the ordinary one, because the same operators run o
 That is not assumed but compared:
 
 - The first steps of a shape are ordinary ones: the optimizer makes its state.
-- The next one is an ordinary step that is recorded as it runs (`cerebro.torch.cpu_recorder`). Then
-  the state is put back, and the program must lead to the same weights, moments, buffers, metrics
-  and generators, to the bit.
-- The next one is compared in the same way, and recorded again: the operators, their arguments
-  and the constants they read must be the same, except the numbers that the optimizer's settings
-  explain (`cerebro.torch.optimizer_numbers`).
+- The next one is recorded as it runs (`cerebro.torch.cpu_recorder`). Then the state is put back
+  twice: an ordinary step that nothing watches, and the program, must lead to the same weights,
+  moments, buffers, metrics and generators, to the bit.
+- The next one is compared with the program in the same way, and recorded again: the operators,
+  their arguments and the constants they read must be the same, except the numbers that the
+  optimizer's settings explain (`cerebro.torch.optimizer_numbers`).
 - One more is compared, whose ordinary step nothing watches.
 
-The user's Python code runs once for every batch until the program is trusted, and not at all
-afterwards. Where anything differs, steps are ordinary ones for good, from where the last one has
-come to, and the log says why. Whether a step is replayed therefore changes nothing in a state.
+The user's Python code does not run after that. Where anything differs, steps are ordinary ones for
+good, from where the last one has come to, and the log says why. Whether a step is replayed
+therefore changes nothing in a state.
 
 There is one program for each shape of a batch, so the last batch of a shard has one too.
 """
@@ -156,27 +156,39 @@ class RecordedStep:
     def _recorded(self, batch: Batch, phase: int, key: Any) -> Values:
         static = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in batch.items()}
         before, counts = self._state.taken(), self._numbers.counts()
-        recording, values, stepped = self._watch(static, phase)
-        after = self._state.taken()
-        result = {name: cloned(value) for name, value in values.items()}
+        attributes = _Attributes(self._modules)
+        gradients = self._gradients.taken()
+        recording, watched, stepped = self._watch(static, phase)
         if recording.refusal is not None:
             self._refuse(recording.refusal)
-            return result
-        if before.places != after.places:
+            return {name: cloned(value) for name, value in watched.items()}
+        after_watched = self._state.taken()
+        if before.places != after_watched.places:
             self._replaced_tensors()
-            return result
+            return {name: cloned(value) for name, value in watched.items()}
+        # The step that counts is one that nothing watched.
+        told = {name: cloned(value) for name, value in watched.items()}
+        afterwards = self._gradients.taken()
+        self._state.put(before)
+        attributes.put()
+        self._gradients.put(gradients)
+        values = self._step(batch, phase)
+        self._gradients.settle()
+        values = {name: cloned(value) for name, value in values.items()}
+        after = self._state.taken()
         try:
+            self._require(told, values, after_watched, after)
             self._numbers.require_equal_counts()
-            program = Program(recording, _tensors_of(values.values()))
+            program = Program(recording, _tensors_of(watched.values()))
             holes, free = self._holes(recording, counts, program, stepped)
-            recorded = _Recorded(program, static, values, self._gradients.taken(), holes, free)
+            recorded = _Recorded(program, static, watched, afterwards, holes, free)
             self._state.put(before)
-            self._compare(recorded, batch, result, after)
+            self._compare(recorded, batch, values, after)
             self._programs[key] = recorded
             self._places = (self._state.places(), _modes(self._modules))
         except Exception as error:
             self._give_up(error, after)
-        return result
+        return values
 
     def _watch(self, batch: Batch, phase: int) -> tuple[Recording, Values, list[Any]]:
         """Take an ordinary step and note its operators."""
@@ -233,11 +245,25 @@ class RecordedStep:
     def _compare(self, recorded: _Recorded, batch: Batch, values: Values, after: Taken) -> None:
         """Replay from the state at hand; what comes out must be `values` and `after`."""
         recorded.set_numbers(self._numbers, self._settings)
-        found = recorded.replay(batch)
+        self._require(recorded.replay(batch), values, None, after)
+
+    def _require(self, found: Values, values: Values, state: Taken | None, after: Taken) -> None:
+        """See that metrics and state are what the ordinary step has given.
+
+        `state` is None for the state at hand.
+        """
         for name, value in values.items():
             if not same(value, found.get(name)):
                 raise Different(f"the metric {name!r} differs")
-        self._state.require(after)
+        if state is not None:
+            current = self._state.taken()
+            self._state.put(state)
+            try:
+                self._state.require(after)
+            finally:
+                self._state.put(current)
+        else:
+            self._state.require(after)
 
     # --- refusals ----------------------------------------------------------
 
@@ -347,6 +373,31 @@ class _Recorded:
         fill(self.static, batch)
         self.program.run()
         return {name: cloned(value) for name, value in self._values.items()}
+
+
+class _Attributes:
+    """The attributes of modules, to take back what a step's Python has set."""
+
+    def __init__(self, modules: Sequence[Any]) -> None:
+        self._parts = [
+            (
+                vars(part),
+                {k: (v, dict(v) if isinstance(v, dict) else None) for k, v in vars(part).items()},
+            )
+            for module in modules
+            for part in module.modules()
+        ]
+
+    def put(self) -> None:
+        """Give the modules these attributes."""
+        for attributes, saved in self._parts:
+            for key in [key for key in attributes if key not in saved]:
+                del attributes[key]
+            for key, (value, items) in saved.items():
+                attributes[key] = value
+                if items is not None:
+                    value.clear()
+                    value.update(items)
 
 
 class _Gradients:
