@@ -512,6 +512,13 @@ class NewTensor(Branches):
         return self.net(x * self.scale)
 
 
+class Constant(Branches):
+    """A tensor that is made anew, from numbers that could be others."""
+
+    def forward(self, x):
+        return self.net(x * torch.tensor([0.5]))
+
+
 class OutsideState(Branches):
     def __init__(self):
         super().__init__()
@@ -584,6 +591,7 @@ def halved(net):
             "mul_() changes a tensor that is not part of the state in "
             + line_of("return self.net(x.mul_(0.5))"),
         ),
+        ({"net": Constant}, "lift_fresh() has other arguments than before"),
         ({"net": NewTensor}, "mul() has other arguments than before"),
         (
             {"net": OutsideState},
