@@ -200,7 +200,7 @@ class GraphedStep:
     def __call__(self, batch: Batch) -> Values:
         if self.refusal is not None:
             return self._ordinary(batch)
-        shape = _shape_of(batch)
+        shape = shape_of(batch)
         if self._graph is not None:
             if shape != self._graph.shape:
                 return self._ordinary(batch)
@@ -260,7 +260,7 @@ class GraphedStep:
 
     def _capture(self, batch: Batch, shape: Any) -> _Graph:
         static = {name: _like(value) for name, value in batch.items()}
-        _fill(static, batch)
+        fill(static, batch)
         self._rates.fill()
         values, replay = self._recorder.capture(lambda: self._ordinary(static))
         return _Graph(
@@ -293,7 +293,7 @@ class GraphedStep:
         self._rates.fill()
         found = graph.replay(batch)
         for name, value in values.items():
-            if not _same(value, found.get(name)):
+            if not same(value, found.get(name)):
                 raise Different(f"the metric {name!r} of the graph differs")
         self._state.require(after)
         self._compared += 1
@@ -340,9 +340,9 @@ class _Graph:
 
     def replay(self, batch: Batch) -> Values:
         """Train on a batch of the captured shape."""
-        _fill(self._static, batch)
+        fill(self._static, batch)
         self._replay()
-        return {name: _cloned(value) for name, value in self._values.items()}
+        return {name: cloned(value) for name, value in self._values.items()}
 
 
 # --- learning rates ------------------------------------------------------------
@@ -467,7 +467,7 @@ class LiveState:
             Naming the first value that differs.
         """
         for (name, tensor), value in zip(self._tensors(), taken.tensors, strict=True):
-            if not _same(tensor, value):
+            if not same(tensor, value):
                 raise Different(f"{name} of the graph differs")
         if [value for _, _, value in self._numbers()] != taken.numbers:
             raise Different("the optimizer counts on the host")
@@ -511,7 +511,7 @@ def _items(entries: Any) -> list[tuple[Any, Any]]:
 # --- batches and values ------------------------------------------------------------
 
 
-def _shape_of(batch: Batch) -> Any:
+def shape_of(batch: Batch) -> Any:
     """Return everything about a batch that a captured step depends on, except its values."""
     return tuple(
         (name, tuple(value.shape), value.dtype, value.stride())
@@ -525,23 +525,23 @@ def _like(value: Any) -> Any:
     return torch.empty_like(value) if isinstance(value, torch.Tensor) else value
 
 
-def _fill(static: Batch, batch: Batch) -> None:
+def fill(static: Batch, batch: Batch) -> None:
     for name, value in batch.items():
         if isinstance(value, torch.Tensor):
             static[name].copy_(value, non_blocking=True)
 
 
-def _cloned(value: Any) -> Any:
+def cloned(value: Any) -> Any:
     """Return a copy of a value: the next replay overwrites the graph's."""
     if isinstance(value, tuple):
-        return tuple(_cloned(item) for item in value)
+        return tuple(cloned(item) for item in value)
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def _same(left: Any, right: Any) -> bool:
+def same(left: Any, right: Any) -> bool:
     """Whether two values have the same bits."""
     if isinstance(left, tuple) and isinstance(right, tuple):
-        return len(left) == len(right) and all(map(_same, left, right))
+        return len(left) == len(right) and all(map(same, left, right))
     if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
         return left.shape == right.shape and bool(torch.equal(_bits(left), _bits(right)))
     return bool(left == right)

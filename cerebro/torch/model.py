@@ -42,6 +42,7 @@ from cerebro.model import (
 )
 from cerebro.torch.graph import CudaRecorder, GraphedStep, Recorder, make_capturable
 from cerebro.torch.place import place
+from cerebro.torch.recorded_step import RecordedStep
 from cerebro.torch.state import (
     advanced_state,
     apply_settings,
@@ -111,12 +112,14 @@ class Model(BaseModel):
         "bf16" or "fp16": forward pass and loss under autocast; "fp16" scales the loss
         (`torch.amp.GradScaler`).
     graph
-        True: on a GPU, capture the training step as a CUDA graph and replay it for every batch of
-        its shape, which saves the time to launch its kernels one by one. Whether replayed or not,
-        the step is that of ``capturable=True`` optimizers. The graph is kept only if it gives the
-        same bits; otherwise the trial's log gives the reason. Python in the step (in the network,
-        loss and metrics) must do the same for every batch. Not supported with `accumulate` or
-        ``amp="fp16"``. No effect on the CPU.
+        True: record the training step once and replay it for every batch of its shape, which saves
+        most of the time of a small network's step. The step is replayed only if it gives the bits
+        of the ordinary step; otherwise steps are ordinary, and the trial's log gives the reason.
+        Python in the step (in the network, loss and metrics) must do the same for every batch. Not
+        supported with ``amp="fp16"``. On the CPU, the operators are recorded, those of `eval_batch`
+        too, and the states are those of ``graph=False``. On a GPU, the step is captured as a CUDA
+        graph, which saves the time to launch its kernels one by one; whether replayed or not, it is
+        the step of ``capturable=True`` optimizers, and `accumulate` is refused.
     state
         "all", or "trainable": leave parameters that do not require gradients (a frozen backbone)
         out of states; `build` must then make them alike every time. Buffers, such as batch norm's
@@ -194,15 +197,16 @@ class Model(BaseModel):
         self._scheduler_due = False
         self._objective = self._compile_objective()
         self._graphed: GraphedStep | None = None
+        self._recorded: tuple[RecordedStep, ...] = ()
         if graph and self._on_gpu:
+            if self._accumulate != 1:
+                raise InputError("graph=True on a GPU replays whole steps: leave out accumulate")
             make_capturable(self._optimizers)
             self._train = self._compile_graphed(CudaRecorder(self._device))
         else:
-            self._train = self._compile_train()
+            self._train = self._compile_train(record=graph and self._device.type == "cpu")
 
     def _check_combinations(self, graph: bool, state: str, amp: str | None) -> None:
-        if graph and self._accumulate != 1:
-            raise InputError("graph=True replays whole steps: leave out accumulate")
         if graph and amp == "fp16":
             raise InputError(
                 "graph=True: amp='fp16' reads the gradients before each step: use amp='bf16'"
@@ -250,6 +254,8 @@ class Model(BaseModel):
 
     def end_unit(self) -> None:
         """Finish an update that waits for more batches: a window ends with its unit."""
+        for recorded in self._recorded:
+            recorded.look_again()
         if self._pending:
             self._update()
         if self._scheduler_due:
@@ -284,12 +290,21 @@ class Model(BaseModel):
         Gradients are off, but without inference mode: tensors that a network caches under it
         (masks, rotary tables) could not be used in training afterwards.
         """
+        if self._recorded:
+            if self.net.training:
+                self.net.eval()
+            return self._recorded[1](batch)
         return self._measure(batch)[0]
 
     @property
     def inputs(self) -> Columns:
         """The network's inputs: a column, a list of columns or a mapping."""
         return self._inputs
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory of recorded steps, in addition to that of the state."""
+        return sum(recorded.held_bytes for recorded in self._recorded)
 
     def predict_batch(self, batch: Batch) -> Any:
         """Return the network's output for a batch, in evaluation mode, without gradients."""
@@ -352,6 +367,8 @@ class Model(BaseModel):
         self._pending, self._scheduler_due = 0, False
         if self._graphed is not None:
             self._graphed.moved()
+        for recorded in self._recorded:
+            recorded.look_again()
         self._drop_gradients()
         load_net(self.net, state["net"], partial=self._partial)
         for optimizer, part in self._parts(self._optimizers, state["optimizer"]):
@@ -401,19 +418,13 @@ class Model(BaseModel):
 
     # --- the parts of a training step -----------------------------------------
 
-    def _compile_train(self) -> Callable[[Batch], dict[str, Any]]:
+    def _compile_train(self, *, record: bool) -> Callable[[Batch], dict[str, Any]]:
         """Return the function that trains on a batch, with all settings resolved in advance."""
         net, objective, augment = self.net, self._objective, self._augment
         autocast, scaler, accumulate = self._autocast, self._scaler, self._accumulate
         by_batch = bool(self._schedulers) and self._scheduler_step == "batch"
 
-        def train(batch: Batch) -> dict[str, Any]:
-            if not net.training:
-                self._to_training()
-            if self._scheduler_due:
-                self._step_schedulers()
-            if augment is not None:
-                batch = augment(batch)
+        def step(batch: Batch, pending: int) -> dict[str, Any]:
             if autocast is None:
                 values, loss, _, _ = objective(batch)
             else:
@@ -422,9 +433,22 @@ class Model(BaseModel):
             if accumulate != 1:
                 loss = loss / accumulate
             (loss if scaler is None else scaler.scale(loss)).backward()
-            self._pending += 1
-            if self._pending == accumulate:
+            if pending + 1 == accumulate:
                 self._update()
+            return values
+
+        take = self._record(step) if record else step
+
+        def train(batch: Batch) -> dict[str, Any]:
+            if not net.training:
+                self._to_training()
+            if self._scheduler_due:
+                self._step_schedulers()
+            if augment is not None:
+                batch = augment(batch)
+            pending = self._pending
+            values = take(batch, pending)
+            self._pending = (pending + 1) % accumulate
             if by_batch:
                 # Inside a unit the next batch steps it: if this batch is the unit's last,
                 # end_unit makes its update first.
@@ -434,6 +458,22 @@ class Model(BaseModel):
             return values
 
         return train
+
+    def _record(
+        self, step: Callable[[Batch, int], dict[str, Any]]
+    ) -> Callable[[Batch, int], dict[str, Any]]:
+        """Return the step as one that is recorded and replayed; record evaluation, too."""
+
+        def evaluate(batch: Batch, pending: int) -> dict[str, Any]:
+            return self._measure(batch)[0]
+
+        modules = [self.net, self._loss] if isinstance(self._loss, torch.nn.Module) else [self.net]
+        gathered = self._parameters if self._accumulate != 1 else ()
+        training = RecordedStep(
+            step, "training step", modules, self._optimizers, gathered, self._drop_gradients
+        )
+        self._recorded = (training, RecordedStep(evaluate, "evaluation", modules))
+        return training
 
     def _compile_graphed(self, recorder: Recorder) -> Callable[[Batch], dict[str, Any]]:
         """Return the function that trains on a batch with a capturable step."""

@@ -251,8 +251,9 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
                 continue
         return
     module = type(value).__module__
-    # Captured graphs and compiled programs are not state.
-    ours = ("cerebro._core", "cerebro.torch.graph", "cerebro.jax.program")
+    # How a step runs is not state: a captured graph, a recorded or a compiled program.
+    steps = ("cerebro.torch.graph", "cerebro.torch.recorded_step", "cerebro.jax.program")
+    ours = ("cerebro._core", *steps)
     numbered = ("flax.ids",)  # every flax module has a unique number
     if module.startswith((*ours, *numbered, "builtins", "numpy.random")):
         return

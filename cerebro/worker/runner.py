@@ -419,7 +419,8 @@ class UnitRunner:
         context = self.context
         limit = context.live_models
         if limit is None:
-            size = 3 * max(1, self._live[current].state_bytes)
+            live = self._live[current]
+            size = 3 * max(1, live.state_bytes) + getattr(live.model, "held_bytes", 0)
             limit = max(1, min(MAX_LIVE_MODELS, context.live_bytes // size))
         dropped = []
         while len(self._live) > limit:

@@ -1007,7 +1007,6 @@ def test_missing_columns_are_named():
         ({"accumulate": 0}, "whole number of at least 1"),
         ({"accumulate": 1.5}, "whole number of at least 1"),
         ({"amp": "int8"}, "'bf16' or 'fp16'"),
-        ({"graph": True, "accumulate": 2}, "leave out accumulate"),
         ({"graph": True, "amp": "fp16"}, "use amp='bf16'"),
         ({"state": "some"}, "'all' or 'trainable'"),
         ({"metrics": [accuracy]}, "mapping of names to functions"),
