@@ -33,10 +33,10 @@ FILLS = {"ones_like", "zeros_like", "full_like", "ones", "zeros", "full", "arang
 """Operators whose results depend on shapes and numbers alone."""
 
 RESIZES = {"huber_loss"}
-"""Operators whose variants that write into given memory give it another shape meanwhile."""
+"""Operators whose `out=` variants change the shape of the given memory meanwhile."""
 
 HIDDEN_WRITES = {"native_batch_norm": (3, 4)}
-"""Arguments that operators write although their schemas do not say so."""
+"""Arguments that operators write although their schemas do not mark them as written."""
 
 _TYPES = (torch.Tensor, torch.nn.Parameter)
 _OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), torch.utils.__file__)
@@ -78,7 +78,7 @@ class Call:
 
 
 class Recording(TorchDispatchMode):  # type: ignore[misc]
-    """Notes the operators that run within it, which compute as ever.
+    """Records the operators that run within it; they compute as usual.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ class Recording(TorchDispatchMode):  # type: ignore[misc]
         return out
 
     def external(self, tensor: Any) -> bool:
-        """Return whether a tensor's memory was there before the step."""
+        """Return whether a tensor's memory existed before the step."""
         return _address(tensor) not in self._made
 
     def _check(self, call: Call, given: Any, before: set[int]) -> None:
@@ -145,7 +145,7 @@ class Recording(TorchDispatchMode):  # type: ignore[misc]
 
 
 def written_by(call: Call) -> list[Any]:
-    """Return the tensors that a call writes, beside those that it makes."""
+    """Return the tensors that a call writes, except those that it makes."""
     found: list[Any] = []
     for index, argument in enumerate(call.func._schema.arguments):
         info = argument.alias_info
@@ -191,13 +191,13 @@ class Program:
                     made[_address(tensor)] = tensor
         self._memory = made
         self.held_bytes = sum(t.untyped_storage().nbytes() for t in made.values())
-        """The memory that the program keeps beside the model's."""
+        """The memory that the program keeps in addition to the model's."""
 
     def __len__(self) -> int:
         return len(self._calls)
 
     def settle(self) -> None:
-        """Free what only :meth:`differs_from` needs."""
+        """Free the memory that only :meth:`differs_from` needs."""
         del self._recording, self._replaced, self._memory
         self._steps.clear()
         self.containers.clear()
@@ -228,7 +228,7 @@ class Program:
                 _spoil(tensor)
 
     def _constants(self) -> set[int]:
-        """Find calls that always give the same, into memory that no other call writes."""
+        """Find calls that always give the same result, in memory that no other call writes."""
         calls = {index: self._recording.calls[index] for index in self._steps}
         written = Counter(
             self._replaced.address(tensor)
@@ -280,7 +280,7 @@ class Program:
 def _alike(
     one: Any, two: Any, ours: Recording, other: Recording, known: dict[int, int], known_code: bool
 ) -> bool:
-    """Return whether two recordings mean the same by two arguments."""
+    """Return whether an argument plays the same role in two recordings."""
     if not (isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor)):
         return type(one) is type(two) and bool(one == two or (one != one and two != two))
     if _form(one) != _form(two) or ours.external(one) != other.external(two):
@@ -293,7 +293,7 @@ def _alike(
 
 
 class _Replaced:
-    """Memory that is left out of a program, and what stands for it."""
+    """Memory that is left out of a program, and its replacement."""
 
     def __init__(self) -> None:
         self.dropped: set[int] = set()
@@ -351,7 +351,7 @@ def _form(tensor: Any) -> Any:
 
 
 def _is_left_out(call: Call) -> bool:
-    """Return whether a call does nothing to memory: a view, an allocation, a number read."""
+    """Return whether a call leaves memory unchanged: a view, an allocation, reading a number."""
     if call.name in ALLOCATES or torch.Tag.inplace_view in call.func.tags:
         return True
     if call.func._schema.is_mutable or call.name in HIDDEN_WRITES:
@@ -422,7 +422,7 @@ def _arithmetic() -> tuple[Any, ...]:
 
 
 def _binding(run: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Return PyTorch's own function for an operator where it calls exactly this one.
+    """Return PyTorch's own function for an operator if it calls exactly that operator.
 
     Its parser of arguments takes half of the time of the operator's.
     """
@@ -451,7 +451,7 @@ def _binding(run: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 class _Tried(TorchDispatchMode):  # type: ignore[misc]
-    """Notes which operators are called with what."""
+    """Records operators and their arguments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -470,7 +470,7 @@ def _written_or_made(call: Call) -> list[Any]:
 
 
 def _is_made(value: Any, given: set[int]) -> bool:
-    """Return whether a result is a tensor in memory that no argument has."""
+    """Return whether a result is a tensor in memory that no argument shares."""
     return isinstance(value, torch.Tensor) and value.numel() > 0 and _address(value) not in given
 
 
@@ -484,7 +484,7 @@ _variants: dict[Any, Any] = {}
 
 
 def _out_variant(func: Any) -> Any:
-    """Return the overload that writes into given memory, the names of these arguments and others.
+    """Return an operator's `out=` overload, the names of its output arguments and of the others.
 
     None where the operator has none.
     """
@@ -524,7 +524,7 @@ def _where() -> str:
 
 
 def _spoil(tensor: Any) -> None:
-    """Fill a tensor's whole memory with numbers that nobody has computed."""
+    """Fill a tensor's whole memory with NaN, which no step computes."""
     size = tensor.untyped_storage().nbytes() // tensor.element_size()
     whole = tensor.as_strided((size,), (1,), 0)
     whole.fill_(math.nan if whole.is_floating_point() or whole.is_complex() else -1)
@@ -542,7 +542,7 @@ def _listed(out: Any) -> list[Any]:
 
 
 def _noted(value: Any) -> Any:
-    """Return a copy of nested arguments whose tensors keep their shapes and know no gradients."""
+    """Return a copy of nested arguments; its tensors keep their shapes, without gradients."""
     return _mapped(value, lambda tensor: tensor.detach() if _is_plain(tensor) else tensor)
 
 

@@ -1,4 +1,4 @@
-"""The numbers that an optimizer's step takes from its settings: found in a recording, set again.
+"""The numbers that an optimizer's step takes from its settings: found, then updated.
 
 PyTorch's optimizers compute in Python what they hand to operators: ``1 - lr * weight_decay``,
 ``-lr / (1 - beta1**t)``. A recorded step has these numbers as they were. They are found by
@@ -69,7 +69,7 @@ IGNORED = ("params", "initial_lr", "max_lr", "min_lr", "max_momentum", "base_mom
 
 
 class Unexplained(Exception):
-    """An optimizer whose step cannot be repeated; the text says why."""
+    """An optimizer whose step cannot be repeated; the message gives the reason."""
 
 
 class Hole:
@@ -94,7 +94,7 @@ class Numbers:
         ]
 
     def refusal(self) -> str | None:
-        """Return why the optimizers' steps cannot be repeated."""
+        """Return the reason why the optimizers' steps cannot be repeated, or None."""
         for item in self._optimizers:
             kind = type(item).__name__
             if type(item) not in FORMULAS:
@@ -114,14 +114,14 @@ class Numbers:
         return None
 
     def settings(self) -> list[Any]:
-        """Return all settings, to see whether any has changed."""
+        """Return all settings, for comparison."""
         return [
             [value for key, value in group.items() if key != "params"]
             for group, _, _ in self._groups
         ]
 
     def branches(self) -> Any:
-        """Return what decides which operators run."""
+        """Return the settings that decide which operators run."""
         found: list[Any] = []
         for group, _, _ in self._groups:
             for key, value in group.items():
@@ -140,7 +140,7 @@ class Numbers:
         return found
 
     def require_equal_counts(self) -> None:
-        """See that the parameters of a group have taken the same number of steps.
+        """Check that the parameters of a group have taken the same number of steps.
 
         Raises
         ------
@@ -157,7 +157,7 @@ class Numbers:
                 raise Unexplained("parameters of one group have taken different numbers of steps")
 
     def values(self, group: int, count: float) -> dict[str, Any]:
-        """Return what a group's formulas give in the step of this number."""
+        """Return the values of a group's formulas in the step with this number."""
         settings, formulas, _ = self._groups[group]
         assert formulas is not None
         return formulas(settings, count)
@@ -239,7 +239,7 @@ class Probe:
 
 @contextmanager
 def sections(recording: Recording, optimizers: Sequence[Any]) -> Iterator[list[Any]]:
-    """Have a recording know which of its calls are an optimizer's; list what these update."""
+    """Mark the calls of a recording that belong to an optimizer; list the parameters they update."""
     handles: list[Any] = []
     stepped: list[Any] = []
 
@@ -266,7 +266,7 @@ def sections(recording: Recording, optimizers: Sequence[Any]) -> Iterator[list[A
 
 
 def _altered(group: Group, place: int) -> dict[str, Any]:
-    """Return numbers that are all different, but 0 where they are 0."""
+    """Return the group's settings with distinct values; zeros stay 0."""
     found: dict[str, Any] = {}
     for index, key in enumerate(NUMBERS):
         value = group.get(key)
@@ -281,7 +281,7 @@ def _altered(group: Group, place: int) -> dict[str, Any]:
 
 
 def _advance(optimizers: Sequence[Any]) -> None:
-    """Let the next step be another one than it is."""
+    """Change the number of the next step."""
     for optimizer in optimizers:
         for entries in optimizer.state.values():
             step = entries.get("step") if isinstance(entries, dict) else None

@@ -44,15 +44,15 @@ from cerebro.torch.graph import (
 from cerebro.torch.optimizer_numbers import COUNTED, Hole, Numbers, Probe, Unexplained, sections
 
 WARM_UP = 2
-"""Ordinary steps of one shape before it is recorded."""
+"""Ordinary steps of a shape before its step is recorded."""
 COMPARED = 2
-"""Batches for which a program is compared with the ordinary step, beside the recorded one."""
+"""Further batches for which a program is compared with the ordinary step."""
 MOST_PROGRAMS = 8
-"""Programs that one model has at a time; batches of further shapes are ordinary steps."""
+"""Programs that one model has at a time; batches of further shapes take ordinary steps."""
 MOST_TRIES = 3
-"""Recordings of steps that replace tensors before it is given up."""
+"""Recordings of a step that replaces tensors before recording is given up."""
 ALIGNMENT = 64
-"""Of PyTorch's memory and of the loader's, in bytes."""
+"""The alignment of PyTorch's memory and of the loader's, in bytes."""
 
 log = logging.getLogger("cerebro.torch")
 
@@ -103,9 +103,9 @@ class RecordedStep:
         self._places: Any = None
         self._tries = 0
         self.replays = 0
-        """Steps that were run from a program and not compared."""
+        """Steps that were replayed without a comparison."""
         self.refusal: str | None = None
-        """Why steps are ordinary ones for good."""
+        """The reason why no step is recorded any more."""
 
     def __call__(self, batch: Batch, phase: int = 0) -> Values:
         if self.refusal is not None:
@@ -132,12 +132,12 @@ class RecordedStep:
         return values
 
     def look_again(self) -> None:
-        """Have it looked at where tensors lie: a state was loaded, or a unit has ended."""
+        """Check the tensors' addresses again: a state was loaded, or a unit has ended."""
         self._looks_again = True
 
     @property
     def held_bytes(self) -> int:
-        """The memory of all programs, beside the model's."""
+        """The memory of all programs, in addition to the model's."""
         return sum(recorded.held_bytes for recorded in self._programs.values())
 
     # --- recording ---------------------------------------------------------
@@ -191,7 +191,7 @@ class RecordedStep:
         return values
 
     def _watch(self, batch: Batch, phase: int) -> tuple[Recording, Values, list[Any]]:
-        """Take an ordinary step and note its operators."""
+        """Take an ordinary step and record its operators."""
         recording = Recording(self._state.storages())
         with sections(recording, self._optimizers) as stepped, recording:
             values = self._step(dict(batch), phase)
@@ -216,7 +216,7 @@ class RecordedStep:
         return self._numbers.find(recording.calls, counts, program, probe)
 
     def _compared(self, batch: Batch, phase: int, recorded: _Recorded) -> Values:
-        """Take an ordinary step, and see that the program does the same."""
+        """Take an ordinary step, and check that the program does the same."""
         before = self._state.taken()
         recording = None
         if recorded.compared == 0:
@@ -243,12 +243,12 @@ class RecordedStep:
         return values
 
     def _compare(self, recorded: _Recorded, batch: Batch, values: Values, after: Taken) -> None:
-        """Replay from the state at hand; what comes out must be `values` and `after`."""
+        """Replay from the current state; the results must be `values` and `after`."""
         recorded.set_numbers(self._numbers, self._settings)
         self._require(recorded.replay(batch), values, None, after)
 
     def _require(self, found: Values, values: Values, state: Taken | None, after: Taken) -> None:
-        """See that metrics and state are what the ordinary step has given.
+        """Check that metrics and state are those of the ordinary step.
 
         `state` is None for the state at hand.
         """
@@ -268,13 +268,13 @@ class RecordedStep:
     # --- refusals ----------------------------------------------------------
 
     def _replaced_tensors(self) -> None:
-        """The optimizer has made its state only now, or the step always makes new tensors."""
+        """Handle replaced tensors: of an optimizer's new state, or made anew by every step."""
         self._tries += 1
         if self._tries == MOST_TRIES:
             self._refuse("it puts other tensors in the place of the model's")
 
     def _give_up(self, error: Exception, after: Taken) -> None:
-        """Continue with ordinary steps, from where the last one has come to."""
+        """Continue with ordinary steps after the last one."""
         if isinstance(error, Different):
             self._refuse(f"it is not the ordinary step: {error}")
         elif isinstance(error, Unexplained):
@@ -293,7 +293,7 @@ class RecordedStep:
         log.log(level, "graph=True: the %s is not recorded: %s", self._what, reason)
 
     def _look_again(self) -> None:
-        """Forget programs over memory that is not the model's any more."""
+        """Forget programs over memory that no longer belongs to the model."""
         self._looks_again = False
         self._gradients.prepare()
         places = (self._state.places(), _modes(self._modules))
@@ -354,7 +354,7 @@ class _Recorded:
         return self._constants.setdefault(constant, torch.tensor(args[1], dtype=dtype))
 
     def set_numbers(self, numbers: Numbers, settings: Any) -> None:
-        """Give the program the numbers of the coming step."""
+        """Set the program's numbers for the next step."""
         holes = self._counted if settings is self._set_for else self._holes
         self._set_for = settings
         if not holes:
@@ -376,7 +376,7 @@ class _Recorded:
 
 
 class _Attributes:
-    """The attributes of modules, to take back what a step's Python has set."""
+    """The attributes of modules, to undo changes by a step's Python code."""
 
     def __init__(self, modules: Sequence[Any]) -> None:
         self._parts = [
@@ -389,7 +389,7 @@ class _Attributes:
         ]
 
     def put(self) -> None:
-        """Give the modules these attributes."""
+        """Restore the modules' attributes."""
         for attributes, saved in self._parts:
             for key in [key for key in attributes if key not in saved]:
                 del attributes[key]
@@ -401,7 +401,7 @@ class _Attributes:
 
 
 class _Gradients:
-    """Memory for gradients that are gathered over several batches: the same in every program."""
+    """Memory for gradients accumulated over several batches, shared by all programs."""
 
     def __init__(self, parameters: Sequence[Any]) -> None:
         self._parameters = parameters
@@ -414,7 +414,7 @@ class _Gradients:
                 self._buffers[index] = torch.zeros_like(parameter, requires_grad=False)
 
     def settle(self) -> None:
-        """Move the gradients at hand into it."""
+        """Move the current gradients into it."""
         with torch.no_grad():
             for index, parameter in enumerate(self._parameters):
                 gradient = parameter.grad
@@ -440,7 +440,7 @@ class _Gradients:
 
 
 class _State(LiveState):
-    """What a step may change, with gathered gradients."""
+    """The values that a step may change, with accumulated gradients."""
 
     def __init__(
         self, modules: Sequence[Any], optimizers: Sequence[Any], gradients: _Gradients
@@ -457,7 +457,7 @@ class _State(LiveState):
 
 
 def _modes(modules: Sequence[Any]) -> Any:
-    """Return what of modules a step may depend on beside their tensors.
+    """Return the properties of modules, besides tensors, that a step may depend on.
 
     Their types, hooks and attributes that are numbers, names or tuples of them: the probability of
     dropout, for example, which a schedule of the user's may change between units.
@@ -479,7 +479,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_aligned(batch: Batch) -> bool:
-    """Return whether a batch lies in memory as its copy does that a program reads.
+    """Return whether a batch has the memory layout of the copy that a program reads.
 
     Kernels may add in another order where it does not. Batches of a loader do.
     """
@@ -491,7 +491,7 @@ def _is_aligned(batch: Batch) -> bool:
 
 
 def _compiles() -> str | None:
-    """Say so if ``torch.compile`` has compiled something: it does not while a step is recorded."""
+    """Return a reason if ``torch.compile`` is in use: it does not run while a step is recorded."""
     utils = sys.modules.get("torch._dynamo.utils")
     if utils is not None and utils.counters["frames"]:
         return "torch.compile is in use"
