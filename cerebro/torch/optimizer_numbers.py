@@ -239,7 +239,7 @@ class Probe:
 
 @contextmanager
 def sections(recording: Recording, optimizers: Sequence[Any]) -> Iterator[list[Any]]:
-    """Mark the calls of a recording that belong to an optimizer; list the parameters they update."""
+    """Mark an optimizer's calls in a recording; list the parameters that they update."""
     handles: list[Any] = []
     stepped: list[Any] = []
 
