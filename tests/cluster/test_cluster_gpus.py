@@ -120,7 +120,7 @@ def test_a_run_goes_on_elsewhere_and_comes_back(two_gpus, data, tmp_path):
 
     gpus = {"workers": 1, "resources": {"GPU": 1}}
     search(data, tmp_path / "run", executor=cerebro.ray.Executor(**gpus))
-    with pytest.warns(UserWarning, match=r"another environment.*device was cuda, is cpu"):
+    with pytest.warns(UserWarning, match=r"different environment.*device was cuda, is cpu"):
         here = resumed(3, workers=0)
     assert "device cpu None" in printed(here)
     there = resumed(4, executor=cerebro.ray.Executor(**gpus))
@@ -176,7 +176,7 @@ def test_gpus_that_an_engine_cannot_have(two_gpus, data, monkeypatch):
 
     with pytest.raises(InputError, match=r"Ray chooses the GPUs of the engine"):
         trainable(devices="cuda:1")
-    with pytest.raises(InputError, match=r"train on 3 GPU.s., and Ray has 2 on this node"):
+    with pytest.raises(InputError, match=r"need 3 GPU.s., but Ray has 2 on this node"):
         trainable(devices="cuda").default_resource_request({})
     assert trainable().spec.gpus == 2  # as far as Ray has them
     with pytest.raises(InputError, match="workers_per_device is for GPUs of this machine"):

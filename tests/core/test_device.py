@@ -514,7 +514,7 @@ def test_doctor_tries_each_gpu(cudart_standin: Path, tmp_path: Path) -> None:
         "cuda:0, Stand-in 0, 1 GB, compute capability 8.6, 2 multiprocessors; works, 1 GB free"
     )
     assert rows["cuda"] == f"runtime 13.0 ({cudart_standin}), driver for 13.0"
-    assert rows["mps"].startswith("runs: ")
+    assert rows["mps"].startswith("running: ")
 
 
 def test_doctor_says_what_does_not_work(cudart_standin: Path, tmp_path: Path) -> None:
@@ -527,7 +527,7 @@ def test_doctor_says_what_does_not_work(cudart_standin: Path, tmp_path: Path) ->
         "2 multiprocessors; DOES NOT WORK: the check of kernels failed: cuda:0: cuLaunchKernel: "
         in rows["gpu"]
     )
-    assert rows["mps"].startswith("does not run: ")
+    assert rows["mps"].startswith("not running: ")
 
 
 def test_doctor_without_a_runtime(tmp_path: Path) -> None:
