@@ -191,8 +191,8 @@ the_file_ends_with_its_last_element(void)
     cer_error err = {0};
 
     CHECK_EQ_INT(parse_text(1, text, 47, &npy, &err), CER_CORRUPT);
-    CHECK_EQ_STR(err.message, "x.npy: has 47 bytes of elements where its "
-                              "header says 48");
+    CHECK_EQ_STR(err.message, "x.npy: has 47 bytes of elements, but its "
+                              "header gives 48");
     CHECK_EQ_INT(parse_text(1, text, 49, &npy, &err), CER_CORRUPT);
     CHECK_EQ_INT(parse_text(1, text, 0, &npy, &err), CER_CORRUPT);
 }

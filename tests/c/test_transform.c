@@ -383,9 +383,9 @@ nonsense_is_refused(void)
     ragged.row_bytes = 4;
     check_refused(&flat, &chw, 1, "column v: image transforms need rows of");
     check_refused(&ragged, &chw, 1, "column t: image transforms need rows of");
-    check_refused(&image_column, chw_twice, 2, "only once");
+    check_refused(&image_column, chw_twice, 2, "only one ToCHW");
     check_refused(&flat, &pad, 1, "column v: Pad is for ragged columns");
-    check_refused(&ragged, pad_twice, 2, "only once");
+    check_refused(&ragged, pad_twice, 2, "only one Pad");
     check_refused(&ragged, &pad_zero, 1, "multiple_of");
     check_refused(&image_column, &crop, 1, "larger than the image");
     check_refused(&image_column, &huge, 1, "larger than the image");

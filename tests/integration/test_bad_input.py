@@ -414,7 +414,7 @@ PROGRAMS = [
     ("del build, space", "does not define build and space"),
     ("settings = 3", "settings must be a dictionary"),
     ("settings = dict(epoch=3)", "settings has 'epoch'.*did you mean 'epochs'"),
-    ("settings = {}", "how many epochs"),
+    ("settings = {}", "epochs is missing"),
 ]
 
 

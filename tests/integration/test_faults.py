@@ -337,7 +337,7 @@ def campaign(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_campaign_notices_what_is_spoilt() -> None:
     done = campaign("--self-test")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{len(CAUGHT_AS)} ways to spoil a run, 0 not told apart" in done.stdout
+    assert f"{len(CAUGHT_AS)} ways to corrupt a run, 0 not detected" in done.stdout
 
 
 def test_nobody_waits_for_a_campaign_that_has_gone(

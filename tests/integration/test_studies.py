@@ -171,7 +171,7 @@ def test_of_folds_the_means_are_the_studys(data, tmp_path):
 def test_a_study_of_that_name_is_not_added_to(result, tmp_path):
     storage = f"sqlite:///{tmp_path / 'study.db'}"
     result.to_study(storage=storage)
-    with pytest.raises(InputError, match="has a study 'halved' already: choose another study_name"):
+    with pytest.raises(InputError, match="already has a study 'halved': choose another study_name"):
         result.to_study(storage=storage)
     again = result.to_study(storage=storage, study_name="again")
     assert content(again) == content(result.to_study())
@@ -334,7 +334,7 @@ def test_a_storage_that_another_process_locks(data, tmp_path):
         optimize(stored_study(file), data, run=run, run_callbacks=[Strikes(lock)], workers=2)
     text = str(raised.value)
     assert f"the storage of the study 'test' (sqlite:///{file}) fails: database is locked" in text
-    assert "another process holds it" in text and f"goes on with the run {run}" in text
+    assert "another process holds it" in text and f"the same call resumes the run {run}" in text
     assert "\n" not in text
     holder[0].communicate("")
     assert cerebro.open(run).status == "failed"
@@ -400,7 +400,9 @@ def test_a_study_of_another_direction(data, tmp_path):
 def test_a_study_that_was_not_the_runs(data, tmp_path):
     with contextlib.suppress(KeyboardInterrupt):
         optimize(new_study(), data, run=tmp_path / "run", run_callbacks=[Strikes(interrupt)])
-    with pytest.raises(InputError, match=r"does not have trial 0 of the run .*: give the study"):
+    with pytest.raises(
+        InputError, match=r"does not have trial 0 of the run .*: give the run's study"
+    ):
         optimize(new_study(), data, run=tmp_path / "run")
 
 

@@ -487,7 +487,7 @@ SLOTS = {
     "a bit of the newest state": (
         lambda folder, state, record: flip(state, -1), "state", "checksum differs from its seal"),
     "the newest state cut": (
-        lambda folder, state, record: os.truncate(state, 100), "state", "it is cut"),
+        lambda folder, state, record: os.truncate(state, 100), "state", "it is truncated"),
     "the newest state gone": (
         lambda folder, state, record: state.unlink(), "state", "No such file"),
     "a link in its place": (

@@ -140,7 +140,7 @@ class _Member:
         held = file_bytes - stream.tell()
         if held != self.rows * self.row_bytes:
             raise InputError(
-                f"column {name!r} has {held} bytes but its header says "
+                f"column {name!r} has {held} bytes, but its header gives "
                 f"{self.rows * self.row_bytes}: the file is truncated or damaged"
             )
         self._whole: Array | None = None

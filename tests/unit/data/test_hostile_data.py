@@ -304,8 +304,8 @@ def write_npz(path: Path, compression: int = zipfile.ZIP_STORED, **members: byte
 
 
 LYING: dict[str, tuple[bytes, str]] = {
-    "more rows than there are": (npy(header((10**6,)), bytes(80)), "has 80 bytes where"),
-    "fewer rows than there are": (npy(header((3,)), bytes(80)), "has 80 bytes where"),
+    "more rows than there are": (npy(header((10**6,)), bytes(80)), "has 80 bytes, but"),
+    "fewer rows than there are": (npy(header((3,)), bytes(80)), "has 80 bytes, but"),
     "rows without end": (npy(header((10**18, 0))), "a header with the impossible shape"),
     "a product that overflows": (npy(header((2, 2**62, 4))), "a header with the impossible shape"),
     "hidden behind a zero": (
@@ -333,7 +333,7 @@ LYING: dict[str, tuple[bytes, str]] = {
         npy("{'descr': [('a', '|O')], 'fortran_order': False, 'shape': (1,), }", b"N."),
         "be unpickled",
     ),
-    "in Fortran order": (npy(header((2, 10**6), order=True), bytes(16)), "has 16 bytes where"),
+    "in Fortran order": (npy(header((2, 10**6), order=True), bytes(16)), "has 16 bytes, but"),
 }
 
 

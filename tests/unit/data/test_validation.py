@@ -238,7 +238,7 @@ def test_folds_of_another_data_set_are_refused(data: Dataset, tmp_path: Path) ->
     with pytest.raises(InputError, match="its shards differ"):
         Folds.from_json(other, described)
     small = shard({"n": np.arange(20)}, tmp_path / "small", shards=SHARDS)
-    with pytest.raises(InputError, match="rows are damaged"):
+    with pytest.raises(InputError, match="the spec is damaged"):
         Folds.from_json(small, described)
 
 

@@ -217,7 +217,9 @@ def test_a_node_without_room_for_the_data_says_so():
     supply = Supply(ray, None, None, "here", Traffic())
     job = Future()
     job.set_exception(RayTaskError())
-    with pytest.raises(InputError, match=r"cannot be sent .* No space left .*: is there room"):
+    with pytest.raises(
+        InputError, match=r"cannot store the data.* No space left .*: is there room"
+    ):
         supply._finished(job)
 
 

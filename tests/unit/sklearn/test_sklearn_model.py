@@ -355,7 +355,7 @@ class Tuned(naive_bayes.GaussianNB):
         (lambda: model_of("GaussianNB", metrics=[1]), "mapping of names"),
         (lambda: model_of("GaussianNB", metrics={"a": "nope"}), "metric 'a'"),
         (lambda: model_of("GaussianNB", metrics={"a": 3}), "function or a scorer"),
-        (lambda: model_of("GaussianNB", metrics={"loss": "accuracy"}), "called 'loss'"),
+        (lambda: model_of("GaussianNB", metrics={"loss": "accuracy"}), "named 'loss'"),
         (lambda: model_of("IncrementalPCA", metrics={"a": "r2"}), "has no target"),
     ],
 )
