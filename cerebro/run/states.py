@@ -231,7 +231,7 @@ def move_slots(
         fresh.put(packed, attempt=attempt)
         fresh.commit(position)
     for suffix in (".a", ".slots"):
-        Path(moving + suffix).replace(f"{stem}{suffix}")
+        os.replace(moving + suffix, f"{stem}{suffix}")  # noqa: PTH105
     _remove_parts(folder, trial, (".b",))
 
 
