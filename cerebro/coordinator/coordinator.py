@@ -413,10 +413,7 @@ class Coordinator:
         """End the other folds of a fold that asked to be stopped."""
         if self._folded is None:
             return
-        for other in self._folded.siblings(trial):
-            other.stopping = True
-            self._trials.hold(other)
-            self._apply_commands(other)
+        self._stop_each(self._folded.siblings(trial))
 
     def _end_trial(
         self,
@@ -647,6 +644,10 @@ class Coordinator:
         """
         whole, trials = self._searched.named(number, "stopped")
         whole.stopping = True
+        self._stop_each(trials)
+
+    def _stop_each(self, trials: Sequence[LiveTrial]) -> None:
+        """End trials for good, each after its current unit."""
         for trial in trials:
             trial.stopping = True
             self._trials.hold(trial)

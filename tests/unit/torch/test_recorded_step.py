@@ -26,15 +26,6 @@ BEFORE = WARM_UP + 1 + COMPARED
 HERE = Path(__file__).name
 
 
-@pytest.fixture(autouse=True)
-def alone():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with generators.preserved(True):
-        yield
-    torch.set_num_threads(threads)
-
-
 # --- networks, losses, optimizers, schedules --------------------------------------
 
 

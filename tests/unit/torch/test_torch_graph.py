@@ -29,15 +29,6 @@ ROWS, SHORT = 6, 4
 BEFORE = WARM_UP + COMPARED
 
 
-@pytest.fixture(autouse=True)
-def alone():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with generators.preserved(True):
-        yield
-    torch.set_num_threads(threads)
-
-
 class Again:
     """Stands for a recorder of CUDA graphs."""
 

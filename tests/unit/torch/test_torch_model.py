@@ -30,13 +30,10 @@ STEPS = UNITS * BATCHES
 
 
 @pytest.fixture(autouse=True)
-def quiet_and_alone():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with generators.preserved(True), warnings.catch_warnings():
+def quiet():
+    with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
-    torch.set_num_threads(threads)
 
 
 def batches(unit, columns=5, count=BATCHES):
