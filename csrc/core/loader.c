@@ -38,6 +38,7 @@ typedef struct load_column {
     char *name;
     size_t index; /* in the shard */
     bool ragged;
+    bool channels_last;
     size_t row_bytes; /* of a value if ragged */
     cer_transform *transform;
     size_t tensor; /* index of its first tensor */
@@ -266,6 +267,7 @@ fill_batch(const cer_loader *l, cer_batch *b, void *scratch)
 static cer_status
 fill_table(const cer_loader *l, order_table *table, uint32_t part)
 {
+    const cer_part *p = &l->parts[part];
     cer_rng rng;
 
     if (table->keyed && table->part == part && table->epoch == l->epoch)
@@ -274,8 +276,13 @@ fill_table(const cer_loader *l, order_table *table, uint32_t part)
         table->order = cer_calloc(l->largest_part, sizeof *table->order);
     if (table->order == NULL)
         return CER_NOMEM;
-    cer_rng_seed(&rng, l->options.seed, CER_RNG_ROWS, l->epoch, part);
-    cer_rng_permute(&rng, table->order, (uint32_t)l->parts[part].count);
+    if (p->sums != NULL) {
+        cer_rng_seed(&rng, l->options.seed, CER_RNG_DRAWS, l->epoch, part);
+        cer_rng_draw(&rng, p->sums, table->order, (uint32_t)p->count);
+    } else {
+        cer_rng_seed(&rng, l->options.seed, CER_RNG_ROWS, l->epoch, part);
+        cer_rng_permute(&rng, table->order, (uint32_t)p->count);
+    }
     table->keyed = true;
     table->part = part;
     table->epoch = l->epoch;
@@ -849,6 +856,10 @@ check_part(const cer_part *part, size_t number, cer_error *err)
             return cer_fail(err, CER_INVALID, "shard %zu: no row %u of %zu",
                             number, (unsigned)part->rows[i], rows);
     }
+    if (part->sums != NULL && part->count != 0 &&
+        part->sums[part->count - 1] == 0)
+        return cer_fail(err, CER_INVALID, "shard %zu: all weights are 0",
+                        number);
     return CER_OK;
 }
 
@@ -874,21 +885,22 @@ take_parts(cer_loader *l, const cer_part *parts, size_t n, cer_error *err)
     return status;
 }
 
-/* All shards must have the column, at the same index and of the same kind, so a
- * column can be found by index. */
+/* All shards must have the column `source`, at the same index and of the same
+ * kind, so a column can be found by index. */
 static cer_status
-find_column(const cer_loader *l, load_column *c, cer_error *err)
+find_column(const cer_loader *l, load_column *c, const char *source,
+            cer_error *err)
 {
     const cer_column *first = NULL;
     size_t n;
 
     for (size_t i = 0; i < l->n_parts; i++) {
         const cer_column *all = cer_shard_columns(l->parts[i].shard, &n);
-        const cer_column *here = cer_shard_find(l->parts[i].shard, c->name);
+        const cer_column *here = cer_shard_find(l->parts[i].shard, source);
 
         if (here == NULL)
             return cer_fail(err, CER_INVALID, "no column %s in shard %s",
-                            c->name, cer_shard_directory(l->parts[i].shard));
+                            source, cer_shard_directory(l->parts[i].shard));
         if (first == NULL) {
             first = here;
             c->index = (size_t)(here - all);
@@ -899,7 +911,7 @@ find_column(const cer_loader *l, load_column *c, cer_error *err)
                    first->ndim * sizeof first->shape[0]) != 0)
             return cer_fail(err, CER_INVALID,
                             "column %s differs between shards %s and %s",
-                            c->name, cer_shard_directory(l->parts[0].shard),
+                            source, cer_shard_directory(l->parts[0].shard),
                             cer_shard_directory(l->parts[i].shard));
     }
     c->ragged = first->ragged;
@@ -919,6 +931,8 @@ take_columns(cer_loader *l, const cer_load_column *columns, size_t n,
     for (size_t i = 0; status == CER_OK && i < n; i++) {
         load_column *c = &l->columns[i];
         size_t bytes = strlen(columns[i].name) + 1;
+        const char *source =
+            columns[i].source != NULL ? columns[i].source : columns[i].name;
 
         c->name = cer_alloc(bytes);
         if (c->name == NULL)
@@ -926,11 +940,18 @@ take_columns(cer_loader *l, const cer_load_column *columns, size_t n,
         l->n_columns++;
         memcpy(c->name, columns[i].name, bytes);
         c->tensor = l->n_tensors;
-        status = find_column(l, c, err);
+        status = find_column(l, c, source, err);
         if (status == CER_OK)
             status = cer_transform_new(
-                cer_shard_find(l->parts[0].shard, c->name), columns[i].ops,
+                cer_shard_find(l->parts[0].shard, source), columns[i].ops,
                 columns[i].n_ops, &c->transform, err);
+        c->channels_last = columns[i].channels_last;
+        if (status == CER_OK && c->channels_last &&
+            (c->ragged || cer_transform_output(c->transform)->ndim != 3))
+            status = cer_fail(err, CER_INVALID,
+                              "column '%s': only pictures can have channels "
+                              "last",
+                              c->name);
         l->n_tensors += c->ragged ? 3 : 1;
     }
     return status;
@@ -947,6 +968,12 @@ describe(const load_column *c, cer_tensor *tensors)
     values->ndim = (int32_t)type->ndim + before;
     for (uint32_t i = 0; i < type->ndim; i++)
         values->shape[before + (int32_t)i] = (int64_t)type->shape[i];
+    values->channels_last = c->channels_last;
+    if (c->channels_last) {
+        values->shape[1] = (int64_t)type->shape[2];
+        values->shape[2] = (int64_t)type->shape[0];
+        values->shape[3] = (int64_t)type->shape[1];
+    }
     if (c->ragged) {
         values[ROLE_MASK].dtype = CER_BOOL;
         values[ROLE_MASK].ndim = 2;

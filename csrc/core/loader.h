@@ -4,7 +4,8 @@
  * begin() selects the parts (shards of the view), next() returns the batches in
  * turn. Batches never cross parts. The order of a part's rows is a Fisher-Yates
  * table keyed by (seed, epoch, part), so it depends on neither threads nor
- * earlier loads.
+ * earlier loads. Rows of a part with weights are drawn by them instead, as many
+ * as the part has, with replacement and with the same key.
  *
  * Without threads, or if none can be started, next() gathers by itself. Threads
  * gather ahead, in order, into a bounded window of batches, and prepare the
@@ -30,12 +31,18 @@ typedef struct cer_part {
                              NULL: `count` rows from `start` */
     size_t start, count;
     uint64_t first_row; /* number of the shard's row 0 in the data set */
+    /* `count` running sums of the rows' weights, as for cer_rng_draw; kept by
+     * the caller; NULL: each row once. */
+    const uint64_t *sums;
 } cer_part;
 
 typedef struct cer_load_column {
-    const char *name;
+    const char *name;   /* in the batches */
+    const char *source; /* in the shards; NULL: the same */
     const cer_op *ops;
     size_t n_ops;
+    /* Rows (h, w, c) become a tensor (n, c, h, w) over the same memory. */
+    bool channels_last;
 } cer_load_column;
 
 typedef struct cer_load_options {
@@ -49,8 +56,9 @@ typedef struct cer_load_options {
 
 typedef struct cer_loader cer_loader;
 
-/* Takes a reference to every shard; all shards have the same columns. *out is
- * the caller's. Errors: CER_INVALID, CER_NOMEM. */
+/* Takes a reference to every shard; all shards have the same columns, of which
+ * only those in `columns` are read. *out is the caller's. Errors: CER_INVALID,
+ * CER_NOMEM. */
 cer_status cer_loader_new(const cer_part *parts, size_t n_parts,
                           const cer_load_column *columns, size_t n_columns,
                           const cer_load_options *options, cer_loader **out,

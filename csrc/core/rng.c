@@ -57,6 +57,36 @@ cer_rng_permute(cer_rng *rng, uint32_t *order, uint32_t n)
     }
 }
 
+/* Draws that are searched together: each step of a search waits for memory, but
+ * not for the other searches. */
+enum { TOGETHER = 16 };
+
+void
+cer_rng_draw(cer_rng *rng, const uint64_t *sums, uint32_t *order, uint32_t n)
+{
+    uint64_t at[TOGETHER];
+
+    for (uint32_t done = 0; done < n;) {
+        uint32_t *first = &order[done];
+        uint32_t count = n - done < TOGETHER ? n - done : TOGETHER;
+
+        for (uint32_t k = 0; k < count; k++) {
+            at[k] = cer_rng_below(rng, sums[n - 1]);
+            first[k] = 0;
+        }
+        /* The first sum above `at`, by halving: all searches take the same
+         * steps, without a branch that a processor would have to guess. */
+        for (uint32_t left = n; left > 1; left -= left / 2) {
+            uint32_t half = left / 2;
+
+            for (uint32_t k = 0; k < count; k++)
+                first[k] +=
+                    half & -(uint32_t)(sums[first[k] + half - 1] <= at[k]);
+        }
+        done += count;
+    }
+}
+
 uint32_t
 cer_trial_seed(uint64_t seed, uint32_t trial)
 {

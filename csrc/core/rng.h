@@ -33,6 +33,12 @@ double cer_rng_double(cer_rng *rng);
 /* Writes a random permutation of 0..n-1 (Fisher-Yates). */
 void cer_rng_permute(cer_rng *rng, uint32_t *order, uint32_t n);
 
+/* Draws n of 0..n-1 with replacement. `sums` has n running sums of the weights,
+ * which must not decrease; the last is above 0. An index whose sum equals the
+ * one before it is never drawn. */
+void cer_rng_draw(cer_rng *rng, const uint64_t *sums, uint32_t *order,
+                  uint32_t n);
+
 /* The seed of a trial's generators: below 2**32, the limit of NumPy's legacy
  * generator, and different for every trial of one seed. */
 uint32_t cer_trial_seed(uint64_t seed, uint32_t trial);

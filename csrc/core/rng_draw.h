@@ -15,6 +15,7 @@ typedef enum cer_rng_use {
     CER_RNG_EVAL = 5,      /* evaluation seeds: (seed, trial, epoch) */
     CER_RNG_SPLIT = 6,     /* stratified and grouped splits */
     CER_RNG_SEARCH = 7,    /* random choices of searchers */
+    CER_RNG_DRAWS = 8,     /* rows drawn by weight: (seed, epoch, shard) */
 } cer_rng_use;
 
 /* splitmix64: advances the state and mixes the result. */

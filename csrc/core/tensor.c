@@ -25,9 +25,13 @@ cer_owner_release(cer_owner *owner)
 void
 cer_tensor_pack(cer_tensor *tensor)
 {
+    static const int32_t last_to_first[] = {1, 3, 2, 0};
     int64_t step = 1;
 
-    for (int32_t i = tensor->ndim - 1; i >= 0; i--) {
+    for (int32_t k = 0; k < tensor->ndim; k++) {
+        int32_t i =
+            tensor->channels_last ? last_to_first[k] : tensor->ndim - 1 - k;
+
         tensor->strides[i] = step;
         if (tensor->shape[i] > 0)
             step *= tensor->shape[i];

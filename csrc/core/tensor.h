@@ -68,9 +68,10 @@ struct cer_tensor {
     void *data;       /* on CER_ALIGNMENT if Cerebro allocated it */
     cer_dtype dtype;
     bool read_only;
+    bool channels_last; /* shape (n, c, h, w), memory (n, h, w, c) */
     int32_t ndim;
     int64_t shape[CER_TENSOR_MAX_DIMS];
-    int64_t strides[CER_TENSOR_MAX_DIMS]; /* in elements, always row-major */
+    int64_t strides[CER_TENSOR_MAX_DIMS]; /* in elements; row-major otherwise */
 };
 
 /* Fills the strides from the shape. */

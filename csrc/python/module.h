@@ -25,6 +25,9 @@
     X(beat_page)                                                               \
     X(device)                                                                  \
     X(native_net)                                                              \
+    X(elementwise)                                                             \
+    X(regions)                                                                 \
+    X(replay)                                                                  \
     X(unit_result)
 
 typedef struct core_state {
@@ -89,6 +92,9 @@ int core_register_beat(PyObject *module);
 int core_register_native(PyObject *module);
 int core_register_runner(PyObject *module);
 int core_register_device(PyObject *module);
+int core_register_elementwise(PyObject *module);
+int core_register_replay(PyObject *module);
+int core_register_regions(PyObject *module);
 
 /* Except for module.c, files here that need NumPy define NO_IMPORT_ARRAY. */
 #define PY_ARRAY_UNIQUE_SYMBOL cer_numpy_api

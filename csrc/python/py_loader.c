@@ -9,6 +9,7 @@
 #include "device_loader.h"
 #include "py_depot.h"
 #include "py_dlpack.h"
+#include "py_loader.h"
 #include "py_plan.h"
 
 typedef struct loader_object {
@@ -118,6 +119,13 @@ make_loader(loader_object *self, const arguments *a)
         if (py_plan_read(PyTuple_GET_ITEM(a->columns, i), &plans[i]) < 0)
             goto done;
         c_columns[i] = plans[i].column;
+        if (c_columns[i].channels_last &&
+            self->framework.kind != FRAMEWORK_TORCH &&
+            self->framework.kind != FRAMEWORK_DLPACK) {
+            PyErr_SetString(PyExc_ValueError,
+                            "channels_last needs framework torch or dlpack");
+            goto done;
+        }
     }
     if (py_parts_number(a->first_rows, c_parts, n_parts) < 0)
         goto done;
@@ -183,7 +191,9 @@ PyDoc_STRVAR(
     "An iterator of batches of shuffled rows, reused for many passes.\n\n"
     "`parts` has a pair (ShardReader, rows) per shard of the view: rows\n"
     "are (start, stop) or a uint32 array, which is copied if it is\n"
-    "mutable. `plan` comes from cerebro.transforms.compile. begin()\n"
+    "mutable. A third item, uint64 running sums of weights, has as many\n"
+    "rows drawn by them, with replacement. `plan` comes from "
+    "cerebro.transforms.compile. begin()\n"
     "starts a pass; iterating yields dicts of the framework's tensors.\n"
     "With a Depot, they are in its device's memory. Shards are resident\n"
     "there up to the depot's limit ('auto') or while memory lasts\n"
@@ -455,29 +465,53 @@ next_batch(loader_object *self, void *stream, bool known, cer_batch **out,
     return status;
 }
 
-static PyObject *
-loader_next(PyObject *object)
+bool
+py_loader_is_on_host(const core_state *core, PyObject *object)
+{
+    return Py_TYPE(object) == core->loader_type &&
+           ((loader_object *)object)->on_device == NULL;
+}
+
+int
+py_loader_take(PyObject *object, cer_batch **out)
 {
     loader_object *self = (loader_object *)object;
-    cer_batch *batch = NULL;
     cer_error err = {0};
     cer_status status;
     void *stream = NULL;
     bool known;
-    PyObject *dict;
 
+    *out = NULL;
     if (find_stream(self, &stream, &known) < 0 || enter(self) < 0)
-        return NULL;
+        return -1;
     Py_BEGIN_ALLOW_THREADS
-    status = next_batch(self, stream, known, &batch, &err);
+    status = next_batch(self, stream, known, out, &err);
     Py_END_ALLOW_THREADS
     self->busy = false;
-    if (status != CER_OK)
-        return core_raise(core_state_of(object), &err);
-    if (batch == NULL)
+    if (status != CER_OK) {
+        core_raise(core_state_of(object), &err);
+        return -1;
+    }
+    if (*out != NULL)
+        self->last_rows = (Py_ssize_t)(*out)->n_rows;
+    return 0;
+}
+
+PyObject *
+py_loader_dict(PyObject *loader, cer_batch *batch)
+{
+    return as_dict((loader_object *)loader, batch);
+}
+
+static PyObject *
+loader_next(PyObject *object)
+{
+    cer_batch *batch;
+    PyObject *dict;
+
+    if (py_loader_take(object, &batch) < 0 || batch == NULL)
         return NULL; /* the end: no exception means StopIteration */
-    self->last_rows = (Py_ssize_t)batch->n_rows;
-    dict = as_dict(self, batch);
+    dict = py_loader_dict(object, batch);
     cer_owner_release(&batch->owner); /* the tensors hold their own */
     return dict;
 }

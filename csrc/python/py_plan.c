@@ -19,6 +19,7 @@ py_plans_free(py_plan *plans, Py_ssize_t n)
         }
         PyMem_Free(plans[i].ops);
         Py_XDECREF(plans[i].name);
+        Py_XDECREF(plans[i].source);
     }
     PyMem_Free(plans);
 }
@@ -182,7 +183,7 @@ read_op(PyObject *op, cer_op *out)
 int
 py_plan_read(PyObject *column, py_plan *out)
 {
-    PyObject *name, *ops;
+    PyObject *name, *ops, *last, *source;
     Py_ssize_t n;
     int result = -1;
 
@@ -194,11 +195,19 @@ py_plan_read(PyObject *column, py_plan *out)
                         "a plan needs a dict per column: name and a list ops");
         return -1;
     }
+    last = PyDict_GetItemString(column, "channels_last");
+    out->column.channels_last = last == Py_True;
     out->name = Py_NewRef(name);
+    source = PyDict_GetItemString(column, "source");
+    if (source != NULL)
+        out->source = Py_NewRef(source);
     /* Converting numbers may run Python code, which could change the list. */
     if ((ops = core_tuple(ops, "ops must be a list")) == NULL)
         return -1;
     if ((out->column.name = PyUnicode_AsUTF8(name)) == NULL)
+        goto done;
+    if (source != NULL &&
+        (out->column.source = PyUnicode_AsUTF8(source)) == NULL)
         goto done;
     n = PyTuple_GET_SIZE(ops);
     out->ops = PyMem_Calloc((size_t)n + 1, sizeof *out->ops);
@@ -238,20 +247,28 @@ is_read_only(PyArrayObject *array)
 
 /* Row numbers are checked once, so an array that could still change is copied.
  */
-static int
-read_row_array(PyArrayObject *rows, PyObject *keep, cer_part *out)
+static void *
+keep_array(PyArrayObject *array, PyObject *keep)
 {
-    PyObject *kept = is_read_only(rows) ? Py_NewRef((PyObject *)rows)
-                                        : PyArray_NewCopy(rows, NPY_CORDER);
-    int result;
+    PyObject *kept = is_read_only(array) ? Py_NewRef((PyObject *)array)
+                                         : PyArray_NewCopy(array, NPY_CORDER);
+    void *data = NULL;
 
     if (kept == NULL)
-        return -1;
-    out->rows = PyArray_DATA((PyArrayObject *)kept);
-    out->count = (size_t)PyArray_DIM((PyArrayObject *)kept, 0);
-    result = PyList_Append(keep, kept);
+        return NULL;
+    if (PyList_Append(keep, kept) == 0)
+        data = PyArray_DATA((PyArrayObject *)kept);
     Py_DECREF(kept);
-    return result;
+    return data;
+}
+
+static bool
+is_array(PyObject *object, int type)
+{
+    return PyArray_Check(object) &&
+           PyArray_NDIM((PyArrayObject *)object) == 1 &&
+           PyArray_TYPE((PyArrayObject *)object) == type &&
+           PyArray_ISCARRAY_RO((PyArrayObject *)object);
 }
 
 static int
@@ -271,30 +288,47 @@ read_rows(PyObject *rows, PyObject *keep, cer_part *out)
         out->count = (size_t)(stop - start);
         return 0;
     }
-    if (!PyArray_Check(rows) || PyArray_NDIM((PyArrayObject *)rows) != 1 ||
-        PyArray_TYPE((PyArrayObject *)rows) != NPY_UINT32 ||
-        !PyArray_ISCARRAY_RO((PyArrayObject *)rows)) {
+    if (!is_array(rows, NPY_UINT32)) {
         PyErr_SetString(PyExc_TypeError, "rows must be (start, stop) or a "
                                          "contiguous uint32 array");
         return -1;
     }
-    return read_row_array((PyArrayObject *)rows, keep, out);
+    out->rows = keep_array((PyArrayObject *)rows, keep);
+    out->count = (size_t)PyArray_DIM((PyArrayObject *)rows, 0);
+    return out->rows == NULL ? -1 : 0;
+}
+
+/* Running sums of the rows' weights. */
+static int
+read_sums(PyObject *sums, PyObject *keep, cer_part *out)
+{
+    if (sums == Py_None)
+        return 0;
+    if (!is_array(sums, NPY_UINT64) ||
+        (size_t)PyArray_DIM((PyArrayObject *)sums, 0) != out->count) {
+        PyErr_SetString(PyExc_TypeError, "sums must be None or a contiguous "
+                                         "uint64 array, one for each row");
+        return -1;
+    }
+    out->sums = keep_array((PyArrayObject *)sums, keep);
+    return out->sums == NULL ? -1 : 0;
 }
 
 int
 py_part_read(core_state *state, PyObject *part, PyObject *keep, cer_part *out)
 {
-    PyObject *reader, *rows;
+    PyObject *reader, *rows, *sums = Py_None;
 
     if (!PyTuple_Check(part)) {
         PyErr_SetString(PyExc_TypeError, "a part must be (ShardReader, rows)");
         return -1;
     }
-    if (!PyArg_ParseTuple(part, "OO;a part must be (ShardReader, rows)",
-                          &reader, &rows) ||
-        (out->shard = py_shard_get(state, reader)) == NULL)
+    if (!PyArg_ParseTuple(part, "OO|O;a part must be (ShardReader, rows)",
+                          &reader, &rows, &sums) ||
+        (out->shard = py_shard_get(state, reader)) == NULL ||
+        read_rows(rows, keep, out) < 0)
         return -1;
-    return read_rows(rows, keep, out);
+    return read_sums(sums, keep, out);
 }
 
 int

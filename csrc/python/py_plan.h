@@ -10,17 +10,19 @@
 typedef struct py_plan {
     cer_load_column column;
     cer_op *ops;
-    PyObject *name; /* owns the text of column.name */
+    PyObject *name;   /* owns the text of column.name */
+    PyObject *source; /* owns that of column.source; may be NULL */
 } py_plan;
 
-/* Reads {"name": ..., "ops": [...]} into a zeroed plan, which can then be used
+/* Reads {"name": ..., "ops": [...], "channels_last": bool, "source": ...}, of
+ * which the last two may be missing, into a zeroed plan, which can then be used
  * without the GIL and without the dict. 0, or -1 with an exception; free it in
  * either case. */
 int py_plan_read(PyObject *column, py_plan *out);
 void py_plans_free(py_plan *plans, Py_ssize_t n);
 
-/* Reads (ShardReader, rows); an array of rows is added to the list `keep`. 0,
- * or -1 with an exception. */
+/* Reads (ShardReader, rows) or (ShardReader, rows, sums of weights); arrays are
+ * added to the list `keep`. 0, or -1 with an exception. */
 int py_part_read(core_state *state, PyObject *part, PyObject *keep,
                  cer_part *out);
 

@@ -8,6 +8,8 @@
 #include <time.h>
 
 #include "py_exchange.h"
+#include "py_loader.h"
+#include "py_replay.h"
 #include "runner.h"
 
 enum { N_RESULTS = 5 }; /* fields of a UnitResult */
@@ -18,6 +20,7 @@ typedef struct runner {
     PyObject *last_rows; /* the name "last_rows" */
     PyObject *batches;   /* its iterator */
     PyObject *step;
+    PyObject *replays;   /* a list of Replay that `step` may add to, or NULL */
     cer_beat_page *page; /* or NULL */
     cer_metrics metrics;
     py_exchange exchange;
@@ -215,16 +218,77 @@ count(runner *r, int64_t rows)
     }
 }
 
+/* Calls the step; drops the batch, so that its buffer can be refilled. */
+static int
+take_step(runner *r, PyObject *batch, int64_t rows)
+{
+    PyObject *metrics = PyObject_CallOneArg(r->step, batch);
+    int result;
+
+    Py_DECREF(batch);
+    if (metrics == NULL)
+        return -1;
+    result = add_metrics(r, metrics, rows);
+    Py_DECREF(metrics);
+    return result;
+}
+
+/* The replay for batches like this one, with a reference, or NULL. */
+static PyObject *
+find_replay(const runner *r, const cer_batch *batch)
+{
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(r->replays); i++) {
+        PyObject *replay = PyList_GET_ITEM(r->replays, i);
+
+        if (py_replay_fits(r->core, replay, batch))
+            return Py_NewRef(replay);
+    }
+    return NULL;
+}
+
+/* A batch of a loader's, replayed without Python where that is possible. */
+static int
+run_host_batch(runner *r)
+{
+    PyObject *replay, *dict;
+    cer_batch *batch;
+    int64_t rows;
+    int result;
+
+    if (py_loader_take(r->loader, &batch) < 0)
+        return -1;
+    if (batch == NULL)
+        return 0;
+    rows = (int64_t)batch->n_rows;
+    replay = find_replay(r, batch);
+    if (replay == NULL) {
+        dict = py_loader_dict(r->loader, batch);
+        cer_owner_release(&batch->owner); /* the tensors hold their own */
+        result = dict == NULL ? -1 : take_step(r, dict, rows);
+    } else {
+        result = py_replay_run(replay, batch);
+        cer_owner_release(&batch->owner);
+        if (result == 0)
+            result = py_replay_measure(replay, &r->metrics, rows);
+        Py_DECREF(replay);
+    }
+    if (result < 0)
+        return -1;
+    count(r, rows);
+    return 1;
+}
+
 /* 1: a batch is done; 0: no more batches; -1: an exception. */
 static int
 run_batch(runner *r)
 {
-    PyObject *batch, *metrics;
+    PyObject *batch;
     int64_t rows;
-    int result;
 
     if (check_cancelled(r) < 0)
         return -1;
+    if (r->replays != NULL)
+        return run_host_batch(r);
     batch = PyIter_Next(r->batches);
     if (batch == NULL)
         return PyErr_Occurred() ? -1 : 0;
@@ -232,13 +296,7 @@ run_batch(runner *r)
         Py_DECREF(batch);
         return -1;
     }
-    metrics = PyObject_CallOneArg(r->step, batch);
-    Py_DECREF(batch); /* its buffer can be refilled */
-    if (metrics == NULL)
-        return -1;
-    result = add_metrics(r, metrics, rows);
-    Py_DECREF(metrics);
-    if (result < 0)
+    if (take_step(r, batch, rows) < 0)
         return -1;
     count(r, rows);
     return 1;
@@ -349,26 +407,31 @@ now_seconds(void)
 
 PyDoc_STRVAR(
     run_unit_doc,
-    "run_unit(loader, step, *, beat=None, sums=None)\n--\n\n"
+    "run_unit(loader, step, *, beat=None, sums=None, replays=None)\n--\n\n"
     "Call step(batch) for every batch of `loader` and sum the metrics.\n\n"
     "`loader` is iterable and has `last_rows`, the rows of its last\n"
     "batch. step returns a dict of metrics or None. A metric is a number,\n"
     "a tensor of one number, or (mean, weight); the default weight is the\n"
     "batch's rows. Sums continue from `sums`, a dict of name to (sum,\n"
-    "weight). Returns a UnitResult. Raises UnitCancelled if the flag of\n"
+    "weight). If a Replay in the list `replays`, to which step may add,\n"
+    "fits a batch of a Loader in main memory, it takes the step instead.\n"
+    "Returns a UnitResult. Raises UnitCancelled if the flag of\n"
     "`beat`, a BeatPage, is set, and any exception of step.");
 
 static PyObject *
 run_unit(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"loader", "step", "beat", "sums", NULL};
+    static char *keywords[] = {"loader", "step",    "beat",
+                               "sums",   "replays", NULL};
     runner r = {.core = core_state_of_module(module)};
     PyObject *beat = Py_None, *sums = Py_None, *result = NULL;
+    PyObject *replays = Py_None;
     double start = now_seconds();
     int more;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OO:run_unit", keywords,
-                                     &r.loader, &r.step, &beat, &sums))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OOO:run_unit", keywords,
+                                     &r.loader, &r.step, &beat, &sums,
+                                     &replays))
         return NULL;
     if (beat != Py_None && (r.page = py_beat_page_get(r.core, beat)) == NULL)
         return NULL;
@@ -376,6 +439,12 @@ run_unit(PyObject *module, PyObject *args, PyObject *kwargs)
         PyErr_SetString(PyExc_TypeError, "sums must be a dict");
         return NULL;
     }
+    if (replays != Py_None && !PyList_Check(replays)) {
+        PyErr_SetString(PyExc_TypeError, "replays must be a list");
+        return NULL;
+    }
+    if (replays != Py_None && py_loader_is_on_host(r.core, r.loader))
+        r.replays = replays;
     r.last_rows = PyUnicode_InternFromString("last_rows");
     r.batches = PyObject_GetIter(r.loader);
     if (r.last_rows == NULL || r.batches == NULL ||

@@ -332,6 +332,14 @@ tensor_getbuffer(PyObject *object, Py_buffer *view, int flags)
                         "the tensor is row-major: Fortran order needs a copy");
         return -1;
     }
+    if (t->channels_last &&
+        ((flags & PyBUF_STRIDES) != PyBUF_STRIDES ||
+         (flags & PyBUF_C_CONTIGUOUS) == PyBUF_C_CONTIGUOUS ||
+         (flags & PyBUF_ANY_CONTIGUOUS) == PyBUF_ANY_CONTIGUOUS)) {
+        PyErr_SetString(PyExc_BufferError,
+                        "the tensor has channels last: C order needs a copy");
+        return -1;
+    }
     for (int32_t i = 0; i < t->ndim; i++) {
         self->shape[i] = (Py_ssize_t)t->shape[i];
         self->strides[i] = (Py_ssize_t)t->strides[i] * (Py_ssize_t)item;

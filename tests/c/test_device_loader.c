@@ -47,7 +47,8 @@ finish_chains(chains *c)
     static const char *const names[] = {"id", "v", "img", "t"};
 
     for (int i = 0; i < 4; i++)
-        c->columns[i] = (cer_load_column){names[i], c->ops[i], c->n[i]};
+        c->columns[i] = (cer_load_column){
+            .name = names[i], .ops = c->ops[i], .n_ops = c->n[i]};
 }
 
 static void

@@ -132,8 +132,13 @@ check_pass(const cer_part *parts, cer_load_options options, uint64_t epoch,
         size_t skip = left < batches ? left : batches;
         cer_rng rng;
 
-        cer_rng_seed(&rng, options.seed, CER_RNG_ROWS, epoch, visits[i]);
-        cer_rng_permute(&rng, order, (uint32_t)rows);
+        cer_rng_seed(&rng, options.seed,
+                     part->sums == NULL ? CER_RNG_ROWS : CER_RNG_DRAWS, epoch,
+                     visits[i]);
+        if (part->sums == NULL)
+            cer_rng_permute(&rng, order, (uint32_t)rows);
+        else
+            cer_rng_draw(&rng, part->sums, order, (uint32_t)rows);
         if (options.drop_last)
             rows = batches * options.batch_size;
         left -= skip;
@@ -158,9 +163,15 @@ passes_follow_their_definition(void)
     static const size_t starts[] = {0, 1, 9, 10, 11, 16, 17, 1000};
     static const size_t batch_sizes[] = {1, 2, 4, 11, 22, 100};
     cer_part parts[LOADER_SHARDS];
+    uint64_t sums[40];
 
     make_parts(parts);
+    for (uint64_t i = 0; i < 40; i++)
+        sums[i] = i % 3 == 0 ? i + 1 : (i / 3 + 1) * 3;
     for (size_t i = 0; i < 4 * 8 * 6; i++) {
+        /* rows of one or two parts are drawn by weight */
+        parts[0].sums = i % 3 == 1 ? sums : NULL;
+        parts[1].sums = i % 4 == 2 ? sums : NULL;
         cer_load_options options = {.batch_size = batch_sizes[i % 6],
                                     .seed = i % 5,
                                     .shuffle = i % 7 != 0,
@@ -427,6 +438,36 @@ counts_are_known_while_a_batch_is_filled(void)
     release_parts(parts);
 }
 
+/* Only the named columns are there, under the names of the batch. */
+static void
+a_column_may_have_another_source(void)
+{
+    const cer_load_column columns[] = {{.name = "t", .source = "v"},
+                                       {.name = "id"}};
+    cer_load_options options = {.batch_size = 4};
+    cer_part parts[LOADER_SHARDS];
+    const uint32_t visit = 1;
+    cer_loader *loader = NULL;
+    cer_batch *b;
+
+    make_parts(parts);
+    CHECK_EQ_INT(cer_loader_new(parts, LOADER_SHARDS, columns, 2, &options,
+                                &loader, NULL),
+                 CER_OK);
+    CHECK_EQ_INT(cer_loader_tensors(loader), 2);
+    CHECK_EQ_STR(cer_loader_tensor_column(loader, 0), "t");
+    CHECK_EQ_INT(cer_loader_begin(loader, &visit, 1, 0, 0, NULL), CER_OK);
+    b = next_batch(loader);
+    for (size_t i = 0; i < b->n_rows; i++) {
+        int64_t id = ((const int64_t *)b->tensors[1].data)[i];
+
+        CHECK(((const float *)b->tensors[0].data)[3 * i] == (float)id);
+    }
+    cer_owner_release(&b->owner);
+    cer_loader_free(loader);
+    release_parts(parts);
+}
+
 /* Batches of scaled values, in row order, as bytes. */
 static size_t
 scaled(const cer_part *parts, int mode, int mode_of_making, uint32_t threads,
@@ -438,7 +479,8 @@ scaled(const cer_part *parts, int mode, int mode_of_making, uint32_t threads,
     static const cer_op normalize = {
         .kind = CER_OP_NORMALIZE, .mean = &third, .std = &seventh, .n = 1};
     const cer_op ops[] = {scale, normalize};
-    const cer_load_column columns[] = {{"v", ops, 2}, {"img", ops, 2}};
+    const cer_load_column columns[] = {{.name = "v", .ops = ops, .n_ops = 2},
+                                       {.name = "img", .ops = ops, .n_ops = 2}};
     cer_load_options options = {.batch_size = 3, .threads = threads};
     cer_loader *loader = NULL;
     size_t n = 0;
@@ -568,7 +610,10 @@ nonsense_is_refused(void)
 {
     const cer_op pad = {.kind = CER_OP_PAD, .multiple_of = 1};
     const cer_load_column unknown = {.name = "z"};
+    const cer_load_column nowhere = {.name = "id", .source = "z"};
     const cer_load_column padded = {.name = "id", .ops = &pad, .n_ops = 1};
+    const cer_load_column last = {.name = "v", .channels_last = true};
+    static const uint64_t zeros[40];
     cer_load_options good = {.batch_size = 4};
     cer_part parts[LOADER_SHARDS];
     uint32_t visit = 3;
@@ -584,7 +629,13 @@ nonsense_is_refused(void)
     check_refused(parts, 0, all_columns, 4, good, "shards");
     check_refused(parts, 3, all_columns, 0, good, "columns");
     check_refused(parts, 3, &unknown, 1, good, "no column z in shard");
+    check_refused(parts, 3, &nowhere, 1, good, "no column z in shard");
     check_refused(parts, 3, &padded, 1, good, "column id: Pad is for ragged");
+    check_refused(parts, 3, &last, 1, good,
+                  "column 'v': only pictures can have channels last");
+    parts[1].sums = zeros;
+    check_refused(parts, 3, all_columns, 4, good, "shard 1: all weights are 0");
+    parts[1].sums = NULL;
     loader = new_loader(parts, good);
     CHECK_EQ_INT(cer_loader_begin(loader, &visit, 1, 0, 0, &err), CER_INVALID);
     CHECK_EQ_STR(err.message, "no shard 3: there are 3");
@@ -620,4 +671,4 @@ CHECK_MAIN(batches_are_counted, passes_follow_their_definition,
            counts_are_known_while_a_batch_is_filled,
            bits_do_not_depend_on_the_mode_of_a_thread,
            without_threads_to_be_had_a_loader_goes_on, nonsense_is_refused,
-           tensors_have_names)
+           a_column_may_have_another_source, tensors_have_names)

@@ -65,6 +65,61 @@ permutations_are_uniform(void)
     CHECK(chi2 < 60);
 }
 
+/* The first index whose sum is above the drawn number, found one by one. */
+static void
+draws_follow_their_definition(void)
+{
+    enum { MOST = 40 };
+    uint64_t sums[MOST];
+    uint32_t order[MOST];
+    cer_rng weights, rng, same;
+
+    cer_rng_seed(&weights, 5, CER_RNG_SEARCH, 0, 0);
+    for (uint32_t n = 1; n <= MOST; n++) {
+        uint64_t total = 0;
+
+        for (uint32_t i = 0; i < n; i++)
+            sums[i] = total += cer_rng_below(&weights, 4) << i;
+        sums[n - 1] += total == 0;
+        cer_rng_seed(&rng, n, CER_RNG_DRAWS, 3, 1);
+        same = rng;
+        cer_rng_draw(&rng, sums, order, n);
+        for (uint32_t i = 0; i < n; i++) {
+            uint64_t at = cer_rng_below(&same, sums[n - 1]);
+            uint32_t k = 0;
+
+            while (sums[k] <= at)
+                k++;
+            CHECK_EQ_INT(order[i], k);
+            CHECK(k == 0 || sums[k] != sums[k - 1]); /* no weight of 0 */
+        }
+    }
+}
+
+static void
+draws_are_in_proportion(void)
+{
+    static const uint64_t sums[] = {1, 1, 4, 10}; /* weights 1, 0, 3, 6 */
+    static const double expected[] = {1000, 0, 3000, 6000};
+    double counts[4] = {0}, chi2 = 0;
+    uint32_t order[4];
+    cer_rng rng;
+
+    cer_rng_seed(&rng, 2, CER_RNG_DRAWS, 0, 0);
+    for (int pass = 0; pass < 2500; pass++) {
+        cer_rng_draw(&rng, sums, order, 4);
+        for (int i = 0; i < 4; i++)
+            counts[order[i]]++;
+    }
+    CHECK(counts[1] == 0);
+    for (int i = 0; i < 4; i++) {
+        if (expected[i] != 0)
+            chi2 += (counts[i] - expected[i]) * (counts[i] - expected[i]) /
+                    expected[i];
+    }
+    CHECK(chi2 < 16); /* 2 degrees of freedom */
+}
+
 static void
 bounds_hold(void)
 {
@@ -122,6 +177,8 @@ vectors(void)
     static const uint32_t seeds[4] = {
         UINT32_C(0x39c71828), UINT32_C(0xe0785232), UINT32_C(0xac294360),
         UINT32_C(0x24239e2b)};
+    static const uint64_t sums[8] = {5, 6, 20, 20, 100, 103, 110, 128};
+    static const uint32_t drawn[8] = {4, 4, 2, 4, 4, 4, 4, 7};
     uint32_t order[20];
     cer_rng rng;
 
@@ -132,10 +189,15 @@ vectors(void)
     cer_rng_permute(&rng, order, 20);
     for (int i = 0; i < 20; i++)
         CHECK_EQ_INT(order[i], permuted[i]);
+    cer_rng_seed(&rng, 7, CER_RNG_DRAWS, 2, 3);
+    cer_rng_draw(&rng, sums, order, 8);
+    for (int i = 0; i < 8; i++)
+        CHECK_EQ_INT(order[i], drawn[i]);
     for (uint32_t t = 0; t < 4; t++)
         CHECK_EQ_INT(cer_trial_seed(42, t), seeds[t]);
 }
 
 CHECK_MAIN(streams_are_keyed, permutations_are_permutations,
-           permutations_are_uniform, bounds_hold, trial_seeds_never_coincide,
+           permutations_are_uniform, draws_follow_their_definition,
+           draws_are_in_proportion, bounds_hold, trial_seeds_never_coincide,
            visits_go_round, vectors)

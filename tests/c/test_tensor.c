@@ -46,6 +46,21 @@ strides_are_row_major(void)
 }
 
 static void
+channels_may_be_last(void)
+{
+    cer_tensor t = {.dtype = CER_F32,
+                    .channels_last = true,
+                    .ndim = 4,
+                    .shape = {5, 3, 4, 7}};
+
+    cer_tensor_pack(&t);
+    CHECK_EQ_INT(t.strides[1], 1);
+    CHECK_EQ_INT(t.strides[3], 3);
+    CHECK_EQ_INT(t.strides[2], 3 * 7);
+    CHECK_EQ_INT(t.strides[0], 3 * 7 * 4);
+}
+
+static void
 copies_are_their_own(void)
 {
     float values[6] = {1, 2, 3, 4, 5, 6};
@@ -180,6 +195,6 @@ embedded_exports_are_used_again(void)
     }
 }
 
-CHECK_MAIN(strides_are_row_major, copies_are_their_own,
+CHECK_MAIN(strides_are_row_major, channels_may_be_last, copies_are_their_own,
            exports_describe_the_tensor, exports_name_the_device,
            deleters_run_once, embedded_exports_are_used_again)

@@ -212,6 +212,26 @@ def test_the_bits_are_the_cpus(
         assert consumer.finish() == on_host(view, epoch=epoch)
 
 
+@pytest.mark.parametrize("residence", ["auto", "streamed"])
+@pytest.mark.parametrize("chain", ["images", "moves"])
+def test_channels_last_are_the_same_values(
+    data: Any, consumer: Consumer, chain: str, residence: str
+) -> None:
+    view = data.with_transforms(CHAINS[chain])
+    made = loader(view, residence=residence, channels_last=True)
+    made.begin(range(4), 0)
+    shapes = []
+    for batch in made:
+        shapes.append(batch["x"].shape)
+        consumer.take(batch["x"])
+        del batch
+    there = make_loader(view, 16, seed=5, framework="dlpack")
+    there.begin(range(4), 0)
+    expected = [np.from_dlpack(batch["x"]).copy() for batch in there]
+    assert shapes == [array.shape for array in expected]
+    assert consumer.finish() == [np.moveaxis(array, 1, 3).tobytes() for array in expected]
+
+
 @pytest.mark.parametrize("threads", [0, 2])
 @pytest.mark.parametrize("residence", ["auto", "streamed"])
 def test_without_pinned_memory_the_bits_are_the_same(
@@ -246,6 +266,60 @@ def test_a_consumer_that_computes_elsewhere(data: Any, consumer: Consumer, resid
             consumer.take(tensor)
         del batch, tensor
     assert consumer.finish() == on_host(data)
+
+
+@pytest.mark.parametrize("residence", ["auto", "streamed"])
+def test_models_that_take_turns_each_on_its_own_stream(data: Any, residence: str) -> None:
+    models = [Consumer() for _ in range(3)]
+    view = data.with_transforms(CHAINS["images"])
+    made = [loader(view, residence=residence) for _ in models]  # of one depot: shards, memory
+    shared = loader(view, residence=residence)
+    found: list[list[bytes]] = [[] for _ in models]
+    for unit in range(6):  # one loader for all, as in a worker with live models of one batch size
+        shared.begin([unit % 4], unit)
+        for batch in shared:
+            for tensor in batch.values():
+                models[unit % 3].take(tensor)
+            del batch, tensor
+    for each in made:
+        each.begin(range(4), 0)
+    passes = [iter(each) for each in made]
+    while passes:  # a batch for each, in turn
+        for consumer, batches in zip(models, list(passes), strict=True):
+            batch = next(batches, None)
+            if batch is None:
+                passes.clear()
+                break
+            for tensor in batch.values():
+                consumer.take(tensor)
+            del batch, tensor
+    for number, consumer in enumerate(reversed(models)):  # the host waits in another order
+        found[2 - number] = consumer.finish()
+    for number, values in enumerate(found):
+        units = [
+            value
+            for unit in (number, number + 3)
+            for value in on_host(view, shard=unit % 4, epoch=unit)
+        ]
+        assert values == units + whole_pass(view)
+    del made, shared, passes, batches, each
+    gc.collect()
+    depots.depot("cuda:0").device.synchronize()
+    depots.depot.cache_clear()
+    gc.collect()
+    for consumer in models:
+        consumer.close()
+
+
+def whole_pass(view: Any) -> list[bytes]:
+    """The bytes of a pass over all shards in their order, from the CPU's loader."""
+    there = make_loader(view, 16, seed=5, framework="dlpack")
+    there.begin(range(4), 0)
+    return [
+        bytes(memoryview(tensor).cast("B")) if tensor.nbytes else b""
+        for batch in there
+        for tensor in batch.values()
+    ]
 
 
 @pytest.mark.parametrize(

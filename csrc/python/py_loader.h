@@ -1,0 +1,20 @@
+/* py_loader.h -- batches of a Loader for other bindings, before they become
+ * tensors of a framework. */
+#ifndef CER_PY_LOADER_H
+#define CER_PY_LOADER_H
+
+#include "batch.h"
+#include "module.h"
+
+/* Whether an object is a Loader with batches in main memory. */
+bool py_loader_is_on_host(const core_state *core, PyObject *object);
+
+/* Gets the next batch with one reference, owned by the caller; NULL at the end
+ * of the pass. 0, or -1 with an exception. */
+int py_loader_take(PyObject *loader, cer_batch **out);
+
+/* Returns the batch as next() does: a dict of tensors, which hold their own
+ * references. */
+PyObject *py_loader_dict(PyObject *loader, cer_batch *batch);
+
+#endif
